@@ -1,0 +1,35 @@
+"""Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
+
+from .configuration import SpeculativeConfig
+from .generation import (
+    GenerateSpeculativeOutput,
+    SpeculativeGenerationMixin,
+    attach,
+    detach,
+    generate,
+    patch_transformers,
+)
+from .statistics import RowStatistics, Statistics, record
+from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Draft",
+    "Drafter",
+    "GenerateSpeculativeOutput",
+    "Round",
+    "RowStatistics",
+    "Rule",
+    "Schedule",
+    "SpeculativeConfig",
+    "SpeculativeGenerationMixin",
+    "Statistics",
+    "Verdict",
+    "attach",
+    "detach",
+    "generate",
+    "patch_transformers",
+    "record",
+]

@@ -1,0 +1,229 @@
+"""Where each option of a call comes from.
+
+The order is: the call, what was attached, the target's generation_config, the draft's generation_config, our default. Nothing
+is dropped in silence: an option that would have no effect raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from .types import Drafter, Rule, Schedule
+
+DEFAULT_NUM_DRAFT_TOKENS = 5
+DEFAULT_MAX_NGRAM = 3
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Settings that have no field in transformers' `GenerationConfig`.
+
+    Args:
+        num_draft_tokens: tokens to draft a round; the same as transformers' `num_assistant_tokens`.
+        drafter: your own drafter, in place of a draft model (docs/add-a-drafter.md).
+        rule: how a draft is verified. By default block verification when sampling from a draft model's own law, sampled
+            verification for proposals that are one-hot.
+        schedule: your own schedule, in place of `num_assistant_tokens_schedule` and `assistant_confidence_threshold`.
+        reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
+        generator: source of randomness; torch's global one by default.
+        allow_lossy: accept a rule that does not declare itself lossless.
+    """
+
+    num_draft_tokens: int | None = None
+    drafter: Drafter | None = None
+    rule: Rule | None = None
+    schedule: Schedule | None = None
+    reproducible: bool | None = None
+    generator: torch.Generator | None = None
+    allow_lossy: bool = False
+
+    def over(self, other: SpeculativeConfig) -> SpeculativeConfig:
+        """This config, with what it leaves open taken from `other`."""
+        names = [f.name for f in fields(self)]
+        chosen = {n: getattr(self, n) if getattr(self, n) is not None else getattr(other, n) for n in names}
+        return SpeculativeConfig(**chosen | {"allow_lossy": self.allow_lossy or other.allow_lossy})
+
+
+@dataclass(frozen=True)
+class Options:
+    """One call's options, resolved."""
+
+    draft_model: PreTrainedModel | None
+    prompt_lookup_num_tokens: int | None
+    max_ngram: int
+    num_draft_tokens: int
+    schedule_name: str
+    confidence_threshold: float
+    config: SpeculativeConfig
+    streamer: Any = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
+    #: what goes on to transformers' generate
+    generate_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+OWN_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+LOOKUP_FIELDS = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+LOSSY_FIELDS = ("assistant_ensemble_weight",)
+#: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
+FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
+UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
+
+
+class _Call:
+    """Reads options out of a call's keyword arguments, in the documented order."""
+
+    def __init__(self, model, kwargs: dict[str, Any]):
+        self.kwargs = dict(kwargs)
+        self.given: GenerationConfig | None = self.kwargs.get("generation_config")
+        self.levels = [config for config in (self.given, getattr(model, "generation_config", None)) if config is not None]
+
+    def pop(self, *names: str):
+        """The value given in the call under one of `names`, which mean the same; `None` if not given."""
+        values = {name: self.kwargs.pop(name) for name in names if self.kwargs.get(name) is not None}
+        for name in names:
+            self.kwargs.pop(name, None)
+        if len({id(value) if not isinstance(value, (int, float, str)) else value for value in values.values()}) > 1:
+            raise ValueError(f"{' and '.join(f'`{n}`' for n in values)} mean the same but differ: give one of them.")
+        return next(iter(values.values()), None)
+
+    def configured(self, name: str):
+        """The value of a field in the call's or the model's generation_config."""
+        return next((value for config in self.levels if (value := getattr(config, name, None)) is not None), None)
+
+
+def read_options(model, kwargs: dict[str, Any], attached_draft, attached_config: SpeculativeConfig, load) -> Options | None:
+    """Resolve a call's options; `None` if nothing asks for speculation.
+
+    Args:
+        kwargs: all of the call's arguments, by name.
+        attached_draft: the draft model that `attach` gave the model.
+        attached_config: likewise.
+        load: turns the name of a draft into the model.
+    """
+    call = _Call(model, kwargs)
+    switched_off = any(name in kwargs and kwargs[name] is None for name in ("draft_model", "assistant_model"))
+    draft_model = call.pop("draft_model", "assistant_model")
+    from_call = {
+        "num_draft_tokens": call.pop("num_draft_tokens", "num_assistant_tokens"),
+        "reproducible": call.pop("reproducible"),
+        "generator": call.pop("generator"),
+    }
+    config_in_call = call.pop("speculative_config") or SpeculativeConfig()
+    schedule_name = call.pop("num_assistant_tokens_schedule")
+    threshold = call.pop("assistant_confidence_threshold")
+    lookup, max_ngram = call.pop("prompt_lookup_num_tokens"), call.pop("max_matching_ngram_size")
+    config = SpeculativeConfig(**from_call).over(config_in_call)
+
+    sources = {"draft_model": draft_model, "prompt_lookup_num_tokens": lookup, "drafter": config_in_call.drafter}
+    named = [name for name, value in sources.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
+    if not named and not switched_off:
+        draft_model = attached_draft
+        config = config.over(attached_config)
+        if draft_model is None and config.drafter is None:
+            lookup = call.configured("prompt_lookup_num_tokens")
+    elif named:
+        config = config.over(_without_drafter(attached_config))
+
+    if draft_model is None and lookup is None and config.drafter is None:
+        _refuse_without_effect(
+            from_call["num_draft_tokens"] is not None and "num_draft_tokens",
+            from_call["generator"] is not None and "generator",
+            schedule_name is not None and "num_assistant_tokens_schedule",
+            threshold is not None and "assistant_confidence_threshold",
+            max_ngram is not None and "max_matching_ngram_size",
+            config_in_call != SpeculativeConfig() and "speculative_config",
+        )
+        return None
+    draft_model = load(draft_model, model)
+    if lookup is None and max_ngram is not None:
+        raise ValueError(
+            f"`max_matching_ngram_size={max_ngram}` has no effect without `prompt_lookup_num_tokens`: give both or neither."
+        )
+    if lookup is not None and from_call["num_draft_tokens"] is not None:
+        raise ValueError("`prompt_lookup_num_tokens` is the draft length of prompt lookup: leave `num_draft_tokens` out.")
+    if lookup is not None and threshold is not None:
+        raise ValueError("`assistant_confidence_threshold` has no effect on prompt lookup, which has no probabilities.")
+    if config_in_call.schedule is not None and from_call["num_draft_tokens"] is not None:
+        raise ValueError("`num_draft_tokens` has no effect beside `speculative_config.schedule`: leave one of them out.")
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
+    _refuse_foreign(call)
+
+    if draft_model is not None:
+        call.levels.append(_generation_config_of(draft_model))
+    num_draft_tokens = lookup or config.num_draft_tokens or call.configured("num_assistant_tokens")
+    options = Options(
+        draft_model=draft_model,
+        prompt_lookup_num_tokens=lookup,
+        max_ngram=max_ngram or call.configured("max_matching_ngram_size") or DEFAULT_MAX_NGRAM,
+        num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens,
+        schedule_name=schedule_name or call.configured("num_assistant_tokens_schedule") or "constant",
+        confidence_threshold=_first(threshold, call.configured("assistant_confidence_threshold"), 0.0),
+        config=config,
+        streamer=call.pop("streamer"),
+        tokenizer=call.pop("tokenizer"),
+        assistant_tokenizer=call.pop("assistant_tokenizer"),
+    )
+    options.generate_kwargs.update(call.kwargs)
+    # What this package handles itself must not reach transformers: it would choose a mode of its own.
+    for name in (*OWN_FIELDS, *LOOKUP_FIELDS):
+        if call.configured(name) is not None and any(getattr(c, name, None) is not None for c in call.levels[:2]):
+            options.generate_kwargs[name] = None
+    return options
+
+
+def _first(*values):
+    return next(value for value in values if value is not None)
+
+
+def _without_drafter(config: SpeculativeConfig) -> SpeculativeConfig:
+    names = [f.name for f in fields(config) if f.name != "drafter"]
+    return SpeculativeConfig(**{name: getattr(config, name) for name in names})
+
+
+def _generation_config_of(draft_model) -> GenerationConfig:
+    return getattr(draft_model, "generation_config", None) or GenerationConfig()
+
+
+def _refuse_without_effect(*names) -> None:
+    useless = [name for name in names if name]
+    if useless:
+        raise ValueError(
+            f"{', '.join(f'`{n}`' for n in useless)} has no effect without a draft: give `draft_model=` or "
+            "`prompt_lookup_num_tokens=`, or leave it out."
+        )
+
+
+def _refuse_foreign(call: _Call) -> None:
+    for name in LOSSY_FIELDS:
+        value = call.kwargs.get(name, call.configured(name))
+        if value is not None:
+            raise ValueError(
+                f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
+            )
+    for name in FOREIGN_FIELDS:
+        value = call.kwargs.get(name, call.configured(name))
+        if value:
+            raise ValueError(
+                f"`{name}={value}` is a way to draft that hf_speculative does not drive yet: leave it out, or pass "
+                "`draft_model=None` for transformers' own decoding."
+            )
+    for name in UNUSED_FIELDS:
+        if call.kwargs.get(name) is not None:
+            raise ValueError(f"`{name}` has no effect with models that share a tokenizer: leave it out.")
+
+
+def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A call without a draft, as transformers' `generate` takes it."""
+    own = ("draft_model", "assistant_model", "num_draft_tokens", "reproducible", "generator", "speculative_config")
+    plain = {name: value for name, value in kwargs.items() if name not in own}
+    if _Call(model, kwargs).configured("prompt_lookup_num_tokens") is not None:
+        plain["prompt_lookup_num_tokens"] = None  # `draft_model=None` asks for plain decoding
+    return plain

@@ -1,0 +1,73 @@
+"""A small model guesses, one token at a time.
+
+Each proposal is drawn from the draft's own processed distribution, and that very distribution is handed to the rule.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..models import CachedModel
+from ..sampling import Sampler
+from ..types import Batch, Draft, Drafter, Schedule
+
+
+class DraftModel(Drafter):
+    """Drafts with a causal language model and a cache of its own.
+
+    Args:
+        model: the draft model with its cache.
+        max_positions: the longest sequence the draft can take; a row beyond it is decoded plainly.
+    """
+
+    def __init__(self, model: CachedModel, max_positions: int | None = None):
+        self.model = model
+        self.max_positions = max_positions
+
+    @property
+    def num_forwards(self) -> int:
+        return self.model.num_forwards
+
+    def prefill(self, batch: Batch) -> None:
+        self.model.prefill(batch)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        num_tokens = self._within_context(batch, num_tokens)
+        width = max(num_tokens)
+        if width == 0:
+            return Draft.empty(batch)
+        if min(num_tokens) == width:
+            limits = torch.full_like(batch.lengths, width)
+        else:
+            limits = torch.tensor(num_tokens, device=batch.lengths.device)
+        tokens, probs = [], []
+        for ahead in range(width):
+            logits = self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
+            scores = sampler.draft_scores(batch, logits, ahead)
+            token, law = sampler.propose(scores, ahead)
+            batch.put(token[:, None], ahead)
+            tokens.append(token)
+            probs.append(law)
+            stop = schedule.should_stop(scores, token)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
+                if bool((limits <= ahead + 1).all()):
+                    break
+        laws = None if probs[0] is None else torch.stack(probs, 1)
+        return Draft(torch.stack(tokens, 1), laws, limits)
+
+    def rollback(self, batch: Batch) -> None:
+        self.model.rollback(batch)
+
+    def select(self, indices: list[int]) -> None:
+        self.model.select(indices)
+
+    def _within_context(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        if self.max_positions is None:
+            return num_tokens
+        # The last proposal is never fed, so n proposals need length + n - 1 positions.
+        lengths = [len(history) for history in batch.history]
+        if max(lengths) > self.max_positions:  # a longer row could not even be caught up: the whole batch goes plain
+            return [0] * len(num_tokens)
+        longest = self.max_positions + 1 - max(lengths)
+        return [min(n, longest) for n in num_tokens]

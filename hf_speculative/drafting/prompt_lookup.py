@@ -1,0 +1,57 @@
+"""The text itself guesses: what followed the same words last time.
+
+Prompt lookup decoding (Saxena 2023; `prompt_lookup_num_tokens` in transformers). The longest n-gram that ends the sequence
+and occurs earlier is looked up, its most recent occurrence first, and the tokens after it are proposed. An index of
+n-grams grows with the text, so that a round costs the same at any length.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..sampling import Sampler
+from ..types import Batch, Draft, Drafter, Schedule
+
+
+class PromptLookup(Drafter):
+    """Drafts by copying.
+
+    Args:
+        max_ngram: the longest n-gram to match; shorter ones are tried down to a single token.
+    """
+
+    one_hot_proposals = True
+
+    def __init__(self, max_ngram: int = 3):
+        self.max_ngram = max_ngram
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.vocab_size = sampler.vocab_size
+        self.indices: dict[int, dict[tuple[int, ...], int]] = {row: {} for row in batch.rows}
+        self.num_indexed: dict[int, int] = dict.fromkeys(batch.rows, 0)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        found = [self._look_up(row, batch.history[b], num_tokens[b]) for b, row in enumerate(batch.rows)]
+        width = max(len(tokens) for tokens in found)
+        if width == 0:
+            return Draft.empty(batch)
+        device = batch.tokens.device
+        tokens = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in found], device=device)
+        return Draft(tokens, None, torch.tensor([len(tokens) for tokens in found], device=device))
+
+    def _look_up(self, row: int, history: list[int], num_tokens: int) -> list[int]:
+        """Up to `num_tokens` tokens that followed the most recent match of the longest suffix."""
+        if num_tokens == 0:
+            return []
+        index = self.indices[row]
+        # An n-gram is entered once the token after it is known; a later occurrence takes the place of an earlier one.
+        for end in range(max(1, self.num_indexed[row]), len(history)):
+            for n in range(1, min(self.max_ngram, end) + 1):
+                index[tuple(history[end - n : end])] = end
+        self.num_indexed[row] = len(history)
+        for n in range(min(self.max_ngram, len(history)), 0, -1):
+            start = index.get(tuple(history[-n:]))
+            if start is not None:
+                # A prompt may hold ids that have an embedding but no logit: those cannot be generated.
+                return [t for t in history[start : start + num_tokens] if t < self.vocab_size]
+        return []

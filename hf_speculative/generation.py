@@ -1,0 +1,386 @@
+"""The public call: `generate`, `attach`, `patch_transformers` and the mixin, all of them one way in.
+
+transformers' `generate` does all preparation and hands over to a callable, `SpeculativeDecoding`, given as
+`custom_generate=`. That hook drops the streamer, the tokenizer and the draft, so the callable carries them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from . import checks
+from .configuration import Options, SpeculativeConfig, plain_kwargs, read_options
+from .drafting import DraftModel, PromptLookup
+from .lookahead import ConfidenceStop, Constant, Heuristic
+from .loop import speculate
+from .models import CachedModel, with_cache
+from .output import Output
+from .processing import Processors
+from .sampling import Coupled, Greedy, Independent, Sampler
+from .statistics import Statistics, Stopwatch, publish
+from .stopping import Stopping
+from .types import Batch, Drafter, Rule, Schedule
+from .verification import BlockVerification, SampledVerification
+
+
+@dataclass
+class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
+    """transformers' `GenerateDecoderOnlyOutput` with the statistics of the call.
+
+    `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
+    `past_key_values` is filled for a batch of one, and `None` for larger ones.
+    """
+
+    statistics: Statistics | None = None
+
+
+class SpeculativeDecoding:
+    """What transformers' `generate` hands over to once all is prepared."""
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs,
+    ) -> Tensor | GenerateSpeculativeOutput:
+        streamer = self.options.streamer
+        as_dict = bool(generation_config.return_dict_in_generate)
+        keep_scores = as_dict and bool(generation_config.output_scores)
+        stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores)
+        checks.check_generation(
+            self.options, model, input_ids, generation_config, model_kwargs, stopping.rows_may_differ
+        )
+        padding = checks.padding_of(model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"), input_ids)
+        cache = checks.check_cache(model_kwargs.get("past_key_values"), input_ids, generation_config)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+
+        stopwatch = Stopwatch(input_ids.device)
+        batch = Batch(input_ids, padding, stopping.max_length)
+        target, drafter = with_cache(model), self._drafter()
+        sampler = self._sampler(model, batch, logits_processor, generation_config)
+        rule = self.options.config.rule or self._default_rule(sampler, drafter)
+        num_forwards_before = drafter.num_forwards
+        drafter.begin(batch, sampler)
+        if cache is not None and cache.get_seq_length():
+            target.load(cache, batch)
+        elif (num_copies := generation_config.num_return_sequences or 1) > 1:
+            _share_prefill(batch, num_copies, (target, drafter))
+
+        output, statistics = Output(input_ids, generation_config, streamer), Statistics(num_calls=1)
+        rounds = speculate(
+            batch,
+            stopwatch.watch("verify", target, "logits"),
+            stopwatch.watch("draft", drafter, "propose"),
+            stopwatch.watch("accept", rule, "__call__"),
+            self._schedule(),
+            stopwatch.watch("verify", sampler, "target_scores", "probs"),
+            stopwatch.watch("accept", stopping, "cut"),
+        )
+        try:
+            for round in rounds:
+                statistics.follow(round)
+                output.follow(round)
+        finally:
+            rounds.close()
+            sampler.finish()
+            statistics.num_target_forwards = target.num_forwards
+            statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
+            statistics.seconds = stopwatch.seconds()
+            publish(statistics)
+        if streamer is not None:
+            streamer.end()
+        sequences = output.sequences()
+        stored = _store_cache(target, cache, model, sequences, padding) if as_dict or cache is not None else None
+        if not as_dict:
+            return sequences
+        return GenerateSpeculativeOutput(
+            sequences=sequences,
+            scores=output.steps("scores"),
+            logits=output.steps("logits"),
+            past_key_values=stored,
+            statistics=statistics,
+        )
+
+    def _drafter(self) -> Drafter:
+        options = self.options
+        if options.config.drafter is not None:
+            return options.config.drafter
+        if options.prompt_lookup_num_tokens is not None:
+            return PromptLookup(options.max_ngram)
+        config = options.draft_model.config.get_text_config(decoder=True)
+        return DraftModel(with_cache(options.draft_model), getattr(config, "max_position_embeddings", None))
+
+    def _schedule(self) -> Schedule:
+        options = self.options
+        if options.config.schedule is not None:
+            return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
+        kind = Constant if options.schedule_name == "constant" else Heuristic
+        schedule = kind(options.num_draft_tokens)
+        return ConfidenceStop(schedule, options.confidence_threshold) if options.confidence_threshold else schedule
+
+    def _sampler(
+        self, model: PreTrainedModel, batch: Batch, logits_processor: LogitsProcessorList, config: GenerationConfig
+    ) -> Sampler:
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        processors = Processors(logits_processor, batch.num_rows)
+        own = self.options.config
+        if not config.do_sample:
+            return Greedy(processors, vocab_size)
+        if own.reproducible:
+            return Coupled(processors, vocab_size, batch.num_rows, batch.tokens.device, own.generator)
+        return Independent(processors, vocab_size, own.generator)
+
+    @staticmethod
+    def _default_rule(sampler: Sampler, drafter: Drafter) -> Rule:
+        one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
+        return SampledVerification() if one_hot else BlockVerification()
+
+
+def _share_prefill(batch: Batch, num_copies: int, parts) -> None:
+    """`num_return_sequences`: read each prompt once, then copy its cache."""
+    prompts = Batch(batch.tokens[::num_copies, : batch.prompt_width], batch.host_padding[::num_copies], batch.max_length)
+    copies = [row for row in prompts.rows for _ in range(num_copies)]
+    for part in parts:
+        part.prefill(prompts)
+        part.select(copies)
+
+
+def _store_cache(target: CachedModel, cache, model: PreTrainedModel, sequences: Tensor, padding: list[int]):
+    """What plain `generate` leaves behind: the cache of all tokens but the last, in the user's own object if given."""
+    if sequences.shape[0] > 1:
+        return None
+    stored = target.store(DynamicCache(config=model.config.get_text_config(decoder=True)), sequences.shape[1] - 1, padding[0])
+    if cache is None:
+        return stored
+    cache.layers = stored.layers
+    return cache
+
+
+# The ways in
+
+
+def generate(model: PreTrainedModel, inputs: Tensor | None = None, **generate_kwargs) -> Tensor | GenerateSpeculativeOutput:
+    """`model.generate(...)` with a draft, nothing attached.
+
+    Args:
+        model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/correctness.md).
+        inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.
+        draft_model: a smaller model of the same vocabulary, or the name of one; `assistant_model` means the same.
+        num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
+        prompt_lookup_num_tokens: draft by copying from the text instead.
+        reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
+        generator: a `torch.Generator` to sample from.
+        speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
+        **generate_kwargs: anything else that `model.generate` takes.
+
+    Returns:
+        What `model.generate` returns; a `GenerateSpeculativeOutput` under `return_dict_in_generate=True`.
+
+    Raises:
+        ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
+    """
+    attached = vars(model).get("generate")
+    draft, config = (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, SpeculativeConfig())
+    return _generate(model, model.generate, {"inputs": inputs, **generate_kwargs}, draft, config)
+
+
+def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
+    """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    options = read_options(model, kwargs, _load(attached_draft, model), attached_config or SpeculativeConfig(), _load)
+    if options is None:
+        return plain_generate(**plain_kwargs(model, kwargs))
+    checks.check_options(options)
+    checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
+    checks.check_model(checks.unwrap(model), "model")
+    if options.draft_model is not None:
+        checks.check_model(options.draft_model, "draft_model")
+    kwargs = _with_stop_strings(model, options)
+    was_training = [m for m in (options.draft_model,) if m is not None and m.training]
+    for draft in was_training:  # dropout in the draft would make q another law than the one drawn from
+        draft.eval()
+    try:
+        return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
+    finally:
+        for draft in was_training:
+            draft.train()
+
+
+def _with_stop_strings(model, options: Options) -> dict[str, Any]:
+    """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
+    kwargs = dict(options.generate_kwargs)
+    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
+    configured = [config.stop_strings for config in levels if config is not None and config.stop_strings is not None]
+    stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
+    if stop_strings is None:
+        return kwargs
+    if options.tokenizer is None:
+        raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
+    if configured:
+        kwargs["stop_strings"] = None
+    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.tokenizer)
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    return kwargs
+
+
+_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
+
+
+def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
+    """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
+    if not isinstance(draft_model, str):
+        return checks.unwrap(draft_model)
+    drafts = _loaded.setdefault(target, {})
+    if draft_model not in drafts:
+        draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=target.dtype)
+        drafts[draft_model] = draft.to(target.device).eval()
+    return drafts[draft_model]
+
+
+def _bind(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Positional arguments of transformers' `generate`, by name."""
+    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
+    if len(args) > len(names):
+        raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
+    positional = dict(zip(names, args, strict=False))
+    twice = positional.keys() & kwargs.keys()
+    if twice:
+        raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
+    return positional | kwargs
+
+
+class SpeculativeGenerationMixin:
+    """`generate` with a draft, for a class of your own.
+
+    class MyModel(SpeculativeGenerationMixin, LlamaForCausalLM): ...
+    """
+
+    def generate(self, *args, **kwargs) -> Tensor | GenerateSpeculativeOutput:
+        """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
+        if kwargs.get("custom_generate") is not None:
+            return super().generate(*args, **kwargs)
+        return _generate(self, super().generate, _bind(args, kwargs))
+
+
+class Attached:
+    """`model.generate` of a model that `attach` gave a draft. Copies and pickles along with the model."""
+
+    def __init__(self, model: PreTrainedModel, draft_model: PreTrainedModel | None, config: SpeculativeConfig):
+        self.model, self.draft_model, self.config = model, draft_model, config
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(type(self.model).generate.__get__(self.model))
+
+    def __call__(self, *args, **kwargs):
+        plain_generate = type(self.model).generate.__get__(self.model)
+        if kwargs.get("custom_generate") is not None:
+            return plain_generate(*args, **kwargs)
+        return _generate(self.model, plain_generate, _bind(args, kwargs), self.draft_model, self.config)
+
+
+def attach(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | str | None = None,
+    config: SpeculativeConfig | None = None,
+) -> PreTrainedModel:
+    """Give `model` a draft, so that every caller of `model.generate` speculates, until `detach`.
+
+    Only this object changes: not its class, not its config. A call may still choose: `draft_model=other`, or
+    `draft_model=None` for plain decoding.
+
+    Args:
+        model: the target.
+        draft_model: a smaller model of the same vocabulary, or the name of one.
+        config: further settings, the call's own come first.
+
+    Returns:
+        The same `model`.
+    """
+    config = config or SpeculativeConfig()
+    target = checks.unwrap(model)
+    if not isinstance(target, PreTrainedModel):
+        raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model.")
+    if draft_model is None and config.drafter is None:
+        raise ValueError("nothing to attach: give `draft_model=`, or a drafter in `config=`.")
+    if draft_model is not None and config.drafter is not None:
+        raise ValueError("`draft_model` and `config.drafter` are two sources of drafts: give one.")
+    existing = vars(target).get("generate")
+    if existing is not None and not isinstance(existing, Attached):
+        raise ValueError(f"`model.generate` was already replaced by {existing!r}: undo that first.")
+    draft = _load(draft_model, target)
+    checks.check_model(target, "model")
+    if draft is not None:
+        checks.check_model(draft, "draft_model")
+    target.generate = Attached(target, draft, config)
+    return model
+
+
+def detach(model: PreTrainedModel) -> PreTrainedModel:
+    """Undo `attach`; returns the same `model`. A model without a draft stays as it is."""
+    target = checks.unwrap(model)
+    if isinstance(vars(target).get("generate"), Attached):
+        del target.generate
+    return model
+
+
+class patch_transformers:
+    """Teach every model's `generate` to take `draft_model=`, for a while or until `undo()`.
+
+    with hf_speculative.patch_transformers():
+        model.generate(**inputs, draft_model=draft)
+
+    patch = hf_speculative.patch_transformers()   # the same, until patch.undo()
+
+    A call with a draft, `assistant_model=` and prompt lookup included, goes through this package; any other call is
+    transformers' own.
+    """
+
+    def __init__(self):
+        original = self._original = GenerationMixin.generate
+
+        def generate(self, *args, **kwargs):
+            if kwargs.get("custom_generate") is not None:
+                return original(self, *args, **kwargs)
+            return _generate(self, original.__get__(self), _bind(args, kwargs))
+
+        generate.__signature__ = inspect.signature(original)
+        generate.__doc__ = original.__doc__
+        GenerationMixin.generate = self._patched = generate
+
+    def undo(self) -> None:
+        """Put transformers' own `generate` back."""
+        if GenerationMixin.generate is self._patched:
+            GenerationMixin.generate = self._original
+        elif GenerationMixin.generate is not self._original:
+            raise RuntimeError("`generate` was patched again since: undo the later patch first.")
+
+    def __enter__(self) -> patch_transformers:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.undo()

@@ -1,0 +1,22 @@
+"""transformers' heuristic: two tokens more after a draft that was accepted whole, one less after any other.
+
+Each row has its own length, kept for one call: nothing is written to a model's config, so a seed gives the same tokens
+the first and the tenth time. A decision depends on past rounds alone, which is exact.
+"""
+
+from ..types import Round, Schedule
+
+
+class Heuristic(Schedule):
+    def __init__(self, num_tokens: int):
+        self.start = num_tokens
+        self.num_tokens: dict[int, int] = {}
+
+    def num_draft_tokens(self, row: int) -> int:
+        return self.num_tokens.get(row, self.start)
+
+    def update(self, round: Round) -> None:
+        for row, drafted, accepted in zip(round.rows, round.num_drafted, round.num_accepted, strict=True):
+            if drafted:
+                step = 2 if accepted == drafted else -1
+                self.num_tokens[row] = max(1, self.num_draft_tokens(row) + step)

@@ -1,0 +1,58 @@
+"""The loop: draft, verify, accept, roll back. It knows no concrete drafter, rule, schedule, model or cache.
+
+Chen et al. 2023 (arXiv 2302.01318), Algorithm 2; Leviathan et al. 2023 (arXiv 2211.17192), Algorithm 1; for batches in
+which each row keeps its own number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .models import CachedModel
+from .sampling import Sampler
+from .stopping import Stopping
+from .types import Batch, Draft, Drafter, Round, Rule, Schedule
+
+
+def speculate(
+    batch: Batch,
+    target: CachedModel,
+    drafter: Drafter,
+    rule: Rule,
+    schedule: Schedule,
+    sampler: Sampler,
+    stopping: Stopping,
+) -> Iterator[Round]:
+    """Generate until every row of `batch` is done; yields a `Round` after each target pass.
+
+    Nothing outside the arguments changes, so the iterator may be closed at any time.
+    """
+    while batch.rows:
+        # 1. Draft: guess up to k tokens a row, written into the batch beyond its length.
+        sampler.begin_round(batch)
+        plan = schedule.plan(batch)
+        draft = drafter.propose(batch, plan, schedule, sampler) if any(plan) else Draft.empty(batch)
+        batch.put(draft.tokens)
+
+        # 2. Verify: one target pass over all it has not seen gives the law after each of the k guesses.
+        logits = target.logits(batch, ahead=draft.width, num_last=draft.width + 1)
+        scores = sampler.target_scores(batch, logits)
+
+        # 3. Accept: the rule keeps a prefix and adds a token; a stop inside the block cuts it.
+        verdict = rule(draft, sampler.probs(scores), sampler)
+        tokens, num_drafted = batch.append(draft, verdict)
+        num_from_draft = [len(new) - 1 for new in tokens]
+        done = stopping.cut(batch, tokens, scores)
+        kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]
+        round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores)
+
+        # 4. Roll back: forget what was not accepted; rows that are done leave the batch.
+        sampler.end_round(batch, tokens)
+        schedule.update(round)
+        target.rollback(batch)
+        drafter.rollback(batch)
+        if any(done):
+            running = [row for row, is_done in enumerate(done) if not is_done]
+            for part in (batch, target, drafter):
+                part.select(running)
+        yield round

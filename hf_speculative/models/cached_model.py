@@ -1,0 +1,45 @@
+"""What the loop asks of a model with its cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..types import Batch
+
+
+class CachedModel:
+    """A model that feeds what it has not seen.
+
+    Its cache covers the first `seen[b]` tokens of each row; a pass feeds everything from there on. So a draft that was
+    accepted whole, whose last token the draft model has never read, is no special case.
+
+    Attributes:
+        num_forwards: passes so far.
+    """
+
+    num_forwards: int = 0
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        """Feed each row's unseen tokens up to `ahead` beyond its length; logits `(batch, num_last, vocab)` of the last."""
+        raise NotImplementedError
+
+    def rollback(self, batch: Batch) -> None:
+        """Forget all but the tokens of `batch`, the newest of which has not been fed."""
+        raise NotImplementedError
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        raise NotImplementedError
+
+    def prefill(self, batch: Batch) -> None:
+        """Feed all tokens of `batch`, for nothing but the cache."""
+        self.logits(batch, ahead=0, num_last=1)
+        self.rollback(batch)
+
+    def load(self, cache, batch: Batch) -> None:
+        """Start from transformers' own `cache`, filled with the first columns of `batch`."""
+        raise NotImplementedError
+
+    def store(self, cache, num_columns: int, padding: int):
+        """Write a single row's first `num_columns`, left padding included, into transformers' own `cache`; returns it."""
+        raise NotImplementedError

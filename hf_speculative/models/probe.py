@@ -1,0 +1,75 @@
+"""Does a model give the same logits through the ragged cache as in one forward? Asked once a model, by running it."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from ..types import Batch
+from .ragged import RaggedModel
+
+#: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
+TESTED_TYPES = frozenset(
+    {
+        "cohere",
+        "gemma",
+        "gemma3_text",
+        "gpt2",
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+_answers: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def fits_ragged(model: PreTrainedModel) -> bool:
+    """True for a tested type; otherwise compares logits on random tokens, once a model object."""
+    if model.config.model_type in TESTED_TYPES:
+        return True
+    if model not in _answers:
+        _answers[model] = _same_logits(model)
+    return _answers[model]
+
+
+@torch.no_grad()
+def _same_logits(model: PreTrainedModel) -> bool:
+    vocab_size = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (3, 9), generator=generator).to(model.device)
+    padding = [0, 1, 3]
+    batch = Batch(tokens[:, :6].clone(), padding, max_length=12)
+    was_training = model.training
+    model.eval()
+    try:
+        cached = RaggedModel(model)
+        cached.prefill(batch)
+        # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
+        batch.put(tokens[:, 6:])
+        cached.logits(batch, ahead=3, num_last=1)
+        batch.lengths += torch.tensor([1, 0, 2], device=model.device)
+        batch.host_lengths = [7, 6, 8]
+        cached.rollback(batch)
+        found = cached.logits(batch, ahead=1, num_last=2)
+        for row, (pad, length) in enumerate(zip(padding, batch.host_lengths, strict=True)):
+            fresh = model(batch.tokens[row : row + 1, pad : length + 1]).logits[0, -2:].float()
+            tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
+            if not torch.allclose(found[row].float(), fresh, rtol=0, atol=tolerance * fresh.std().item()):
+                return False
+        return True
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError):
+        return False  # it does not run through this cache at all; the caller refuses the model by name
+    finally:
+        model.train(was_training)

@@ -1,0 +1,74 @@
+"""From rounds to what `generate` returns and streams. Consumes `Round`s; the loop does not know of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import GenerationConfig
+
+from .types import Round
+
+
+class Output:
+    """Collects the rounds of one call.
+
+    Args:
+        input_ids: `(batch, width)` the prompt as given, returned in front of the new tokens.
+        streamer: gets one token a row at a time, in order, and nothing past a stop.
+    """
+
+    def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, streamer=None):
+        self.input_ids, self.streamer = input_ids, streamer
+        self.config = generation_config
+        as_dict = bool(generation_config.return_dict_in_generate)
+        batch_size = input_ids.shape[0]
+        self.new_tokens: list[list[int]] = [[] for _ in range(batch_size)]
+        self.running = set(range(batch_size))
+        self.num_streamed = 0
+        self.kept: dict[str, list[list[Tensor]]] = {
+            name: [[] for _ in range(batch_size)]
+            for name in ("scores", "logits")
+            if as_dict and getattr(generation_config, f"output_{name}")
+        }
+
+    def follow(self, round: Round) -> None:
+        for b, row in enumerate(round.rows):
+            self.new_tokens[row] += round.tokens[b]
+            for name, rows in self.kept.items():
+                # Copied, so that one row does not keep the whole round's tensor.
+                steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
+                rows[row] += steps.unbind(0)
+            if round.done[b]:
+                self.running.discard(row)
+        if self.streamer is not None:
+            self._stream()
+
+    def sequences(self) -> Tensor:
+        """`(batch, width + new)`: prompt, new tokens, pad tokens after the end of rows that stopped earlier."""
+        rows = [self._padded(row, self._longest()) for row in range(len(self.new_tokens))]
+        new = torch.tensor(rows, dtype=self.input_ids.dtype, device=self.input_ids.device)
+        return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
+
+    def steps(self, name: str) -> tuple[Tensor, ...] | None:
+        """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
+        if name not in self.kept:
+            return None
+        rows = [torch.stack(steps) for steps in self.kept[name]]
+        return torch.stack([functional.pad(row, (0, 0, 0, self._longest() - len(row))) for row in rows], 1).unbind(0)
+
+    def _longest(self) -> int:
+        return max(len(tokens) for tokens in self.new_tokens)
+
+    def _padded(self, row: int, length: int) -> list[int]:
+        tokens = self.new_tokens[row][:length]
+        missing = length - len(tokens)
+        return tokens + [int(self.config._pad_token_tensor)] * missing if missing else tokens
+
+    def _stream(self) -> None:
+        """Pass on every step that all running rows have reached; plain `generate` streams a whole batch a step, too."""
+        ready = min((len(self.new_tokens[row]) for row in self.running), default=self._longest())
+        columns = [self._padded(row, ready) for row in range(len(self.new_tokens))]
+        for step in range(self.num_streamed, ready):
+            self.streamer.put(torch.tensor([tokens[step] for tokens in columns]))
+        self.num_streamed = max(self.num_streamed, ready)

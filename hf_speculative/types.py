@@ -1,0 +1,234 @@
+"""What the stages of speculative decoding hand to each other. Shapes are written here, once.
+
+``batch`` is the number of rows still running, ``k`` the widest proposal of the round, ``vocab`` the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from .sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposes in one round.
+
+    Attributes:
+        tokens: `(batch, k)` int64 proposed token ids; what stands beyond a row's `num_tokens` is filler.
+        probs: `(batch, k, vocab)` float32, the law each token was *really* drawn from, or `None` for a deterministic
+            proposal, whose law is one-hot.
+        num_tokens: `(batch,)` int64, how many of the `k` tokens each row really proposes.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    num_tokens: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    @staticmethod
+    def empty(batch: Batch) -> Draft:
+        """No proposal at all: the round is then one step of plain decoding."""
+        tokens = batch.tokens.new_empty(len(batch.rows), 0)
+        return Draft(tokens, None, batch.tokens.new_zeros(len(batch.rows)))
+
+    def dense_probs(self, like: Tensor) -> Tensor:
+        """`probs` with a one-hot law written out, as wide and of the type of `like`."""
+        if self.probs is None:
+            return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
+        return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decides about one draft.
+
+    Attributes:
+        num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
+        next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
+    """
+
+    num_accepted: Tensor
+    next_token: Tensor
+
+
+@dataclass
+class Round:
+    """What one round did, for whoever follows the loop. Lists have one entry a running row.
+
+    Attributes:
+        rows: which row of the call each entry belongs to.
+        tokens: the new tokens of each row, already cut at the first stop.
+        num_drafted: draft tokens proposed.
+        num_from_draft: how many of `tokens` came from the draft.
+        done: rows that end with this round.
+        logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
+        scores: the same after every logits processor.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    num_from_draft: list[int]
+    done: list[bool]
+    logits: Tensor = field(repr=False)
+    scores: Tensor = field(repr=False)
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """Draft tokens accepted: the new tokens but one, for each round brings one token of its own.
+
+        Where a stop cuts inside the accepted tokens, the last one kept counts as the round's own, so that accepted
+        tokens plus rounds is the number of new tokens, always.
+        """
+        return [len(tokens) - 1 for tokens in self.tokens]
+
+
+class Batch:
+    """The sequences being generated: one buffer, rows of their own length.
+
+    Columns are laid out as transformers lays them out: the prompt as given, left padding included, then the new
+    tokens. So processors and stopping criteria see exactly what they see in plain `generate`.
+
+    Attributes:
+        tokens: `(batch, capacity)` int64. Row b is valid up to `lengths[b]`; a draft is written beyond.
+        lengths: `(batch,)` int64 on the device, `host_lengths` the same as a list: the host knows them without asking.
+        padding: columns of left padding in each row, on the device and as a list.
+        history: the tokens of each row without its padding, as lists.
+        rows: which row of the call each row is.
+        max_length: columns after which a row is full.
+    """
+
+    def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
+        self.prompt_width = input_ids.shape[1]
+        self.max_length = max_length
+        self.tokens = functional.pad(input_ids, (0, max(0, max_length - self.prompt_width)))
+        self.rows = list(range(input_ids.shape[0]))
+        self.num_rows = len(self.rows)
+        self.host_lengths = [self.prompt_width] * self.num_rows
+        self.lengths = torch.full((self.num_rows,), self.prompt_width, device=input_ids.device)
+        self.host_padding = list(padding)
+        self.padding = torch.tensor(self.host_padding, device=input_ids.device)
+        self.history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+
+    @property
+    def max_remaining(self) -> int:
+        return self.max_length - min(self.host_lengths)
+
+    def put(self, tokens: Tensor, ahead: int = 0) -> None:
+        """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
+        end = max(self.host_lengths) + ahead + tokens.shape[1]
+        if end > self.tokens.shape[1]:
+            self.tokens = functional.pad(self.tokens, (0, end - self.tokens.shape[1]))
+        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
+        self.tokens.scatter_(1, columns, tokens)
+
+    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
+        """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
+
+        The draft must have been `put` already. Reads from the device, the only time in a round.
+        """
+        packed = [draft.num_tokens[:, None], verdict.num_accepted[:, None], verdict.next_token[:, None], draft.tokens]
+        read = torch.cat(packed, 1).tolist()
+        self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
+        self.lengths = self.lengths + verdict.num_accepted + 1
+        new_tokens = []
+        for row, (_, num_accepted, next_token, *tokens) in enumerate(read):
+            new_tokens.append(tokens[:num_accepted] + [next_token])
+            self.host_lengths[row] += num_accepted + 1
+            self.history[row] += new_tokens[-1]
+        return new_tokens, [numbers[0] for numbers in read]
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        index = torch.tensor(indices, dtype=torch.long, device=self.tokens.device)
+        self.tokens, self.lengths, self.padding = self.tokens[index], self.lengths[index], self.padding[index]
+        self.rows = [self.rows[i] for i in indices]
+        self.host_lengths = [self.host_lengths[i] for i in indices]
+        self.host_padding = [self.host_padding[i] for i in indices]
+        self.history = [list(self.history[i]) for i in indices]
+
+
+class Drafter:
+    """Stage 1, who guesses. A subclass needs `propose`; the rest has defaults for a drafter without a memory.
+
+    Attributes:
+        num_forwards: model passes so far, for the statistics.
+        one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
+    """
+
+    num_forwards: int = 0
+    one_hot_proposals: bool = False
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        """Called once a call, before its first round: forget earlier calls."""
+
+    def prefill(self, batch: Batch) -> None:
+        """Read the prompts of `batch` ahead of time; their rows are then copied by `select`."""
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
+        raise NotImplementedError
+
+    def rollback(self, batch: Batch) -> None:
+        """The round is over and `batch` has its new lengths: forget whatever was not accepted."""
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order."""
+
+
+class Rule:
+    """Stages 2 and 3, which guesses survive: a pure function of tensors, without model or cache.
+
+    `lossless` declares the contract that the tests hold a rule to: the tokens kept have exactly the law of plain
+    sampling from `target_probs`.
+    """
+
+    lossless: bool = False
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        """Judge `draft` by `target_probs (batch, k + 1, vocab)`, whose position i follows the draft's first i tokens."""
+        raise NotImplementedError
+
+
+class Schedule:
+    """How many tokens to guess next.
+
+    A decision may depend on the past, on the draft tokens so far and on their laws, never on a token that is then left
+    out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
+    """
+
+    def num_draft_tokens(self, row: int) -> int:
+        """How many tokens to propose for this row of the call in the next round."""
+        raise NotImplementedError
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
+
+        `scores (batch, vocab)` are the draft's processed logits and `tokens (batch,)` what was drawn from them.
+        """
+        return None
+
+    def update(self, round: Round) -> None:
+        """Learn from a finished round."""
+
+    def plan(self, batch: Batch) -> list[int]:
+        """Draft lengths for each row of the batch, within what the row can still use.
+
+        The first round drafts nothing: the prompt then goes through the target in the shape that plain `generate` gives
+        it, and the first token is there as early. Later ones leave room for the token that the target adds.
+        """
+        return [
+            0 if length == batch.prompt_width else max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
+            for row, length in zip(batch.rows, batch.host_lengths, strict=True)
+        ]

@@ -1,0 +1,37 @@
+"""What the rules share: drawing the one token that the target adds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..sampling import Sampler
+from ..types import Draft, Verdict
+
+
+def draw_next_token(
+    draft: Draft, target_probs: Tensor, residual: Tensor, num_accepted: Tensor, sampler: Sampler
+) -> Verdict:
+    """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss.
+
+    Args:
+        residual: `(batch, k, vocab)`, not normalised; a row of zeros, possible by rounding where p and q agree, means p.
+        num_accepted: `(batch,)`.
+    """
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    bonus = target_probs[rows, num_accepted]
+    left_over = functional.pad(residual, (0, 0, 0, 1))[rows, num_accepted]
+    keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
+    next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
+    return Verdict(num_accepted, next_token)
+
+
+def is_proposed(draft: Draft) -> Tensor:
+    """`(batch, k)` bool: which columns of the draft are real."""
+    return torch.arange(draft.width, device=draft.tokens.device) < draft.num_tokens[:, None]
+
+
+def probability_of(probs: Tensor, tokens: Tensor) -> Tensor:
+    """`probs (batch, k or more, vocab)` at `tokens (batch, k)`: `(batch, k)`."""
+    return probs[:, : tokens.shape[1]].gather(2, tokens[..., None])[..., 0]
