@@ -1,8 +1,8 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
 from .configuration import SpeculativeConfig
+from .decoding import GenerateSpeculativeOutput
 from .generation import (
-    GenerateSpeculativeOutput,
     SpeculativeGenerationMixin,
     attach,
     detach,

@@ -47,7 +47,9 @@ def check_options(options: Options) -> None:
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
 
 
-def check_tokenizers(tokenizer: PreTrainedTokenizerBase | None, draft_tokenizer: PreTrainedTokenizerBase | None) -> None:
+def check_tokenizers(
+    tokenizer: PreTrainedTokenizerBase | None, draft_tokenizer: PreTrainedTokenizerBase | None
+) -> None:
     """Two models of one width may still mean different tokens; only their tokenizers can tell."""
     if tokenizer is None or draft_tokenizer is None or tokenizer is draft_tokenizer:
         return

@@ -80,7 +80,9 @@ class _Call:
     def __init__(self, model, kwargs: dict[str, Any]):
         self.kwargs = dict(kwargs)
         self.given: GenerationConfig | None = self.kwargs.get("generation_config")
-        self.levels = [config for config in (self.given, getattr(model, "generation_config", None)) if config is not None]
+        self.levels = [
+            config for config in (self.given, getattr(model, "generation_config", None)) if config is not None
+        ]
 
     def pop(self, *names: str):
         """The value given in the call under one of `names`, which mean the same; `None` if not given."""
@@ -96,7 +98,9 @@ class _Call:
         return next((value for config in self.levels if (value := getattr(config, name, None)) is not None), None)
 
 
-def read_options(model, kwargs: dict[str, Any], attached_draft, attached_config: SpeculativeConfig, load) -> Options | None:
+def read_options(
+    model, kwargs: dict[str, Any], attached_draft, attached_config: SpeculativeConfig, load
+) -> Options | None:
     """Resolve a call's options; `None` if nothing asks for speculation.
 
     Args:
@@ -147,11 +151,15 @@ def read_options(model, kwargs: dict[str, Any], attached_draft, attached_config:
             f"`max_matching_ngram_size={max_ngram}` has no effect without `prompt_lookup_num_tokens`: give both or neither."
         )
     if lookup is not None and from_call["num_draft_tokens"] is not None:
-        raise ValueError("`prompt_lookup_num_tokens` is the draft length of prompt lookup: leave `num_draft_tokens` out.")
+        raise ValueError(
+            "`prompt_lookup_num_tokens` is the draft length of prompt lookup: leave `num_draft_tokens` out."
+        )
     if lookup is not None and threshold is not None:
         raise ValueError("`assistant_confidence_threshold` has no effect on prompt lookup, which has no probabilities.")
     if config_in_call.schedule is not None and from_call["num_draft_tokens"] is not None:
-        raise ValueError("`num_draft_tokens` has no effect beside `speculative_config.schedule`: leave one of them out.")
+        raise ValueError(
+            "`num_draft_tokens` has no effect beside `speculative_config.schedule`: leave one of them out."
+        )
     if kwargs.get("custom_generate") is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
     _refuse_foreign(call)

@@ -196,5 +196,3 @@ class Remembering:
         if state is not None and self.committed[0] is not self.original:
             # The user's own object shows the memory of the call's first row.
             self.original.__dict__.update(state)
-
-

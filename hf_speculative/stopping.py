@@ -52,7 +52,10 @@ class Stopping:
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done."""
         string_hits = self._string_hits(batch, tokens)
-        return [self._cut_row(batch, b, row, new, scores, string_hits) for b, (row, new) in enumerate(zip(batch.rows, tokens, strict=True))]
+        return [
+            self._cut_row(batch, b, row, new, scores, string_hits)
+            for b, (row, new) in enumerate(zip(batch.rows, tokens, strict=True))
+        ]
 
     def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor, string_hits) -> bool:
         before = batch.host_lengths[b] - len(new)
@@ -99,8 +102,9 @@ class Stopping:
             self.scores[row].append(score.expand(self.batch_size, -1))
             scores = tuple(self.scores[row])
         ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
-        # Asked all, not until the first True: each of them advances, as in plain generate.
-        return any([bool(self._answer(criterion(ids, scores), row)) for criterion in self.copies[row]])
+        # All are asked, not just until the first True: each of them advances, as in plain generate.
+        answers = [bool(self._answer(criterion(ids, scores), row)) for criterion in self.copies[row]]
+        return any(answers)
 
     @staticmethod
     def _answer(answer, row: int):

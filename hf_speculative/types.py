@@ -144,7 +144,7 @@ class Batch:
         self.lengths = self.lengths + verdict.num_accepted + 1
         new_tokens = []
         for row, (_, num_accepted, next_token, *tokens) in enumerate(read):
-            new_tokens.append(tokens[:num_accepted] + [next_token])
+            new_tokens.append([*tokens[:num_accepted], next_token])
             self.host_lengths[row] += num_accepted + 1
             self.history[row] += new_tokens[-1]
         return new_tokens, [numbers[0] for numbers in read]
@@ -229,6 +229,8 @@ class Schedule:
         it, and the first token is there as early. Later ones leave room for the token that the target adds.
         """
         return [
-            0 if length == batch.prompt_width else max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
+            0
+            if length == batch.prompt_width
+            else max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
             for row, length in zip(batch.rows, batch.host_lengths, strict=True)
         ]
