@@ -2,6 +2,7 @@
 
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
+from .embedded import embedded_pair
 from .generation import (
     SpeculativeGenerationMixin,
     attach,
@@ -29,6 +30,7 @@ __all__ = [
     "Verdict",
     "attach",
     "detach",
+    "embedded_pair",
     "generate",
     "patch_transformers",
     "record",

@@ -29,10 +29,12 @@ class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
     """transformers' `GenerateDecoderOnlyOutput` with the statistics of the call.
 
     `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
-    `past_key_values` is filled for a batch of one, and `None` for larger ones.
+    `past_key_values` is filled for a batch of one, and `None` for larger ones. `from_draft (batch, new)` says which of the
+    new tokens the draft had guessed.
     """
 
     statistics: Statistics | None = None
+    from_draft: Tensor | None = None
 
 
 class SpeculativeDecoding:
@@ -107,6 +109,7 @@ class SpeculativeDecoding:
             logits=output.steps("logits"),
             past_key_values=stored,
             statistics=statistics,
+            from_draft=output.from_draft(),
         )
 
     def _drafter(self) -> Drafter:

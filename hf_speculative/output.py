@@ -24,6 +24,7 @@ class Output:
         as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]
         self.new_tokens: list[list[int]] = [[] for _ in range(batch_size)]
+        self.drafted: list[list[bool]] = [[] for _ in range(batch_size)]
         self.running = set(range(batch_size))
         self.num_streamed = 0
         self.kept: dict[str, list[list[Tensor]]] = {
@@ -35,6 +36,8 @@ class Output:
     def follow(self, round: Round) -> None:
         for b, row in enumerate(round.rows):
             self.new_tokens[row] += round.tokens[b]
+            num_from_draft = round.num_from_draft[b]
+            self.drafted[row] += [True] * num_from_draft + [False] * (len(round.tokens[b]) - num_from_draft)
             for name, rows in self.kept.items():
                 # Copied, so that one row does not keep the whole round's tensor.
                 steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
@@ -49,6 +52,11 @@ class Output:
         rows = [self._padded(row, self._longest()) for row in range(len(self.new_tokens))]
         new = torch.tensor(rows, dtype=self.input_ids.dtype, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
+
+    def from_draft(self) -> Tensor:
+        """`(batch, new)` bool: the new tokens that the draft had guessed; False after the end of a row."""
+        rows = [flags + [False] * (self._longest() - len(flags)) for flags in self.drafted]
+        return torch.tensor(rows, device=self.input_ids.device)
 
     def steps(self, name: str) -> tuple[Tensor, ...] | None:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""

@@ -24,6 +24,7 @@ class RowStatistics:
             rounds is the number of new tokens, always.
         num_spec_steps: rounds in which something was drafted.
         num_draft_tokens: tokens proposed.
+        num_rejections: steps that ended at a draft token the target refused.
         num_accepted_draft_tokens: of those, kept. Where a stop cuts a block inside its accepted tokens, the last one kept
             counts as the round's own token.
         histogram: for each number of accepted tokens, how many speculative steps accepted as many.
@@ -33,6 +34,7 @@ class RowStatistics:
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_rejections: int = 0
     histogram: Counter = field(default_factory=Counter)
 
     def __iadd__(self, other: RowStatistics) -> RowStatistics:
@@ -48,6 +50,11 @@ class RowStatistics:
     def draft_acceptance_rate(self) -> float:
         """Accepted over proposed draft tokens; nan where nothing was proposed."""
         return _quotient(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def token_acceptance_rate(self) -> float:
+        """Chance that a draft token which is reached is accepted: the papers' alpha, as if all were alike."""
+        return _quotient(self.num_accepted_draft_tokens, self.num_accepted_draft_tokens + self.num_rejections)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -73,7 +80,9 @@ class RowStatistics:
             "num_spec_steps",
             "num_draft_tokens",
             "num_accepted_draft_tokens",
+            "num_rejections",
             "draft_acceptance_rate",
+            "token_acceptance_rate",
             "mean_acceptance_length",
             "acceptance_histogram",
             "per_position_acceptance_rate",
@@ -112,10 +121,14 @@ class Statistics(RowStatistics):
 
     def follow(self, round: Round) -> None:
         """Count one round."""
-        for row, drafted, accepted in zip(round.rows, round.num_drafted, round.num_accepted, strict=True):
+        counts = zip(round.rows, round.num_drafted, round.num_accepted, strict=True)
+        for b, (row, drafted, accepted) in enumerate(counts):
             while len(self.rows) <= row:
                 self.rows.append(RowStatistics())
-            step = RowStatistics(1, int(drafted > 0), drafted, accepted, Counter({accepted: 1} if drafted else {}))
+            step = RowStatistics(num_rounds=1)
+            if drafted:
+                is_rejected = not round.is_cut[b] and accepted < drafted
+                step = RowStatistics(1, 1, drafted, accepted, int(is_rejected), Counter({accepted: 1}))
             self.rows[row] += step
             super().__iadd__(step)
 

@@ -93,6 +93,11 @@ class Round:
         """
         return [len(tokens) - 1 for tokens in self.tokens]
 
+    @property
+    def is_cut(self) -> list[bool]:
+        """Rows that a stop ended inside their accepted draft tokens, before the target's own."""
+        return [n == len(tokens) for n, tokens in zip(self.num_from_draft, self.tokens, strict=True)]
+
 
 class Batch:
     """The sequences being generated: one buffer, rows of their own length.

@@ -1,0 +1,5 @@
+"""`python -m hf_speculative`."""
+
+from .cli import main
+
+main()

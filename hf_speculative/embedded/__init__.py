@@ -1,0 +1,21 @@
+"""A tiny target/draft pair that ships inside the package, for demonstrations and tests; see its README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+FOLDER = Path(__file__).parent
+
+
+def embedded_pair(
+    dtype: torch.dtype = torch.float32,
+) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+    """Target, draft and their tokenizer: Llama-type models trained on the Python standard library's own source.
+
+    Stored in half precision; loaded as `dtype`, on the CPU, in eval mode.
+    """
+    target, draft = (AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).eval() for name in ("target", "draft"))
+    return target, draft, AutoTokenizer.from_pretrained(FOLDER / "target")

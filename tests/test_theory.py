@@ -1,0 +1,314 @@
+"""The formulas against the numbers their papers print, and the survival estimates against exact enumeration."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from hf_speculative import theory
+
+# Leviathan et al. 2023, Table 1, both costs 0: alpha, gamma, operations, speed
+TABLE_1 = [
+    (0.6, 2, 1.53, 1.96),
+    (0.7, 3, 1.58, 2.53),
+    (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69),
+    (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+]
+
+# Leviathan et al. 2023, Table 4: gamma, alpha, c, and the speed the formula gives there; translation, then summaries
+TABLE_4 = [
+    (7, 0.75, 0.02, 3.2),
+    (7, 0.80, 0.04, 3.3),
+    (7, 0.82, 0.11, 2.5),
+    (7, 0.62, 0.02, 2.3),
+    (5, 0.68, 0.04, 2.4),
+    (3, 0.71, 0.11, 2.0),
+    (5, 0.65, 0.02, 2.4),
+    (5, 0.73, 0.04, 2.6),
+    (3, 0.74, 0.11, 2.0),
+    (5, 0.53, 0.02, 1.9),
+    (3, 0.55, 0.04, 1.8),
+    (3, 0.56, 0.11, 1.6),
+]
+
+COSTS = (0.01, 0.02, 0.05, 0.1)
+BEST_GAMMA = {0.5: (5, 4, 3, 2), 0.6: (7, 6, 4, 3), 0.7: (9, 8, 6, 4), 0.8: (14, 11, 8, 6), 0.9: (24, 19, 13, 10)}
+
+# target and draft law of two toys, the same at every position
+TWO = torch.tensor([[1 / 3, 2 / 3], [2 / 3, 1 / 3]], dtype=torch.float64)
+THREE = torch.tensor([[1 / 2, 1 / 3, 1 / 6], [1 / 6, 1 / 3, 1 / 2]], dtype=torch.float64)
+
+
+def mean_survival(rule, laws: torch.Tensor, gamma: int) -> torch.Tensor:
+    """The mean of a rule's estimate over every draft of gamma tokens from iid laws: `(gamma,)`."""
+    p, q = laws
+    drafts = torch.cartesian_prod(*[torch.arange(len(q))] * gamma).reshape(-1, gamma)
+    return q[drafts].prod(1) @ rule((p / q)[drafts])
+
+
+def mean_accepted(rule, laws: torch.Tensor, gamma: int) -> float:
+    return theory.expected_tokens_from_survival(mean_survival(rule, laws, gamma)) - 1
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
+def test_leviathan_table_1(alpha, gamma, operations, speed):
+    assert round(theory.operations_factor(alpha, gamma, cost=0), 2) == operations
+    assert round(theory.walltime_factor(alpha, gamma, cost=0), 2) == speed
+
+
+@pytest.mark.parametrize(("gamma", "alpha", "cost", "speed"), TABLE_4)
+def test_leviathan_table_4(gamma, alpha, cost, speed):
+    # alpha and c are printed to two decimals, which moves the speed by more than half of its last digit
+    assert theory.walltime_factor(alpha, gamma, cost) == pytest.approx(speed, abs=0.07)
+
+
+def test_leviathan_bigram_draft():
+    assert theory.walltime_factor(0.2, 3, cost=0) == pytest.approx(1.248)
+    assert round(theory.walltime_factor(0.2, 3, cost=0), 2) == 1.25
+
+
+@pytest.mark.parametrize("alpha", BEST_GAMMA)
+def test_best_gamma_grid(alpha):
+    assert tuple(theory.best_gamma(alpha, cost) for cost in COSTS) == BEST_GAMMA[alpha]
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.0, 4), (0.3, 0), (0.3, 1), (0.7, 6), (0.999, 50)])
+def test_expected_tokens_is_the_closed_form(alpha, gamma):
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), rel=1e-12)
+
+
+def test_expected_tokens_of_a_perfect_draft():
+    assert theory.expected_tokens(1, 5) == 6
+    assert theory.expected_tokens(1 - 1e-16, 5) == pytest.approx(6)  # where the closed form is 0 / 0, nearly
+
+
+def test_operations_count_the_draft_too():
+    assert theory.operations_factor(0.8, 2, cost=0.5) == pytest.approx((2 * 0.5 + 3) / 2.44)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("cost", [0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5])
+def test_some_gamma_helps_iff_alpha_exceeds_the_cost(alpha, cost):
+    gamma = theory.best_gamma(alpha, cost)
+    assert (gamma > 0) == (alpha > cost)
+    assert isinstance(gamma, int)
+    if gamma:
+        assert theory.walltime_factor(alpha, gamma, cost) >= (1 + alpha) / (1 + cost) - 1e-12
+
+
+def test_best_gamma_is_bounded():
+    assert theory.best_gamma(0.5, cost=0, max_gamma=7) == 7
+    assert theory.best_gamma(0.9, cost=0.01, max_gamma=10) == 10
+    assert theory.best_gamma(0.9, cost=0.01, max_gamma=0) == 0
+
+
+@pytest.mark.parametrize(("fraction", "speed"), [(0.8, 2.65), (0.62, 2.05)])
+def test_mody_speedups_of_chinchilla(fraction, speed):
+    got = theory.speedup_from_emitted_fraction(fraction, gamma=4, draft_step_time=1.8e-3, target_time=14.1e-3)
+    assert round(got, 2) == speed
+
+
+@pytest.mark.parametrize(("token_time", "speed"), [(7.00e-3, 2.01), (5.73e-3, 2.46)])
+def test_chen_table_1(token_time, speed):
+    """A round drafts 4 tokens of 1.8 ms and takes a pass of 14.1 ms; the measured time of a token gives the tokens."""
+    draft_time, target_time = 4 * 1.8e-3, 14.1e-3
+    tokens = (draft_time + target_time) / token_time
+    survival = [(tokens - 1) / 4] * 4
+    assert theory.expected_tokens_from_survival(survival) == pytest.approx(tokens)
+    got = theory.speedup_from_survival(survival, draft_time, verify_time=target_time, target_time=target_time)
+    assert got == pytest.approx(speed, abs=0.005)
+    assert got == pytest.approx(theory.speedup_from_emitted_fraction(tokens / 5, 4, 1.8e-3, target_time))
+
+
+@pytest.mark.parametrize(
+    ("rule", "fractions"),
+    [
+        (theory.token_survival, ("2/3", "10/9", "38/27", "130/81")),
+        (theory.block_survival, ("2/3", "7/6", "14/9", "403/216")),
+    ],
+)
+def test_accepted_tokens_of_three_letters(rule, fractions):
+    got = [mean_accepted(rule, THREE, gamma) for gamma in (1, 2, 3, 4)]
+    assert got == pytest.approx([float(Fraction(value)) for value in fractions], abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "token", "block", "tolerance"),
+    [
+        (2, 10 / 9, 11 / 9, 1e-14),
+        (3, 1.4074, 1.6667, 5e-5),
+        (4, 1.6049, 2.0494, 5e-5),
+        (6, 1.8244, 2.6516, 5e-5),
+        (8, 1.9220, 3.1068, 5e-5),
+    ],
+)
+def test_accepted_tokens_of_two_letters(gamma, token, block, tolerance):
+    """The worked example of Sun et al. 2025: p = (1/3, 2/3), q = (2/3, 1/3)."""
+    assert mean_accepted(theory.token_survival, TWO, gamma) == pytest.approx(token, abs=tolerance)
+    assert mean_accepted(theory.block_survival, TWO, gamma) == pytest.approx(block, abs=tolerance)
+
+
+def test_survival_of_each_draft_of_two_letters():
+    drafts = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    ratios = (TWO[0] / TWO[1])[drafts]
+    expected = {
+        theory.token_survival: [[1 / 2, 1 / 4], [1 / 2, 1 / 2], [1, 1 / 2], [1, 1]],
+        theory.block_survival: [[1 / 2, 1 / 4], [1 / 2, 1], [1, 1 / 2], [1, 1]],
+    }
+    for rule, values in expected.items():
+        torch.testing.assert_close(rule(ratios), torch.tensor(values, dtype=torch.float64))
+
+
+def test_block_survival_lies_between_token_survival_and_the_product():
+    ratios = torch.empty(500, 6, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(0))
+    ratios[::7, 2] = 0
+    given = ratios.clone()
+    token, block = theory.token_survival(ratios), theory.block_survival(ratios)
+    assert (token <= block + 1e-15).all()
+    assert (block <= ratios.cumprod(1).clamp(max=1) + 1e-15).all()
+    assert (block > token + 0.1).any()
+    torch.testing.assert_close(block[:, 0], token[:, 0])
+    assert (block[::7, 2:] == 0).all()
+    assert torch.equal(ratios, given)
+
+
+@pytest.mark.parametrize("rule", [theory.token_survival, theory.block_survival])
+def test_survival_of_an_empty_draft(rule):
+    assert rule(torch.ones(3, 0)).shape == (3, 0)
+    assert theory.expected_tokens_from_survival([]) == 1
+
+
+@pytest.mark.parametrize("laws", [TWO, THREE])
+def test_token_survival_of_iid_laws_is_a_power_of_the_acceptance_rate(laws):
+    alpha = theory.acceptance_rate(*laws)
+    survival = mean_survival(theory.token_survival, laws, 5)
+    torch.testing.assert_close(survival, alpha ** torch.arange(1, 6))
+    assert theory.expected_tokens_from_survival(survival) == pytest.approx(theory.expected_tokens(float(alpha), 5))
+
+
+def test_acceptance_rate_is_one_less_the_total_variation():
+    generator = torch.Generator().manual_seed(1)
+    p, q = torch.randn(2, 3, 4, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    rate = theory.acceptance_rate(p, q)
+    assert rate.shape == (3, 4)
+    torch.testing.assert_close(rate, 1 - (p - q).abs().sum(-1) / 2)
+    torch.testing.assert_close(theory.acceptance_rate(p, p), torch.ones(3, 4, dtype=torch.float64))
+    assert theory.acceptance_rate(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 0
+
+
+def test_acceptance_rate_takes_low_precision():
+    thirds = torch.full((3,), 1 / 3, dtype=torch.bfloat16)  # they sum to 1.002
+    assert theory.acceptance_rate(thirds, thirds).item() == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("cost", [0.0, 0.05, 0.5])
+def test_survival_formulas_agree_with_the_iid_ones(alpha, cost):
+    max_gamma, target_time = 12, 0.014
+    survival = [alpha**i for i in range(1, max_gamma + 1)]
+    for gamma in range(max_gamma + 1):
+        tokens = theory.expected_tokens_from_survival(survival[:gamma])
+        assert tokens == pytest.approx(theory.expected_tokens(alpha, gamma))
+        speedup = theory.speedup_from_survival(survival[:gamma], gamma * cost * target_time, target_time, target_time)
+        assert speedup == pytest.approx(theory.walltime_factor(alpha, gamma, cost))
+        fraction = tokens / (gamma + 1)
+        by_fraction = theory.speedup_from_emitted_fraction(fraction, gamma, cost * target_time, target_time)
+        assert by_fraction == pytest.approx(speedup)
+    draft_times = [gamma * cost * target_time for gamma in range(1, max_gamma + 1)]
+    got = theory.best_gamma_from_survival(survival, draft_times, [target_time] * max_gamma, target_time)
+    assert got == theory.best_gamma(alpha, cost, max_gamma)
+
+
+def test_speedup_divides_by_all_the_time_a_round_takes():
+    # 1 + 0.9 + 0.6 tokens in 2 + 13 instead of 2.5 * 10
+    assert theory.speedup_from_survival([0.9, 0.6], draft_time=2, verify_time=13, target_time=10) == pytest.approx(
+        25 / 15
+    )
+    assert theory.speedup_from_survival([], draft_time=0, verify_time=10, target_time=10) == 1
+
+
+def test_best_gamma_sees_past_a_step_in_the_verification_time():
+    survival = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    draft_times, verify_times = [1, 2, 3, 4], [10, 16, 16, 16]  # 19/11, 27/18, 34/19, 40/20
+    assert theory.best_gamma_from_survival(survival, draft_times, verify_times, target_time=10) == 4
+    assert theory.best_gamma_from_survival(survival[:2], draft_times[:2], verify_times[:2], target_time=10) == 1
+    assert theory.best_gamma_from_survival(survival, [30, 60, 90, 120], verify_times, target_time=10) == 0
+    assert theory.best_gamma_from_survival([0.6], [1], [14], target_time=10) == 1  # 16 / 15
+    assert theory.best_gamma_from_survival([0.6], [1], [15], target_time=10) == 0  # 16 / 16
+    assert theory.best_gamma_from_survival([], [], [], target_time=10) == 0
+
+
+COUNT = r"is a number of tokens: give an integer >= 0\.$"
+FROM_ZERO = r"is out of range: give a finite number >= 0\.$"
+ABOVE_ZERO = r"is out of range: give a finite number > 0\.$"
+HALVES = torch.tensor([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.expected_tokens(1.2, 3), r"^`alpha=1\.2` is a probability: give a number from 0 to 1\.$"),
+        (lambda: theory.best_gamma(-0.1, 0), r"^`alpha=-0\.1` is a probability"),
+        (lambda: theory.walltime_factor(math.nan, 3, 0), r"^`alpha=nan` is a probability"),
+        (lambda: theory.expected_tokens(0.5, -1), r"^`gamma=-1` " + COUNT),
+        (lambda: theory.operations_factor(0.5, 2.5, 0), r"^`gamma=2\.5` " + COUNT),
+        (lambda: theory.speedup_from_emitted_fraction(0.5, -1, 1, 1), r"^`gamma=-1` " + COUNT),
+        (lambda: theory.best_gamma(0.5, 0.1, -2), r"^`max_gamma=-2` " + COUNT),
+        (lambda: theory.walltime_factor(0.5, 2, -0.1), r"^`cost=-0\.1` " + FROM_ZERO),
+        (lambda: theory.operations_factor(0.5, 2, math.inf), r"^`cost=inf` " + FROM_ZERO),
+        (lambda: theory.best_gamma(0.5, math.nan), r"^`cost=nan` " + FROM_ZERO),
+        (lambda: theory.speedup_from_survival([0.5], -1, 1, 1), r"^`draft_time=-1` " + FROM_ZERO),
+        (lambda: theory.speedup_from_survival([0.5], 0, 0, 1), r"^`verify_time=0` " + ABOVE_ZERO),
+        (lambda: theory.speedup_from_survival([0.5], 0, 1, 0), r"^`target_time=0` " + ABOVE_ZERO),
+        (lambda: theory.best_gamma_from_survival([0.5], [1], [math.inf], 1), r"^`verify_time=inf` " + ABOVE_ZERO),
+        (lambda: theory.best_gamma_from_survival([], [], [], -1), r"^`target_time=-1` " + ABOVE_ZERO),
+        (lambda: theory.speedup_from_emitted_fraction(0.5, 4, -1, 1), r"^`draft_step_time=-1` " + FROM_ZERO),
+        (lambda: theory.speedup_from_emitted_fraction(0.5, 4, 1, 0), r"^`target_time=0` " + ABOVE_ZERO),
+        (
+            lambda: theory.speedup_from_emitted_fraction(0.1, 4, 1, 1),
+            r"^`fraction=0\.1` is out of range: a round emits 1 to 5 tokens, so give a number from 1/5 to 1\.$",
+        ),
+        (lambda: theory.speedup_from_emitted_fraction(1.1, 4, 1, 1), r"^`fraction=1\.1` is out of range"),
+        (
+            lambda: theory.expected_tokens_from_survival([0.9, 1.5]),
+            r"^`survival=1\.5` is a probability: give numbers from 0 to 1\.$",
+        ),
+        (lambda: theory.expected_tokens_from_survival(torch.tensor([math.nan])), r"^`survival=nan` is a probability"),
+        (
+            lambda: theory.expected_tokens_from_survival(torch.ones(2, 3)),
+            r"^`survival\.shape=\(2, 3\)` should be \(gamma,\): average the rounds, `survival\.mean\(0\)`\.$",
+        ),
+        (
+            lambda: theory.best_gamma_from_survival([0.5, 0.2], [1], [1, 2], 1),
+            r"^`survival`, `draft_times`, `verify_times` have the lengths \(2, 1, 2\): give one per gamma\.$",
+        ),
+        (
+            lambda: theory.token_survival(torch.ones(3)),
+            r"^`ratios\.shape=\(3,\)` should be \(batch, k\): one row a round\.$",
+        ),
+        (
+            lambda: theory.token_survival(torch.tensor([[1.0, -0.5]])),
+            r"^`ratios=\[-0\.5\]` should be p\(x\) / q\(x\), finite and >= 0; q gave x, so that q\(x\) > 0\.$",
+        ),
+        (lambda: theory.block_survival(torch.ones(2, 2, 2)), r"^`ratios\.shape=\(2, 2, 2\)` should be"),
+        (lambda: theory.block_survival(torch.tensor([[math.inf, math.nan]])), r"^`ratios=\[inf, nan\]` should be"),
+        (
+            lambda: theory.acceptance_rate(HALVES, torch.ones(3) / 3),
+            r"^`target_probs` and `draft_probs` have the shapes \(2,\) and \(3,\): give laws over the same tokens\.$",
+        ),
+        (
+            lambda: theory.acceptance_rate(torch.tensor([3.0, -2.0]), HALVES),
+            r"^`target_probs` has rows that are not laws: give probabilities >= 0 that sum to 1, not logits\.$",
+        ),
+        (
+            lambda: theory.acceptance_rate(HALVES, torch.tensor([0.5, 0.4])),
+            r"^`draft_probs` has rows that are not laws",
+        ),
+    ],
+)
+def test_errors_name_the_argument_the_value_and_the_way_out(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,110 @@
+"""Models built in memory for the tests: tiny, seeded, and with drafts that partly agree with their target."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+VOCAB = 61
+COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+SMALL = COMMON | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
+GATED = SMALL | {"intermediate_size": 64, "num_key_value_heads": 2}
+
+#: one config per attention layout: rotary, learned, partial and ALiBi-free; grouped queries; sliding windows; experts
+ARCHITECTURES = {
+    "llama": GATED,
+    "qwen2": GATED,
+    "qwen3": GATED | {"head_dim": 8},
+    "mistral": GATED | {"sliding_window": 8},
+    "gemma": GATED | {"head_dim": 8},
+    "gemma3_text": GATED | {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "gpt_neox": SMALL | {"intermediate_size": 64},
+    "opt": SMALL | {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "phi": SMALL | {"intermediate_size": 64},
+    "phi3": GATED | {"sliding_window": 8},
+    "mixtral": GATED | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "cohere": GATED,
+    "granite": GATED,
+    "olmo2": GATED,
+    "stablelm": GATED,
+    "starcoder2": GATED,
+}
+
+
+def build(model_type: str, seed: int = 0, attention: str = "sdpa", **overrides):
+    """A random model of a type, its logits spread so that greedy decoding does not sit on ties."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **(ARCHITECTURES[model_type] | overrides))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    return _spread(model)
+
+
+def llama(seed: int = 0, vocab_size: int = VOCAB, layers: int = 2, hidden: int = 32, positions: int = 128):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        **GATED
+        | {
+            "vocab_size": vocab_size,
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "max_position_embeddings": positions,
+        }
+    )
+    return _spread(LlamaForCausalLM(config).eval())
+
+
+@torch.no_grad()
+def _spread(model):
+    # Freshly initialised, all logits are nearly equal and every continuation a tie.
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            weight.mul_(4.0 if "embed" in name or "wte" in name or "head" in name else 2.0)
+    return model
+
+
+@torch.no_grad()
+def noisy_copy(model, noise: float = 0.15, seed: int = 1):
+    """A draft that agrees with its target about some tokens: unrelated models accept nothing and test nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    draft = copy.deepcopy(model)
+    for weight in draft.parameters():
+        if weight.ndim > 1:
+            weight.add_(torch.randn(weight.shape, generator=generator) * noise * weight.std())
+    return draft
+
+
+def prompts(batch_size: int, width: int = 7, seed: int = 0, vocab_size: int = VOCAB) -> dict[str, torch.Tensor]:
+    """Left-padded random prompts of unequal length (a batch of one has no padding)."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, vocab_size, (batch_size, width), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, batch_size):
+        mask[row, : (2 * row) % width] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def unpadded(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    """One row of a batch as a prompt of its own."""
+    keep = inputs["attention_mask"][row].bool()
+    ids = inputs["input_ids"][row, keep][None]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class CountForwards:
+    """Context manager: the query lengths of a model's forwards while it is open."""
+
+    def __init__(self, model):
+        self.model, self.lengths = model, []
+
+    def __enter__(self):
+        def note(module, args, kwargs):
+            self.lengths.append(tuple(kwargs["input_ids"].shape))
+
+        self.hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
+        return self
+
+    def __exit__(self, *exception):
+        self.hook.remove()
