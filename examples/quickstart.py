@@ -10,7 +10,12 @@ import hf_speculative as hs
 target, draft, tokenizer = hs.embedded_pair()
 prompts = ['def read_config(path):\n    """Read', "import os\nimport sys\n\n"]
 inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-kwargs = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask, "max_new_tokens": 48, "do_sample": False}
+kwargs = {
+    "input_ids": inputs.input_ids,
+    "attention_mask": inputs.attention_mask,
+    "max_new_tokens": 48,
+    "do_sample": False,
+}
 
 plain = target.generate(**kwargs)
 with hs.record() as stats:
@@ -18,4 +23,6 @@ with hs.record() as stats:
 
 print(tokenizer.decode(speculative[0], skip_special_tokens=True))
 print(f"\nidentical to plain decoding: {torch.equal(plain, speculative)}")
-print(f"accepted {stats.draft_acceptance_rate:.0%} of the draft tokens, {stats.mean_acceptance_length:.2f} tokens a target pass")
+print(
+    f"accepted {stats.draft_acceptance_rate:.0%} of the draft tokens, {stats.mean_acceptance_length:.2f} tokens a target pass"
+)

@@ -127,25 +127,38 @@ def _clean_errors() -> Iterator[None]:
 
 @app.command()
 def generate(
-    prompt: Annotated[list[str] | None, typer.Argument(help="Prompts. Without any: --prompts, or standard input.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: .txt (a line each), .jsonl, .jsonl.gz.")] = None,
-    column: Annotated[str, typer.Option("--field", help="The field of a .jsonl line that holds the prompt.")] = "prompt",
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Prompts. Without any: --prompts, or standard input.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts: .txt (a line each), .jsonl, .jsonl.gz.")
+    ] = None,
+    column: Annotated[
+        str, typer.Option("--field", help="The field of a .jsonl line that holds the prompt.")
+    ] = "prompt",
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens to draft a round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 96,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding; above it, tokens are sampled.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 is greedy decoding; above it, tokens are sampled.")
+    ] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens only; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from the likeliest p of the mass only.")] = 1.0,
     reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Sample exactly the tokens that plain decoding samples under the seed.")
+        bool,
+        typer.Option("--reproducible", help="Sample exactly the tokens that plain decoding samples under the seed."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of both runs.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; by default cuda where there is one.")] = "",
-    show_text: Annotated[bool | None, typer.Option(help="Print the texts; by default for a handful of prompts.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON line for each prompt, then one with the totals.")] = False,
+    show_text: Annotated[
+        bool | None, typer.Option(help="Print the texts; by default for a handful of prompts.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON line for each prompt, then one with the totals.")
+    ] = False,
 ) -> None:
     """Generate text with a draft and without, side by side.
 
@@ -309,7 +322,9 @@ class _Run:
 
 def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int, is_exact: bool) -> None:
     stats = comparison.statistics
-    table = Table(title=f"{comparison.num_prompts} prompts, {num_draft_tokens} draft tokens a round", title_justify="left")
+    table = Table(
+        title=f"{comparison.num_prompts} prompts, {num_draft_tokens} draft tokens a round", title_justify="left"
+    )
     table.add_column("")
     for name in ("plain", "speculative"):
         table.add_column(name, justify="right")
@@ -325,7 +340,9 @@ def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int
     table.add_row("mean acceptance length", "", f"{stats.mean_acceptance_length:.2f}")
     console.print(table)
     console.print("[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added.")
-    console.print("Mean acceptance length counts the token that the target adds. Prediction: Leviathan et al., Theorem 3.8.")
+    console.print(
+        "Mean acceptance length counts the token that the target adds. Prediction: Leviathan et al., Theorem 3.8."
+    )
     if is_exact:
         same, total = comparison.num_identical, comparison.num_prompts
         console.print(f"Identical to plain decoding: [bold]{same} of {total}[/] texts.")

@@ -166,13 +166,13 @@ def read_options(
 
     if draft_model is not None:
         call.levels.append(_generation_config_of(draft_model))
-    num_draft_tokens = lookup or config.num_draft_tokens or call.configured("num_assistant_tokens")
+    configured = call.configured("num_assistant_tokens")
     options = Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
-        max_ngram=max_ngram or call.configured("max_matching_ngram_size") or DEFAULT_MAX_NGRAM,
-        num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens,
-        schedule_name=schedule_name or call.configured("num_assistant_tokens_schedule") or "constant",
+        max_ngram=_first(max_ngram, call.configured("max_matching_ngram_size"), DEFAULT_MAX_NGRAM),
+        num_draft_tokens=_first(lookup, config.num_draft_tokens, configured, DEFAULT_NUM_DRAFT_TOKENS),
+        schedule_name=_first(schedule_name, call.configured("num_assistant_tokens_schedule"), "constant"),
         confidence_threshold=_first(threshold, call.configured("assistant_confidence_threshold"), 0.0),
         config=config,
         streamer=call.pop("streamer"),

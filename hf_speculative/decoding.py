@@ -119,7 +119,9 @@ class SpeculativeDecoding:
         if options.prompt_lookup_num_tokens is not None:
             return PromptLookup(options.max_ngram)
         config = options.draft_model.config.get_text_config(decoder=True)
-        return DraftModel(with_cache(options.draft_model), getattr(config, "max_position_embeddings", None))
+        return DraftModel(
+            with_cache(options.draft_model, is_draft=True), getattr(config, "max_position_embeddings", None)
+        )
 
     def _schedule(self) -> Schedule:
         options = self.options

@@ -17,5 +17,7 @@ def embedded_pair(
 
     Stored in half precision; loaded as `dtype`, on the CPU, in eval mode.
     """
-    target, draft = (AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).eval() for name in ("target", "draft"))
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).eval() for name in ("target", "draft")
+    )
     return target, draft, AutoTokenizer.from_pretrained(FOLDER / "target")

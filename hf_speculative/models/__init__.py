@@ -6,6 +6,9 @@ from .ragged import RaggedModel
 __all__ = ["CachedModel", "RaggedModel", "with_cache"]
 
 
-def with_cache(model) -> CachedModel:
-    """The cached form of `model`, of the kind that fits it; `checks.check_model` has refused what fits none."""
-    return RaggedModel(model)
+def with_cache(model, is_draft: bool = False) -> CachedModel:
+    """The cached form of `model`, of the kind that fits it; `checks.check_model` has refused what fits none.
+
+    A draft may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
+    """
+    return RaggedModel(model, clamp_ids=is_draft)

@@ -93,10 +93,15 @@ class RaggedCache(Cache):
 
 
 class RaggedModel(CachedModel):
-    """A decoder-only attention model with a ragged cache."""
+    """A decoder-only attention model with a ragged cache.
 
-    def __init__(self, model: PreTrainedModel):
+    Args:
+        clamp_ids: read ids past the embedding table as its last one, instead of failing.
+    """
+
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.model = model
+        self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.cache = RaggedCache(self.layers.windows)
         self.num_forwards = 0
@@ -124,6 +129,8 @@ class RaggedModel(CachedModel):
             columns = (batch.lengths + ahead - width)[:, None] + torch.arange(width, device=batch.tokens.device)
             # Short rows reach back before their first column; what stands there is filler.
             input_ids = batch.tokens.gather(1, columns.clamp(min=0))
+        if self.last_id is not None:
+            input_ids = input_ids.clamp(max=self.last_id)
         if uniform:
             self.cache.slots = None
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)

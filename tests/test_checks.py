@@ -1,0 +1,192 @@
+"""Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
+
+import pytest
+import tiny
+import torch
+from transformers import DynamicCache, StaticCache
+
+import hf_speculative as hs
+from hf_speculative import Rule, SpeculativeConfig, Verdict
+from hf_speculative.lookahead import Constant
+from hf_speculative.verification import BlockVerification
+
+
+class Lossy(Rule):
+    def __call__(self, draft, target_probs, sampler):
+        return Verdict(draft.num_tokens, target_probs[:, -1].argmax(-1))
+
+
+IDS = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]])
+MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+WITH_DRAFT = {
+    "num_draft_tokens=0": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens=0.*draft_model=None"),
+    "num_draft_tokens='4'": ({"num_draft_tokens": "4"}, TypeError, "num_draft_tokens='4'.*whole number"),
+    "num_draft_tokens=True": ({"num_draft_tokens": True}, TypeError, "num_draft_tokens=True"),
+    "both names": (
+        {"num_draft_tokens": 2, "num_assistant_tokens": 3},
+        ValueError,
+        "`num_draft_tokens` and `num_assistant_tokens` mean the same but differ",
+    ),
+    "schedule": ({"num_assistant_tokens_schedule": "linear"}, ValueError, "'linear'` is not one of constant"),
+    "threshold": ({"assistant_confidence_threshold": 1.5}, ValueError, "1.5` is a probability"),
+    "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
+    "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
+    "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
+    "early exit": ({"assistant_early_exit": 1}, ValueError, "assistant_early_exit=1.*not drive yet"),
+    "lookbehind": ({"assistant_lookbehind": 5}, ValueError, "assistant_lookbehind.*no effect"),
+    "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),
+    "ngram": ({"max_matching_ngram_size": 3}, ValueError, "max_matching_ngram_size=3.*prompt_lookup_num_tokens"),
+    "custom_generate": ({"custom_generate": lambda *a, **k: None}, ValueError, "custom_generate"),
+    "generator of another kind": ({"generator": 7, "do_sample": True}, TypeError, "`generator` is a int"),
+    "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
+    "guidance": ({"guidance_scale": 1.5}, ValueError, "guidance_scale=1.5"),
+    "hidden states": (
+        {"output_hidden_states": True, "return_dict_in_generate": True},
+        ValueError,
+        "output_hidden_states=True",
+    ),
+    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, ValueError, "output_attentions=True"),
+    "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),
+    "prefill chunks": ({"prefill_chunk_size": 2}, ValueError, "prefill_chunk_size=2"),
+    "no padding token": ({"eos_token_id": 9, "pad_token_id": None, "stop": True}, ValueError, "pass `pad_token_id="),
+    "lossy rule": (
+        {"speculative_config": SpeculativeConfig(rule=Lossy())},
+        ValueError,
+        "Lossy does not declare.*allow_lossy",
+    ),
+    "drafter of another kind": (
+        {"draft_model": None, "speculative_config": SpeculativeConfig(drafter=print)},
+        TypeError,
+        "subclass hf_speculative.Drafter",
+    ),
+    "two drafters": (
+        {"speculative_config": SpeculativeConfig(drafter=hs.Drafter())},
+        ValueError,
+        "`draft_model` and `drafter` are two sources",
+    ),
+    "rule and reproducible": (
+        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
+        ValueError,
+        "only SampledVerification can do",
+    ),
+    "schedule and length": (
+        {"num_draft_tokens": 3, "speculative_config": SpeculativeConfig(schedule=Constant(2))},
+        ValueError,
+        "num_draft_tokens.*no effect beside",
+    ),
+    "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
+    "right padding": ({"attention_mask": MASK.flip(1)}, ValueError, "padding_side='left'"),
+    "hole in the mask": ({"attention_mask": torch.tensor([[1, 0, 1, 1]] * 2)}, ValueError, "more than left padding"),
+    "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),
+    "positions": (
+        {"position_ids": torch.tensor([[0, 0, 5, 6], [0, 1, 2, 3]])},
+        ValueError,
+        "`position_ids` other than a plain prompt's",
+    ),
+    "embeddings": ({"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 32)}, ValueError, "inputs_embeds"),
+    "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_DRAFT)
+def test_a_call_with_a_draft(target, draft, name):
+    kwargs, error, message = WITH_DRAFT[name]
+    call = {
+        "input_ids": IDS,
+        "attention_mask": MASK,
+        "draft_model": draft,
+        "max_new_tokens": 4,
+        "pad_token_id": 0,
+    } | kwargs
+    if call.pop("stop", False):  # an end token would stand in for the padding
+        from transformers import StoppingCriteria
+
+        class Never(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        call |= {"stopping_criteria": [Never()], "eos_token_id": None}
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+        hs.generate(target, **{k: v for k, v in call.items() if v is not None or k in ("pad_token_id", "eos_token_id")})
+    assert not forwards.lengths, "refused before the first forward"
+
+
+WITHOUT_DRAFT = {
+    "num_draft_tokens": {"num_draft_tokens": 3},
+    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
+    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
+    "max_matching_ngram_size": {"max_matching_ngram_size": 3},
+    "generator": {"generator": torch.Generator()},
+    "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DRAFT)
+def test_an_option_without_effect_is_not_dropped_in_silence(target, name):
+    with pytest.raises(
+        ValueError, match=f"`{name if name != 'num_draft_tokens' else 'num_draft_tokens'}` has no effect"
+    ):
+        hs.generate(target, IDS, **WITHOUT_DRAFT[name])
+
+
+def test_prompt_lookup_takes_no_draft_settings(target):
+    with pytest.raises(ValueError, match="leave `num_draft_tokens` out"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, num_draft_tokens=3)
+    with pytest.raises(ValueError, match="`assistant_confidence_threshold` has no effect on prompt lookup"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
+    with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
+
+
+def test_two_drafts(target, draft, unrelated):
+    with pytest.raises(ValueError, match="`draft_model` and `assistant_model` mean the same but differ"):
+        hs.generate(target, IDS, draft_model=draft, assistant_model=unrelated)
+    hs.generate(target, IDS, draft_model=draft, assistant_model=draft, max_new_tokens=2, pad_token_id=0)
+
+
+def test_caches_that_cannot_be_continued(target, draft):
+    turn = target.generate(IDS[1:], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match="pass the whole sequence"):
+        hs.generate(
+            target, turn.sequences[:, :5], past_key_values=turn.past_key_values, draft_model=draft, max_new_tokens=2
+        )
+    with pytest.raises(ValueError, match="StaticCache.*DynamicCache"):
+        hs.generate(
+            target,
+            IDS,
+            past_key_values=StaticCache(target.config, max_cache_len=64),
+            draft_model=draft,
+            max_new_tokens=2,
+        )
+    empty = DynamicCache(config=target.config)
+    out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
+    assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_attention_without_explicit_masks(draft, attention):
+    model = tiny.llama()
+    model.config._attn_implementation_internal = attention
+    with pytest.raises(ValueError, match=f"{attention}.*attn_implementation='sdpa'"):
+        hs.generate(model, IDS, draft_model=draft)
+
+
+def test_attach(target, draft):
+    with pytest.raises(ValueError, match="nothing to attach"):
+        hs.attach(target)
+    with pytest.raises(TypeError, match="`model` is a Linear"):
+        hs.attach(torch.nn.Linear(2, 2), draft)
+    with pytest.raises(ValueError, match="two sources of drafts"):
+        hs.attach(target, draft, SpeculativeConfig(drafter=hs.Drafter()))
+    model = tiny.llama()
+    model.generate = print
+    with pytest.raises(ValueError, match=r"`model\.generate` was already replaced"):
+        hs.attach(model, draft)
+
+
+def test_positional_arguments(draft):
+    model = hs.attach(tiny.llama(), draft)
+    with pytest.raises(TypeError, match="multiple values for inputs"):
+        model.generate(IDS, inputs=IDS)
+    with pytest.raises(TypeError, match="positional arguments"):
+        model.generate(*[None] * 40)

@@ -1,0 +1,108 @@
+"""The command, run as people run it."""
+
+import gzip
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_speculative.cli import app
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def invoke(*args, stdin=""):
+        return CliRunner().invoke(app, ["generate", "--max-new-tokens", "12", *map(str, args)], input=stdin)
+
+    return invoke
+
+
+def test_help_teaches():
+    result = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "160"})
+    text = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    for word in ("--num-draft-tokens", "--draft-model", "Try it, nothing to download", "--prompts"):
+        assert word in text
+
+
+def test_a_prompt_side_by_side(run):
+    result = run("def f(x):")
+    assert result.exit_code == 0, result.output
+    for word in ("plain", "speculative", "speedup", "predicted by theory", "mean acceptance length", "1 of 1"):
+        assert word in result.output
+    assert "def f(x):" in result.output
+
+
+def test_standard_input(run):
+    assert "import os" in run(stdin="import os").output
+
+
+def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):
+    assert "Identical" not in run("def f(x):", "--temperature", 0.8).output
+    assert "1 of 1" in run("def f(x):", "--temperature", 0.8, "--reproducible").output
+
+
+def write_prompts(path, lines):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
+def test_a_file_with_broken_lines(run, tmp_path, name):
+    lines = ['{"text": "import os"}', "{broken", "", '{"other": 1}', '{"text": 7}', '{"text": "def f():"}']
+    result = run("--prompts", write_prompts(tmp_path / name, lines), "--field", "text", "--json", "--batch-size", 2)
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row.get("prompt") for row in rows] == ["import os", "def f():", None]
+    total = rows[-1]["total"]
+    assert total["num_prompts"] == total["num_identical"] == 2 and total["speedup"] > 0
+    assert total["statistics"]["num_new_tokens"] == sum(row["statistics"]["num_new_tokens"] for row in rows[:2])
+    for number, reason in ((2, "Expecting"), (4, "no field 'text'"), (5, "7 is not a text")):
+        assert re.search(rf"line {number}: .*{reason}", result.stderr), result.stderr
+
+
+def test_a_text_file(run, tmp_path):
+    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["import os", "", "def f():"]), "--no-show-text")
+    assert "2 of 2" in result.output and "import os" not in result.output
+
+
+def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
+    from hf_speculative import cli
+
+    original, calls = cli._Run.compare, []
+
+    def interrupted(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    monkeypatch.setattr(cli._Run, "compare", interrupted)
+    lines = [f"x = {i}" for i in range(5)]
+    result = run("--prompts", write_prompts(tmp_path / "p.txt", lines), "--json")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 3 and rows[-1]["total"]["num_prompts"] == 2 and "stopped after 2 of 5" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("x", "--dtype", "int4"), "--dtype int4: choose one of"),
+        (("x", "--top-k", 5), "give a --temperature above 0"),
+        (("x", "--model", "some/model"), "--model and --draft-model go together"),
+        (("--prompts", "nowhere.txt"), "no such file"),
+        (("x", "--prompts", "nowhere.txt"), "two sources"),
+    ],
+)
+def test_errors_are_messages(run, args, message):
+    result = run(*args)
+    assert result.exit_code == 2 and message in re.sub(r"\s+", " ", result.stderr) and "Traceback" not in result.output
+
+
+def test_a_file_of_another_kind_and_an_empty_one(run, tmp_path):
+    assert "a .txt, .jsonl or .jsonl.gz file" in run("--prompts", write_prompts(tmp_path / "p.csv", ["a"])).stderr
+    assert "no prompt to work on" in run("--prompts", write_prompts(tmp_path / "p.jsonl", ["{"])).stderr

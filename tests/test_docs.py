@@ -1,0 +1,69 @@
+"""README, docs and examples say what is true: their code runs, their links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAINING = "train_embedded_pair.py"
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+CODE = [(page, i) for page in PAGES for i in range(len(blocks(page)))]
+
+
+def test_there_is_code_to_run():
+    assert {page.name for page, _ in CODE} >= {"README.md", "add-a-drafter.md", "add-a-rule.md", "correctness.md"}
+
+
+@pytest.mark.parametrize(("page", "index"), CODE, ids=lambda value: getattr(value, "name", value))
+def test_code_blocks_run(page, index, tmp_path):
+    run_python(["-c", blocks(page)[index]], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_files_named_in_the_docs_exist():
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"`((?:tests|examples|docs|hf_speculative)/[\w./-]*\w\.(?:py|md))`", page.read_text()))
+    assert named and not {name for name in named if not (ROOT / name).exists()}
+
+
+ARGUMENTS = {
+    "compare_with_assisted.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1", "--batch-size", "2"]
+}
+
+
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name != TRAINING], ids=lambda path: path.name)
+def test_examples_run(path, tmp_path):
+    assert run_python([str(path), *ARGUMENTS.get(path.name, [])], tmp_path).strip()
+
+
+@pytest.mark.slow
+def test_training_the_embedded_pair_runs(tmp_path):
+    out = run_python([str(ROOT / "examples" / TRAINING), str(tmp_path / "pair"), "--minutes", "0.2"], tmp_path)
+    assert "Acceptance rate between them" in out and (tmp_path / "pair" / "draft" / "model.safetensors").exists()
+
+
+def run_python(arguments: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:hf_speculative", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

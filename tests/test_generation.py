@@ -1,0 +1,272 @@
+"""The ways in: generate, attach and detach, patch_transformers, the mixin, record."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import tiny
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+import hf_speculative as hs
+
+KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+
+
+@pytest.fixture
+def attached(draft):
+    model = tiny.llama()
+    yield hs.attach(model, draft)
+    hs.detach(model)
+
+
+def speculates(call) -> bool:
+    with hs.record() as stats:
+        call()
+    return stats.num_calls > 0
+
+
+@pytest.mark.parametrize("name", ["draft_model", "assistant_model"])
+def test_generate(target, draft, name):
+    expected = target.generate(**tiny.prompts(3), **KWARGS)
+    assert hs.generate(target, **tiny.prompts(3), **KWARGS, **{name: draft}).tolist() == expected.tolist()
+    assert hs.generate(target, tiny.prompts(1)["input_ids"], **KWARGS, **{name: draft}).shape == (1, 23)
+
+
+def test_generate_without_a_draft_is_plain(target):
+    assert not speculates(lambda: hs.generate(target, **tiny.prompts(2), **KWARGS))
+    assert not speculates(lambda: hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=None))
+
+
+def test_generate_returns_what_transformers_returns(target, draft):
+    out = hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=draft, return_dict_in_generate=True)
+    plain = target.generate(**tiny.prompts(2), **KWARGS, return_dict_in_generate=True)
+    assert isinstance(out, hs.GenerateSpeculativeOutput) and isinstance(out, type(plain))
+    assert set(plain.keys()) - set(out.keys()) <= {"past_key_values"}  # None in a batch, see the docstring
+    assert out.scores is None and out.logits is None and out.past_key_values is None
+    assert out.statistics.num_new_tokens == 32 and out.from_draft.shape == (2, 16)
+    assert out.from_draft.sum() == out.statistics.num_accepted_draft_tokens
+
+
+def test_a_generation_config_object(target, draft):
+    config = GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0, num_assistant_tokens=2)
+    before = config.to_dict()
+    with hs.record() as stats:
+        out = hs.generate(target, **tiny.prompts(2), generation_config=config, draft_model=draft)
+    assert out.tolist() == target.generate(**tiny.prompts(2), generation_config=config).tolist()
+    assert len(stats.acceptance_histogram) <= 3 and config.to_dict() == before
+
+
+def test_attach_and_detach(attached, draft):
+    assert speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS))
+    assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, draft_model=None))
+    assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, assistant_model=None))
+    expected = hs.detach(attached).generate(**tiny.prompts(3), **KWARGS)
+    assert "generate" not in vars(attached)
+    hs.attach(attached, draft, hs.SpeculativeConfig(num_draft_tokens=2))
+    with hs.record() as stats:
+        assert attached.generate(**tiny.prompts(3), **KWARGS).tolist() == expected.tolist()
+    assert len(stats.acceptance_histogram) <= 3
+
+
+def test_a_call_overrides_what_is_attached(attached, draft, unrelated):
+    other = tiny.noisy_copy(attached, noise=0)
+    with hs.record() as stats:
+        attached.generate(**tiny.prompts(1), **KWARGS, draft_model=other, num_draft_tokens=3)
+    assert stats.draft_acceptance_rate == 1
+    with hs.record() as stats:
+        attached.generate(**tiny.prompts(1), **KWARGS, prompt_lookup_num_tokens=2)
+    assert stats.num_draft_forwards == 0 and stats.num_calls == 1
+
+
+def test_an_attached_model_is_the_model_it_was(attached, tmp_path):
+    assert type(attached) is LlamaForCausalLM and isinstance(attached, GenerationMixin)
+    assert next(iter(inspect.signature(attached.generate).parameters)) == "inputs"
+    attached.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.architectures == ["LlamaForCausalLM"] and "generate" not in vars(again)
+    assert set(attached.state_dict()) == set(again.state_dict())
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
+def test_copies_of_an_attached_model_speculate_by_themselves(attached, how):
+    other = how(attached)
+    assert other.generate.model is other and other.generate.draft_model is not attached.generate.draft_model
+    expected = attached.generate(**tiny.prompts(2), **KWARGS, draft_model=None)
+    with torch.no_grad():
+        attached.lm_head.weight.zero_()
+    assert speculates(lambda: other.generate(**tiny.prompts(2), **KWARGS))
+    assert other.generate(**tiny.prompts(2), **KWARGS).tolist() == expected.tolist()
+
+
+def test_a_wrapper_around_an_attached_model(attached):
+    """A PEFT-style wrapper: it holds the model and forwards `generate`."""
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.base_model = model
+            self.active_peft_config = object()
+
+        def get_base_model(self):
+            return self.base_model
+
+        def generate(self, *args, **kwargs):
+            return self.base_model.generate(*args, **kwargs)
+
+    wrapper = Wrapper(attached)
+    assert speculates(lambda: wrapper.generate(**tiny.prompts(2), **KWARGS))
+    hs.detach(wrapper)
+    assert not speculates(lambda: wrapper.generate(**tiny.prompts(2), **KWARGS))
+    assert speculates(lambda: hs.generate(wrapper, **tiny.prompts(2), **KWARGS, draft_model=tiny.llama()))
+    # and as a draft
+    assert speculates(lambda: hs.generate(tiny.llama(), **tiny.prompts(2), **KWARGS, draft_model=wrapper))
+
+
+def test_a_draft_by_name(target, draft, tmp_path):
+    draft.save_pretrained(tmp_path)
+    expected = target.generate(**tiny.prompts(2), **KWARGS)
+    out = hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=str(tmp_path))
+    assert out.tolist() == expected.tolist()
+    model = hs.attach(tiny.llama(), str(tmp_path))
+    assert speculates(lambda: model.generate(**tiny.prompts(2), **KWARGS))
+
+
+def test_patch_transformers_for_a_while(target, draft):
+    original = GenerationMixin.generate
+    with hs.patch_transformers():
+        assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, draft_model=draft))
+        assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, assistant_model=draft))
+        assert not speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
+        assert inspect.signature(GenerationMixin.generate) == inspect.signature(original)
+    assert GenerationMixin.generate is original
+    with pytest.raises(ZeroDivisionError), hs.patch_transformers():
+        raise ZeroDivisionError
+    assert GenerationMixin.generate is original
+
+
+def test_patch_transformers_as_a_call(target, draft):
+    original = GenerationMixin.generate
+    outer, inner = hs.patch_transformers(), hs.patch_transformers()
+    try:
+        assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, draft_model=draft))
+        with pytest.raises(RuntimeError, match="undo the later patch first"):
+            outer.undo()
+    finally:
+        inner.undo()
+        outer.undo()
+    outer.undo()  # twice is fine
+    assert GenerationMixin.generate is original
+
+
+def test_attached_and_patched_at_once(attached):
+    with hs.patch_transformers(), hs.record() as stats:
+        attached.generate(**tiny.prompts(2), **KWARGS)
+    assert stats.num_calls == 1
+
+
+def test_the_mixin(draft):
+    class Speculative(hs.SpeculativeGenerationMixin, LlamaForCausalLM):
+        pass
+
+    model = Speculative(tiny.llama().config).eval()
+    inputs = tiny.prompts(2)
+    expected = model.generate(**inputs, **KWARGS)
+    assert speculates(lambda: model.generate(**inputs, **KWARGS, draft_model=draft))
+    assert not speculates(lambda: model.generate(**inputs, **KWARGS))
+    assert model.generate(inputs["input_ids"], None, **KWARGS, draft_model=draft).shape == expected.shape
+    assert hs.generate(model, **inputs, **KWARGS, draft_model=draft).tolist() == expected.tolist()
+
+
+def test_importing_changes_nothing():
+    assert GenerationMixin.generate.__module__ == "transformers.generation.utils"
+
+
+def test_record_collects_over_calls_and_nests(target, draft):
+    with hs.record() as outer:
+        hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=draft)
+        with hs.record() as inner:
+            hs.generate(target, **tiny.prompts(3), **KWARGS, draft_model=draft)
+    assert (outer.num_calls, inner.num_calls) == (2, 1) and (len(outer.rows), len(inner.rows)) == (5, 3)
+    assert outer.num_new_tokens == 5 * 16
+
+
+def test_a_pipeline_speculates_in_batches():
+    target, draft, tokenizer = hs.embedded_pair()
+    tokenizer.padding_side = "left"
+    pipe = pipeline("text-generation", model=hs.attach(target, draft), tokenizer=tokenizer)
+    prompts = ["import os", "def f(x):", "class A"]
+    with hs.record() as stats:
+        found = pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False)
+    assert stats.num_calls == 1 and len(stats.rows) == 3
+    hs.detach(target)
+    assert pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False) == found
+
+
+def test_closing_the_loop_early_leaves_both_models_usable(target, draft):
+    class Enough(Exception):
+        pass
+
+    class Impatient:
+        def __init__(self):
+            self.num_puts = 0
+
+        def put(self, value):
+            self.num_puts += 1
+            if self.num_puts > 4:
+                raise Enough
+
+    expected = hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft)
+    with hs.record() as stats, pytest.raises(Enough):
+        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft, streamer=Impatient())
+    assert stats.num_calls == 1, "what was done until then is counted"
+    assert hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft).tolist() == expected.tolist()
+
+
+def test_an_error_in_a_drafter_reaches_the_user(target):
+    class Broken(hs.Drafter):
+        def propose(self, *args):
+            raise LookupError("no idea")
+
+    with pytest.raises(LookupError, match="no idea"):
+        hs.generate(target, **tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(drafter=Broken()))
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    from tokenizers import Tokenizer, models
+
+    words = [f"w{i}" for i in range(tiny.VOCAB)]
+    return [
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({w: i for i, w in enumerate(order)}, "w0")))
+        for order in (words, words[::-1])
+    ]
+
+
+def test_tokenizers_that_agree_are_accepted(target, draft, tokenizers):
+    out = hs.generate(
+        target,
+        **tiny.prompts(1),
+        **KWARGS,
+        draft_model=draft,
+        tokenizer=tokenizers[0],
+        assistant_tokenizer=copy.deepcopy(tokenizers[0]),
+    )
+    assert out.shape == (1, 23)
+
+
+def test_tokenizers_that_differ_are_refused(target, draft, tokenizers):
+    with pytest.raises(ValueError, match="different ids to the same text"):
+        hs.generate(
+            target, **tiny.prompts(1), draft_model=draft, tokenizer=tokenizers[0], assistant_tokenizer=tokenizers[1]
+        )

@@ -1,0 +1,64 @@
+"""The house rules that keep the code readable, guarded."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import hf_speculative
+
+PACKAGE = Path(hf_speculative.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+PARTS = ("drafting", "verification", "lookahead")
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: neither blank, comment, docstring nor import."""
+    tree = ast.parse(path.read_text())
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr, ast.arg)) and not isinstance(node, (ast.Import, ast.ImportFrom)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
+                continue
+            lines.add(node.lineno)
+    return len(lines)
+
+
+def test_the_loop_fits_on_one_screen():
+    assert code_lines(PACKAGE / "loop.py") <= 50
+
+
+def test_the_loop_asks_no_part_who_it_is():
+    tree = ast.parse((PACKAGE / "loop.py").read_text())
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & {"isinstance", "type", "getattr", "hasattr"}
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name for name in imported if name.split(".")[0] in PARTS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_small(path):
+    assert path.stem != "utils"
+    assert len(path.read_text().splitlines()) <= 330
+
+
+@pytest.mark.parametrize("folder", PARTS)
+def test_parts_import_no_other_part(folder):
+    for path in (PACKAGE / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 2:
+                assert node.module.split(".")[0] in ("types", "models", "sampling"), (
+                    f"{path.name} imports {node.module}"
+                )
+
+
+def test_public_names_are_listed_and_documented():
+    for name in hf_speculative.__all__:
+        assert getattr(hf_speculative, name).__doc__, name
+    assert hf_speculative.__all__ == sorted(hf_speculative.__all__)

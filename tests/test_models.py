@@ -1,0 +1,127 @@
+"""The ragged cache: what it holds equals a fresh forward, after every round, for every kind of attention."""
+
+import inspect
+
+import pytest
+import tiny
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import hf_speculative as hs
+from hf_speculative import checks
+from hf_speculative.models import RaggedModel, probe
+from hf_speculative.models.probe import TESTED_TYPES, fits_ragged
+from hf_speculative.types import Batch
+
+
+def test_the_tested_types_are_tested():
+    assert set(tiny.ARCHITECTURES) == TESTED_TYPES
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
+def test_cached_logits_equal_fresh_ones_after_every_round(model_type, attention):
+    """Random accept counts per row, rows leaving, past a window of 8."""
+    model = tiny.build(model_type, attention=attention)
+    inputs = tiny.prompts(4)
+    padding = (1 - inputs["attention_mask"]).sum(1).tolist()
+    batch, cached = Batch(inputs["input_ids"], padding, max_length=40), RaggedModel(model)
+    generator = torch.Generator().manual_seed(0)
+    cached.prefill(batch)
+    for round in range(6):
+        k = int(torch.randint(0, 4, (1,), generator=generator))
+        proposal = torch.randint(1, tiny.VOCAB, (len(batch.rows), k), generator=generator)
+        batch.put(proposal)
+        found = cached.logits(batch, ahead=k, num_last=k + 1)
+        for row, (length, pad) in enumerate(zip(batch.host_lengths, batch.host_padding, strict=True)):
+            fresh = model(batch.tokens[row : row + 1, pad : length + k]).logits[0, -k - 1 :]
+            torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
+        accepted = torch.randint(0, k + 1, (len(batch.rows),), generator=generator)
+        draft = hs.Draft(proposal, None, torch.full_like(batch.lengths, k))
+        batch.append(draft, hs.Verdict(accepted, torch.randint(1, tiny.VOCAB, (len(batch.rows),), generator=generator)))
+        cached.rollback(batch)
+        if round == 3:
+            for part in (batch, cached):
+                part.select([0, 2, 3])
+
+
+@torch.no_grad()
+def test_capacity_grows_without_losing_anything(monkeypatch):
+    monkeypatch.setattr("hf_speculative.models.ragged.MIN_CAPACITY", 4)
+    model = tiny.llama()
+    inputs = tiny.prompts(3)
+    found = hs.generate(
+        model, **inputs, draft_model=tiny.noisy_copy(model), max_new_tokens=80, do_sample=False, pad_token_id=0
+    )
+    assert found.tolist() == model.generate(**inputs, max_new_tokens=80, do_sample=False, pad_token_id=0).tolist()
+
+
+UNKNOWN_BUT_FITTING = {
+    "gpt_bigcode": tiny.COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "smollm3": tiny.GATED,
+    "nemotron": tiny.GATED,
+}
+
+
+@pytest.mark.parametrize("model_type", UNKNOWN_BUT_FITTING)
+def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
+    assert model_type not in TESTED_TYPES and fits_ragged(model)
+    monkeypatch.setattr(probe, "_same_logits", lambda model: pytest.fail("asked twice"))
+    assert fits_ragged(model)
+    inputs = tiny.prompts(2)
+    found = hs.generate(model, **inputs, draft_model=model, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert found.tolist() == model.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+
+
+REFUSED = {
+    "bart": ({"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "is_decoder": True}, "BartForCausalLM"),
+    "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "MambaForCausalLM"),
+    "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, "BloomForCausalLM"),
+    "qwen3_next": (tiny.GATED | {"layer_types": ["linear_attention", "full_attention"]}, "Qwen3NextForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_model_that_does_not_fit_is_refused_by_name(model_type, draft):
+    """Never run wrong: positions from the cache's length, recurrent states, ALiBi."""
+    torch.manual_seed(0)
+    overrides, name = REFUSED[model_type]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **tiny.COMMON | overrides)).eval()
+    with pytest.raises(ValueError, match=f"{name}.*draft_model=None"):
+        hs.generate(model, **tiny.prompts(2), draft_model=draft)
+    with pytest.raises(ValueError, match=f"`draft_model`: {name}.*use another draft"):
+        hs.generate(tiny.llama(), **tiny.prompts(2), draft_model=model)
+
+
+def test_the_probe_sees_wrong_logits(monkeypatch):
+    """Its own negative control: with positions off by one, a model that fits does not pass."""
+    model = tiny.llama()
+    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    original = model.forward
+
+    def shifted(*args, position_ids=None, **kwargs):
+        return original(*args, position_ids=None if position_ids is None else position_ids // 2, **kwargs)
+
+    shifted.__signature__ = inspect.signature(original)
+    assert fits_ragged(tiny.llama())
+    monkeypatch.setattr(model, "forward", shifted)
+    assert not fits_ragged(model)
+    with pytest.raises(ValueError, match="other logits through a ragged cache"):
+        checks.check_model(model, "model")
+
+
+def test_half_precision_runs(target, draft):
+    model, small = tiny.llama().to(torch.bfloat16), tiny.noisy_copy(tiny.llama()).to(torch.bfloat16)
+    out = hs.generate(model, **tiny.prompts(3), draft_model=small, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    assert out.shape == (3, 17)
+
+
+def test_dropout_of_a_model_in_training_mode_does_not_reach_the_draft(target):
+    model = tiny.build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    draft = tiny.noisy_copy(model, noise=0).train()
+    with hs.record() as stats:
+        hs.generate(model, **tiny.prompts(1), draft_model=draft, max_new_tokens=20, do_sample=False)
+    assert stats.draft_acceptance_rate == 1 and draft.training

@@ -1,0 +1,111 @@
+"""Counts add up; rates are quotients of counts."""
+
+import json
+import math
+
+import pytest
+import tiny
+
+import hf_speculative as hs
+from hf_speculative.statistics import RowStatistics, Statistics, Stopwatch
+from hf_speculative.types import Round
+
+
+def rounds():
+    """Two rows: the prompt's pass, then 3 drafted: 3 and 1 accepted; then row 1 alone, cut by a stop inside the block."""
+    none = {"logits": None, "scores": None}
+    return [
+        Round([0, 1], [[5], [6]], [0, 0], [0, 0], [False, False], **none),
+        Round([0, 1], [[1, 2, 3, 4], [1, 9]], [3, 3], [3, 1], [True, False], **none),
+        Round([1], [[7, 8]], [3], [2], [True], **none),
+    ]
+
+
+def test_counts_by_hand():
+    stats = Statistics()
+    for round in rounds():
+        stats.follow(round)
+    first, second = stats.rows
+    assert (first.num_rounds, first.num_spec_steps, first.num_draft_tokens, first.num_accepted_draft_tokens) == (
+        2,
+        1,
+        3,
+        3,
+    )
+    assert (second.num_rounds, second.num_spec_steps, second.num_draft_tokens, second.num_accepted_draft_tokens) == (
+        3,
+        2,
+        6,
+        2,
+    )
+    assert (first.num_new_tokens, second.num_new_tokens, stats.num_new_tokens) == (5, 5, 10)
+    assert stats.num_rejections == 1, "a stop is no rejection"
+    assert stats.draft_acceptance_rate == 5 / 9 and stats.mean_acceptance_length == 1 + 5 / 3
+    assert stats.token_acceptance_rate == 5 / 6
+    assert stats.acceptance_histogram == [0, 2, 0, 1] and stats.per_position_acceptance_rate == [1.0, 1 / 3, 1 / 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_accepted_plus_rounds_is_new_tokens(target, draft, batch_size, schedule):
+    inputs = tiny.prompts(batch_size)
+    out = hs.generate(
+        target,
+        **inputs,
+        draft_model=draft,
+        num_assistant_tokens_schedule=schedule,
+        max_new_tokens=30,
+        eos_token_id=[4, 9],
+        pad_token_id=0,
+        return_dict_in_generate=True,
+    )
+    stats = out.statistics
+    for row, counts in enumerate(stats.rows):
+        new = out.sequences[row, 7:].tolist()
+        length = next((i + 1 for i, token in enumerate(new) if token in (4, 9)), 30)
+        assert counts.num_accepted_draft_tokens + counts.num_rounds == counts.num_new_tokens == length
+        assert sum(counts.acceptance_histogram) == counts.num_spec_steps == counts.num_rounds - 1 or length == 1
+    assert stats.num_target_forwards == max(row.num_rounds for row in stats.rows)
+    assert stats.num_draft_forwards >= stats.num_target_forwards - 1
+
+
+def test_adding_up_adds_counts(target, draft, unrelated):
+    with hs.record() as good:
+        hs.generate(target, **tiny.prompts(2), draft_model=draft, max_new_tokens=20, pad_token_id=0)
+    with hs.record() as bad:
+        hs.generate(target, **tiny.prompts(2), draft_model=unrelated, max_new_tokens=20, pad_token_id=0)
+    total = Statistics()
+    total += good
+    total += bad
+    accepted = good.num_accepted_draft_tokens + bad.num_accepted_draft_tokens
+    assert total.draft_acceptance_rate == accepted / (good.num_draft_tokens + bad.num_draft_tokens)
+    assert len(total.rows) == 4 and total.num_calls == 2
+    assert math.isclose(sum(total.seconds.values()), sum(good.seconds.values()) + sum(bad.seconds.values()))
+
+
+def test_nothing_drafted_is_nan_and_null_in_json():
+    empty = RowStatistics()
+    assert math.isnan(empty.draft_acceptance_rate) and empty.acceptance_histogram == []
+    assert json.loads(json.dumps(Statistics().to_dict()))["draft_acceptance_rate"] is None
+
+
+def test_time_is_split_by_stage(target, draft):
+    with hs.record() as stats:
+        hs.generate(target, **tiny.prompts(2), draft_model=draft, max_new_tokens=20, pad_token_id=0)
+    assert set(stats.seconds) == {"draft", "verify", "accept", "rest"} and all(s > 0 for s in stats.seconds.values())
+    assert stats.seconds["draft"] > stats.seconds["accept"]
+
+
+def test_the_stopwatch_changes_no_part():
+    class Part:
+        level = 3
+
+        def work(self, value):
+            return value + self.level
+
+    import torch
+
+    stopwatch, part = Stopwatch(torch.device("cpu")), Part()
+    watched = stopwatch.watch("draft", part, "work")
+    assert watched.work(1) == 4 and watched.level == 3 and vars(part) == {}
+    assert stopwatch.seconds()["draft"] > 0
