@@ -19,7 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 import hf_speculative as hs
-from hf_speculative.cli import DEMO_PROMPTS, read_prompts
+from hf_speculative.cli import DEMO_PROMPTS
+from hf_speculative.comparison import read_prompts
 
 
 def main(

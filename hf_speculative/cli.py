@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -19,12 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from . import embedded, theory
-from .generation import generate as speculative_generate
-from .statistics import Statistics, record
+from . import embedded
+from .comparison import Comparison, PromptError, Runner, read_prompts
 
 app = typer.Typer(
     help="Speculative decoding for transformers: exact, batched, measured.",
@@ -41,78 +37,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 @app.callback()
 def root() -> None:
     """Speculative decoding for transformers: exact, batched, measured."""
-
-
-class PromptError(ValueError):
-    """One line of a prompt file that cannot be used."""
-
-
-def read_prompts(path: Path, column: str) -> Iterator[str | PromptError]:
-    """The prompts of a .txt, .jsonl or .jsonl.gz file, a line each; a broken line comes as a `PromptError`."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    is_json = ".jsonl" in path.suffixes
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            if not is_json:
-                yield line.rstrip("\n")
-                continue
-            try:
-                prompt = json.loads(line)[column]
-                if not isinstance(prompt, str) or not prompt:
-                    raise TypeError(f"{prompt!r} is not a text")
-                yield prompt
-            except KeyError:
-                yield PromptError(f"{path.name}, line {number}: no field {column!r}; choose one with --field")
-            except (json.JSONDecodeError, TypeError) as error:
-                yield PromptError(f"{path.name}, line {number}: {error}")
-
-
-@dataclass
-class Comparison:
-    """Plain against speculative decoding on the same prompts. Times are seconds of `generate` calls, warm-up apart."""
-
-    num_prompts: int = 0
-    num_identical: int = 0
-    num_plain_tokens: int = 0
-    plain_seconds: float = 0.0
-    num_plain_steps: int = 0
-    speculative_seconds: float = 0.0
-    statistics: Statistics = field(default_factory=Statistics)
-
-    @property
-    def speedup(self) -> float:
-        """Ratio of tokens per second, each over its own tokens."""
-        return self.tokens_per_second("speculative") / self.tokens_per_second("plain")
-
-    def tokens_per_second(self, which: str) -> float:
-        if which == "plain":
-            return self.num_plain_tokens / self.plain_seconds
-        return self.statistics.num_new_tokens / self.speculative_seconds
-
-    def predicted_speedup(self, num_draft_tokens: int) -> float:
-        """Leviathan et al. 2023, Theorem 3.8, from the measured acceptance rate and the measured cost of a draft step."""
-        stats = self.statistics
-        draft_step = stats.seconds["draft"] / max(1, stats.num_draft_forwards)
-        cost = draft_step / (self.plain_seconds / self.num_plain_steps)
-        return theory.walltime_factor(stats.token_acceptance_rate, num_draft_tokens, cost)
-
-    def to_dict(self, num_draft_tokens: int, sampled: bool) -> dict[str, Any]:
-        statistics = self.statistics.to_dict()
-        del statistics["rows"]
-        return {
-            "num_prompts": self.num_prompts,
-            "plain": {"seconds": self.plain_seconds, "tokens_per_second": self.tokens_per_second("plain")},
-            "speculative": {
-                "seconds": self.speculative_seconds,
-                "tokens_per_second": self.tokens_per_second("speculative"),
-            },
-            "speedup": self.speedup,
-            "predicted_speedup": self.predicted_speedup(num_draft_tokens),
-            "num_identical": None if sampled else self.num_identical,
-            "statistics": statistics,
-        }
 
 
 @contextmanager
@@ -178,13 +102,15 @@ def generate(
         if temperature == 0 and (top_k or top_p < 1 or reproducible):
             raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
         source = _prompt_source(prompt, prompts, column, embedded_pair=model is None)
-        pair = _load(model, draft_model, DTYPES[dtype], device)
+        target, draft, tokenizer = _load(model, draft_model, DTYPES[dtype], device)
         total = sum(1 for p in source() if isinstance(p, str))
         if total == 0:
             raise ValueError("no prompt to work on: every line is empty or broken.")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {}
-    run = _Run(
-        *pair,
+    run = Runner(
+        target,
+        draft,
+        tokenizer,
         seed=seed,
         kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
         speculative_kwargs={"num_draft_tokens": num_draft_tokens} | ({"reproducible": True} if reproducible else {}),
@@ -255,69 +181,6 @@ def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return target.to(device).eval(), draft.to(device).eval(), tokenizer
-
-
-@dataclass
-class _Run:
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    seed: int
-    kwargs: dict[str, Any]
-    speculative_kwargs: dict[str, Any]
-
-    def warm_up(self, prompt: str) -> None:
-        inputs = self._inputs([prompt])
-        short = self.kwargs | {"max_new_tokens": 8}
-        self.target.generate(**inputs, **short)
-        speculative_generate(self.target, **inputs, **short, draft_model=self.draft, **self.speculative_kwargs)
-
-    def compare(self, prompts: list[str], comparison: Comparison) -> list[dict[str, Any]]:
-        """Both ways on one batch, added to `comparison`; for each prompt its coloured text and its JSON fields."""
-        inputs = self._inputs(prompts)
-        width = inputs["input_ids"].shape[1]
-        plain, plain_seconds = self._timed(self.target.generate, inputs)
-        with record() as statistics:
-            output, seconds = self._timed(
-                lambda **kwargs: speculative_generate(self.target, **kwargs, return_dict_in_generate=True),
-                inputs | {"draft_model": self.draft} | self.speculative_kwargs,
-            )
-        comparison.num_prompts += len(prompts)
-        comparison.plain_seconds += plain_seconds
-        comparison.speculative_seconds += seconds
-        comparison.num_plain_steps += plain.shape[1] - width
-        comparison.statistics += statistics
-        results = []
-        for row, counts in enumerate(output.statistics.rows):
-            new = output.sequences[row, width : width + counts.num_new_tokens].tolist()
-            expected = self._until_end(plain[row, width:].tolist())
-            comparison.num_plain_tokens += len(expected)
-            comparison.num_identical += new == expected
-            text = Text()
-            for token, from_draft in zip(new, output.from_draft[row].tolist(), strict=False):
-                text.append(self.tokenizer.decode([token]), style="green" if from_draft else "bold")
-            as_json = {"text": self.tokenizer.decode(new), "identical": new == expected, "statistics": counts.to_dict()}
-            results.append({"text": text, "json": as_json})
-        return results
-
-    def _inputs(self, prompts: list[str]) -> dict[str, torch.Tensor]:
-        encoded = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
-        return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
-
-    def _timed(self, function, kwargs: dict[str, Any]):
-        set_seed(self.seed)
-        start = time.perf_counter()
-        result = function(**kwargs, **self.kwargs, pad_token_id=self.tokenizer.pad_token_id)
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize()
-        return result, time.perf_counter() - start
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        """Plain output without the padding after its end token."""
-        end = self.target.generation_config.eos_token_id
-        ends = set(end) if isinstance(end, list) else {end}
-        first = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        return tokens[: first + 1]
 
 
 def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int, is_exact: bool) -> None:

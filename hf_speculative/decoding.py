@@ -64,6 +64,7 @@ class SpeculativeDecoding:
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
+        assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
         target, drafter = with_cache(model), self._drafter()
@@ -118,6 +119,7 @@ class SpeculativeDecoding:
             return options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
             return PromptLookup(options.max_ngram)
+        assert options.draft_model is not None  # read_options returns no Options without a source of drafts
         config = options.draft_model.config.get_text_config(decoder=True)
         return DraftModel(
             with_cache(options.draft_model, is_draft=True), getattr(config, "max_position_embeddings", None)

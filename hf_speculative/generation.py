@@ -6,6 +6,7 @@ transformers' `generate` does all preparation and hands over to a callable, `Spe
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -126,8 +127,8 @@ class SpeculativeGenerationMixin:
     def generate(self, *args, **kwargs) -> Tensor | GenerateSpeculativeOutput:
         """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
         if kwargs.get("custom_generate") is not None:
-            return super().generate(*args, **kwargs)
-        return _generate(self, super().generate, _bind(args, kwargs))
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        return _generate(self, super().generate, _bind(args, kwargs))  # type: ignore[misc]
 
 
 class Attached:
@@ -207,13 +208,12 @@ class patch_transformers:
     def __init__(self):
         original = self._original = GenerationMixin.generate
 
+        @functools.wraps(original)
         def generate(self, *args, **kwargs):
             if kwargs.get("custom_generate") is not None:
                 return original(self, *args, **kwargs)
             return _generate(self, original.__get__(self), _bind(args, kwargs))
 
-        generate.__signature__ = inspect.signature(original)
-        generate.__doc__ = original.__doc__
         GenerationMixin.generate = self._patched = generate
 
     def undo(self) -> None:

@@ -6,7 +6,7 @@ which each row keeps its own number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from .models import CachedModel
 from .sampling import Sampler
@@ -22,7 +22,7 @@ def speculate(
     schedule: Schedule,
     sampler: Sampler,
     stopping: Stopping,
-) -> Iterator[Round]:
+) -> Generator[Round, None, None]:
     """Generate until every row of `batch` is done; yields a `Round` after each target pass.
 
     Nothing outside the arguments changes, so the iterator may be closed at any time.

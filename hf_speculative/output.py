@@ -49,21 +49,23 @@ class Output:
 
     def sequences(self) -> Tensor:
         """`(batch, width + new)`: prompt, new tokens, pad tokens after the end of rows that stopped earlier."""
-        rows = [self._padded(row, self._longest()) for row in range(len(self.new_tokens))]
+        longest = self._longest()
+        rows = [self._padded(row, longest) for row in range(len(self.new_tokens))]
         new = torch.tensor(rows, dtype=self.input_ids.dtype, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
 
     def from_draft(self) -> Tensor:
         """`(batch, new)` bool: the new tokens that the draft had guessed; False after the end of a row."""
-        rows = [flags + [False] * (self._longest() - len(flags)) for flags in self.drafted]
+        longest = self._longest()
+        rows = [flags + [False] * (longest - len(flags)) for flags in self.drafted]
         return torch.tensor(rows, device=self.input_ids.device)
 
     def steps(self, name: str) -> tuple[Tensor, ...] | None:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
         if name not in self.kept:
             return None
-        rows = [torch.stack(steps) for steps in self.kept[name]]
-        return torch.stack([functional.pad(row, (0, 0, 0, self._longest() - len(row))) for row in rows], 1).unbind(0)
+        longest, rows = self._longest(), [torch.stack(steps) for steps in self.kept[name]]
+        return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
 
     def _longest(self) -> int:
         return max(len(tokens) for tokens in self.new_tokens)

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
 from .types import Round
+
+STAGES = ("draft", "verify", "accept", "rest")
 
 
 @dataclass
@@ -110,24 +113,26 @@ class Statistics(RowStatistics):
     num_calls: int = 0
     num_target_forwards: int = 0
     num_draft_forwards: int = 0
-    seconds: Counter = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
 
     def __iadd__(self, other: RowStatistics) -> Statistics:
         super().__iadd__(other)
         if isinstance(other, Statistics):
-            for name in ("rows", "num_calls", "num_target_forwards", "num_draft_forwards", "seconds"):
+            for name in ("rows", "num_calls", "num_target_forwards", "num_draft_forwards"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
+            for stage, seconds in other.seconds.items():
+                self.seconds[stage] += seconds
         return self
 
     def follow(self, round: Round) -> None:
         """Count one round."""
-        counts = zip(round.rows, round.num_drafted, round.num_accepted, strict=True)
-        for b, (row, drafted, accepted) in enumerate(counts):
+        counts = zip(round.rows, round.num_drafted, round.num_accepted, round.is_cut, strict=True)
+        for row, drafted, accepted, is_cut in counts:
             while len(self.rows) <= row:
                 self.rows.append(RowStatistics())
             step = RowStatistics(num_rounds=1)
             if drafted:
-                is_rejected = not round.is_cut[b] and accepted < drafted
+                is_rejected = accepted < drafted and not is_cut
                 step = RowStatistics(1, 1, drafted, accepted, int(is_rejected), Counter({accepted: 1}))
             self.rows[row] += step
             super().__iadd__(step)
@@ -147,19 +152,19 @@ class Stopwatch:
 
     def __init__(self, device: torch.device):
         self.on_gpu = device.type == "cuda"
-        self.laps: list[tuple[str, object, object]] = []
+        self.laps: list[tuple[str, Any, Any]] = []
         self.start = time.perf_counter()
 
-    def watch(self, stage: str, part, *methods: str) -> Watched:
+    def watch(self, stage: str, part, *methods: str) -> Any:
         """`part`, with the time its `methods` take added to `stage`; the part itself stays as it is."""
         return Watched(self, stage, part, methods)
 
-    def seconds(self) -> Counter:
+    def seconds(self) -> dict[str, float]:
         """Seconds by stage since the start; `rest` is what no stage took."""
         if self.on_gpu:
             torch.cuda.synchronize()
         total = time.perf_counter() - self.start
-        by_stage: Counter = Counter(draft=0.0, verify=0.0, accept=0.0)
+        by_stage = dict.fromkeys(STAGES, 0.0)
         for stage, start, end in self.laps:
             by_stage[stage] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
         by_stage["rest"] = max(0.0, total - sum(by_stage.values()))

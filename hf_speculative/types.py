@@ -172,8 +172,11 @@ class Drafter:
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
     """
 
-    num_forwards: int = 0
     one_hot_proposals: bool = False
+
+    @property
+    def num_forwards(self) -> int:
+        return 0
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         """Called once a call, before its first round: forget earlier calls."""

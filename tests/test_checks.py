@@ -150,7 +150,7 @@ def test_caches_that_cannot_be_continued(target, draft):
         hs.generate(
             target, turn.sequences[:, :5], past_key_values=turn.past_key_values, draft_model=draft, max_new_tokens=2
         )
-    with pytest.raises(ValueError, match="StaticCache.*DynamicCache"):
+    with pytest.raises(ValueError, match=r"StaticCache.*DynamicCache"):
         hs.generate(
             target,
             IDS,
@@ -167,7 +167,7 @@ def test_caches_that_cannot_be_continued(target, draft):
 def test_attention_without_explicit_masks(draft, attention):
     model = tiny.llama()
     model.config._attn_implementation_internal = attention
-    with pytest.raises(ValueError, match=f"{attention}.*attn_implementation='sdpa'"):
+    with pytest.raises(ValueError, match=rf"{attention}.*attn_implementation='sdpa'"):
         hs.generate(model, IDS, draft_model=draft)
 
 

@@ -73,7 +73,7 @@ def test_a_text_file(run, tmp_path):
 def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
     from hf_speculative import cli
 
-    original, calls = cli._Run.compare, []
+    original, calls = cli.Runner.compare, []
 
     def interrupted(self, *args):
         calls.append(1)
@@ -81,7 +81,7 @@ def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(cli._Run, "compare", interrupted)
+    monkeypatch.setattr(cli.Runner, "compare", interrupted)
     lines = [f"x = {i}" for i in range(5)]
     result = run("--prompts", write_prompts(tmp_path / "p.txt", lines), "--json")
     rows = [json.loads(line) for line in result.stdout.splitlines()]

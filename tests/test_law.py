@@ -107,9 +107,11 @@ SETTINGS = {
 @pytest.mark.parametrize("rule", [BlockVerification(), TokenVerification()], ids=["block", "token"])
 def test_sampling_with_a_draft_model(pair, rule, name):
     settings = SETTINGS[name]
+    # Bigrams of the padding count as seen in plain generate, too: rows without padding for that one.
+    rows = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else ((5, 2, 3, 1), (4, 6))
     config = SpeculativeConfig(rule=rule, num_draft_tokens=3)
     with hs.record() as statistics:
-        drawn = sample(pair[0], {"draft_model": pair[1], "speculative_config": config}, **settings)
+        drawn = sample(pair[0], {"draft_model": pair[1], "speculative_config": config}, rows=rows, **settings)
     assert 0.2 < statistics.draft_acceptance_rate < 0.95
     for prompt, samples in drawn:
         assert_law(samples, exact_law(pair[0], prompt, **settings))
@@ -164,8 +166,8 @@ def test_num_return_sequences(pair):
 
 def test_control_a_biased_law_is_caught(pair):
     """The same test fails when the samples come from slightly other settings (TV about 0.05)."""
-    (prompt, samples), _ = sample(pair[0], {"draft_model": pair[1]}, temperature=1.1, top_k=3)
-    law, shifted = exact_law(pair[0], prompt, top_k=3), exact_law(pair[0], prompt, temperature=1.1, top_k=3)
+    (prompt, samples), _ = sample(pair[0], {"draft_model": pair[1]}, temperature=1.8, top_k=3)
+    law, shifted = exact_law(pair[0], prompt, top_k=3), exact_law(pair[0], prompt, temperature=1.8, top_k=3)
     distance = sum(abs(law.get(c, 0) - shifted.get(c, 0)) for c in {*law, *shifted}) / 2
     assert 0.02 < distance < 0.08
     with pytest.raises(AssertionError):

@@ -64,7 +64,7 @@ def test_accepted_plus_rounds_is_new_tokens(target, draft, batch_size, schedule)
         new = out.sequences[row, 7:].tolist()
         length = next((i + 1 for i, token in enumerate(new) if token in (4, 9)), 30)
         assert counts.num_accepted_draft_tokens + counts.num_rounds == counts.num_new_tokens == length
-        assert sum(counts.acceptance_histogram) == counts.num_spec_steps == counts.num_rounds - 1 or length == 1
+        assert sum(counts.acceptance_histogram) == counts.num_spec_steps < counts.num_rounds
     assert stats.num_target_forwards == max(row.num_rounds for row in stats.rows)
     assert stats.num_draft_forwards >= stats.num_target_forwards - 1
 
