@@ -63,7 +63,6 @@ def main(
         batches = [
             dict(tokenizer(texts[i : i + size], return_tensors="pt", padding=True)) for i in range(0, len(texts), size)
         ]
-        batches = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
         names = [name for name in methods if size == 1 or name != "assisted"]
         seconds = {name: [0.0] * repeats for name in names}
         for name in names:

@@ -36,7 +36,7 @@ idioms = Idioms(
     ["if __name__ == '__main__':\n    main()", "    def __init__(self, ", "raise NotImplementedError"], tokenizer
 )
 inputs = tokenizer("class Base:\n    def __init__(self):\n        self.x = 0\n\n    def", return_tensors="pt")
-kwargs = {"input_ids": inputs.input_ids, "max_new_tokens": 40, "do_sample": False}
+kwargs = {**inputs, "max_new_tokens": 40, "do_sample": False}
 config = hs.SpeculativeConfig(drafter=idioms, num_draft_tokens=6)
 with hs.record() as stats:
     output = hs.generate(target, speculative_config=config, **kwargs)

@@ -10,12 +10,7 @@ import hf_speculative as hs
 target, draft, tokenizer = hs.embedded_pair()
 prompts = ['def read_config(path):\n    """Read', "import os\nimport sys\n\n"]
 inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-kwargs = {
-    "input_ids": inputs.input_ids,
-    "attention_mask": inputs.attention_mask,
-    "max_new_tokens": 48,
-    "do_sample": False,
-}
+kwargs = {**inputs, "max_new_tokens": 48, "do_sample": False}
 
 plain = target.generate(**kwargs)
 with hs.record() as stats:

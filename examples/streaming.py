@@ -11,7 +11,7 @@ target, draft, tokenizer = hs.embedded_pair()
 hs.attach(target, draft)
 inputs = tokenizer("class Stack:\n    def __init__(self):\n", return_tensors="pt")
 target.generate(
-    input_ids=inputs.input_ids,
+    **inputs,
     max_new_tokens=80,
     do_sample=False,
     streamer=TextStreamer(tokenizer, skip_prompt=False),

@@ -68,7 +68,12 @@ def train_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
         ),
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PAD, model_max_length=2 * CONTEXT
+        tokenizer_object=bpe,
+        bos_token=END,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=2 * CONTEXT,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
@@ -247,6 +252,7 @@ def main(
         blocks = pack(library["train"].shuffle(seed=seed), tokenizer)
         target = new_target(tokenizer)
         fit(Trainer, target, blocks, minutes * 2 / 3, 2e-3, 4, out)
+        target.config.use_cache = True  # the Trainer switches it off
         target.half().save_pretrained(out / "target")
         tokenizer.save_pretrained(out / "target")
     tokenizer = AutoTokenizer.from_pretrained(out / "target")
@@ -255,6 +261,7 @@ def main(
         blocks = pack(library["train"].shuffle(seed=seed), tokenizer)
         draft = new_draft(target, draft_layers)
         fit(Distillation, draft, blocks, minutes / 3, 2e-3, 4, out, target=target)
+        draft.config.use_cache = True
         draft.half().save_pretrained(out / "draft")
         tokenizer.save_pretrained(out / "draft")
     draft = AutoModelForCausalLM.from_pretrained(out / "draft", dtype=torch.float32).to(device)

@@ -143,7 +143,8 @@ class Runner:
 
     def _inputs(self, prompts: list[str]) -> dict[str, torch.Tensor]:
         encoded = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
-        return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
+        # Some tokenizers add token types, which decoder-only models do not take.
+        return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
     def _timed(self, function, kwargs: dict[str, Any]):
         set_seed(self.seed)

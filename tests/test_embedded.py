@@ -35,7 +35,7 @@ def test_its_card_says_what_was_measured():
     with hs.record() as stats:
         hs.generate(
             target,
-            **{k: inputs[k] for k in ("input_ids", "attention_mask")},
+            **inputs,
             draft_model=draft,
             do_sample=True,
             top_k=0,

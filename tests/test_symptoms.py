@@ -110,7 +110,6 @@ def test_stop_strings(batch_size):
     target, draft, tokenizer = hs.embedded_pair()
     texts = ["def add(a, b):\n", "import os, sys\n\n", "class A:\n    x = 1\n"][:batch_size]
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
-    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     kwargs = {"stop_strings": ["\n\n", "self.", "rn"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
     expected = target.generate(**inputs, **kwargs)
     assert expected.shape[1] < inputs["input_ids"].shape[1] + 48
