@@ -47,7 +47,8 @@ def main(
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    settings = sampling | {"max_new_tokens": max_new_tokens, "min_new_tokens": max_new_tokens, "pad_token_id": 1}
+    target.generation_config.eos_token_id = None  # every text has the same length, whoever writes it
+    settings = sampling | {"max_new_tokens": max_new_tokens}
 
     methods = {
         "plain": lambda inputs: target.generate(**inputs, **settings),

@@ -162,6 +162,8 @@ def read_options(
         )
     if kwargs.get("custom_generate") is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
+    if kwargs.get("synced_gpus"):
+        raise ValueError("`synced_gpus=True` is not supported together with a draft: pass `draft_model=None`.")
     _refuse_foreign(call)
 
     if draft_model is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,14 +66,21 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options.draft_model is not None:
         checks.check_model(options.draft_model, "draft_model")
     kwargs = _with_stop_strings(model, options)
-    was_training = [m for m in (options.draft_model,) if m is not None and m.training]
-    for draft in was_training:  # dropout in the draft would make q another law than the one drawn from
-        draft.eval()
-    try:
+    with _without_dropout(options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
+
+
+@contextmanager
+def _without_dropout(draft: PreTrainedModel | None):
+    """A draft in training mode would guess worse; each of its modules is left as it was."""
+    training = [module for module in draft.modules() if module.training] if draft is not None else []
+    try:
+        for module in training:
+            module.training = False
+        yield
     finally:
-        for draft in was_training:
-            draft.train()
+        for module in training:
+            module.training = True
 
 
 def _with_stop_strings(model, options: Options) -> dict[str, Any]:

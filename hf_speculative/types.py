@@ -117,7 +117,7 @@ class Batch:
     def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
         self.prompt_width = input_ids.shape[1]
         self.max_length = max_length
-        self.tokens = functional.pad(input_ids, (0, max(0, max_length - self.prompt_width)))
+        self.tokens = input_ids.clone()
         self.rows = list(range(input_ids.shape[0]))
         self.num_rows = len(self.rows)
         self.host_lengths = [self.prompt_width] * self.num_rows
@@ -132,9 +132,9 @@ class Batch:
 
     def put(self, tokens: Tensor, ahead: int = 0) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
-        end = max(self.host_lengths) + ahead + tokens.shape[1]
-        if end > self.tokens.shape[1]:
-            self.tokens = functional.pad(self.tokens, (0, end - self.tokens.shape[1]))
+        end = max(self.host_lengths) + ahead + tokens.shape[1] + 1  # and the token that the target will add
+        if end > (width := self.tokens.shape[1]):
+            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
         columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
         self.tokens.scatter_(1, columns, tokens)
 

@@ -58,7 +58,7 @@ def test_capacity_grows_without_losing_anything(monkeypatch):
 
 
 UNKNOWN_BUT_FITTING = {
-    "gpt_bigcode": tiny.COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
+    "helium": tiny.GATED | {"head_dim": 8},
     "smollm3": tiny.GATED,
     "nemotron": tiny.GATED,
 }
