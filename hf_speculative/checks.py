@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import Options
-from .types import Drafter
+from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
 SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
@@ -33,6 +33,11 @@ def check_options(options: Options) -> None:
     config = options.config
     if config.drafter is not None and not isinstance(config.drafter, Drafter):
         raise TypeError(f"`drafter` is a {type(config.drafter).__name__}: subclass hf_speculative.Drafter.")
+    for name, value, kind in (("rule", config.rule, Rule), ("schedule", config.schedule, Schedule)):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"`{name}={value!r}`: pass an object of a subclass of hf_speculative.{kind.__name__}.")
+    if config.reproducible not in (None, True, False):
+        raise TypeError(f"`reproducible={config.reproducible!r}`: pass True or False.")
     if config.rule is not None and not config.rule.lossless and not config.allow_lossy:
         raise ValueError(
             f"the rule {type(config.rule).__name__} does not declare itself lossless, so that the output would not have the "
@@ -51,6 +56,10 @@ def check_tokenizers(
     tokenizer: PreTrainedTokenizerBase | None, draft_tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
     """Two models of one width may still mean different tokens; only their tokenizers can tell."""
+    if tokenizer is None and draft_tokenizer is not None:
+        raise ValueError(
+            "`assistant_tokenizer` has no effect without `tokenizer`, to compare it with: give both or neither."
+        )
     if tokenizer is None or draft_tokenizer is None or tokenizer is draft_tokenizer:
         return
     target, draft = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
@@ -80,7 +89,7 @@ def check_generation(
         )
     if config.use_cache is False:
         raise ValueError("`use_cache=False` leaves nothing to verify drafts with: set `use_cache=True`.")
-    if options.config.generator is not None and not config.do_sample and not options.config.reproducible:
+    if options.generator_in_call and not config.do_sample:
         raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
     unsupported = {
         "guidance_scale": config.guidance_scale not in (None, 1),
@@ -92,6 +101,7 @@ def check_generation(
         "prefill_chunk_size": config.prefill_chunk_size is not None,
         "output_attentions": bool(config.return_dict_in_generate and config.output_attentions),
         "output_hidden_states": bool(config.return_dict_in_generate and config.output_hidden_states),
+        "compile_config": config.compile_config is not None,
         "cache_implementation": config.cache_implementation not in (None, "dynamic", "static"),
     }
     for name, is_used in unsupported.items():
@@ -106,6 +116,7 @@ def check_generation(
                 f"`{name}` is not supported together with a draft: only token ids are. Leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
+    _check_rope(model, input_ids.shape[1], config.max_length)
     if input_ids.shape[1] == 0:
         raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
@@ -121,9 +132,9 @@ def padding_of(attention_mask: Tensor | None, position_ids: Tensor | None, input
     Raises:
         ValueError: the mask hides anything but left padding, or the positions are not those of a plain prompt.
     """
-    batch_size, width = input_ids.shape
+    width = input_ids.shape[1]
     if attention_mask is None:
-        return [0] * batch_size
+        attention_mask = torch.ones_like(input_ids)
     if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"`attention_mask` has shape {tuple(attention_mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
@@ -134,9 +145,10 @@ def padding_of(attention_mask: Tensor | None, position_ids: Tensor | None, input
     expected = torch.arange(width, device=mask.device) >= padding[:, None]
     if not torch.equal(mask, expected) or bool((padding == width).any()):
         raise ValueError("`attention_mask` hides more than left padding: set `padding_side='left'` on the tokenizer.")
-    if position_ids is not None and position_ids.shape == input_ids.shape:
+    if position_ids is not None:
         plain = torch.arange(width, device=mask.device) - padding[:, None]
-        if not torch.equal(position_ids.to(mask.device)[mask], plain[mask]):
+        fits = position_ids.shape in (input_ids.shape, (1, width))
+        if not fits or not torch.equal(position_ids.to(mask.device).expand_as(input_ids)[mask], plain[mask]):
             raise ValueError("`position_ids` other than a plain prompt's are not supported together with a draft.")
     return padding.tolist()
 
@@ -163,12 +175,12 @@ def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig) -
     return cache
 
 
-def unwrap(model) -> PreTrainedModel:
+def unwrap(model, argument: str) -> PreTrainedModel:
     """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
-                f"`draft_model` is a {type(model).__name__} that prepends learned prompts, which the cache cannot hold: merge "
+                f"`{argument}` is a {type(model).__name__} that prepends learned prompts, which the cache cannot hold: merge "
                 "it, or use a LoRA adapter."
             )
         return model.get_base_model()
@@ -181,6 +193,8 @@ def why_not_ragged(model) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder model"
+    if "local" in (getattr(config, "attention_layers", None) or []):
+        return "has local attention that counts its window from the cache's end"
     if getattr(model, "_is_stateful", False):
         return "has a recurrent state, which cannot be rolled back"
     if not kinds <= LAYER_TYPES:
@@ -216,6 +230,25 @@ def check_model(model, argument: str) -> None:
             f"`{argument}`: {type(model).__name__} gives other logits through a ragged cache than in one forward, so that "
             f"it cannot be verified exactly: {way_out}."
         )
+
+
+def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
+    """Rotary tables that change with the text's length: what plain decoding computes then depends on its steps."""
+    config = model.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rope in (parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))):
+        kind = rope.get("rope_type")
+        limit = config.max_position_embeddings
+        if kind == "longrope":
+            limit = rope.get(
+                "original_max_position_embeddings", getattr(config, "original_max_position_embeddings", limit)
+            )
+        crosses = max_length > limit and (kind == "dynamic" or prompt_width <= limit)
+        if kind in ("dynamic", "longrope") and crosses:
+            raise ValueError(
+                f"the model's {kind} position embeddings change at {limit} tokens and `max_length={max_length}` is beyond: "
+                f"generate up to {limit} tokens, prompt included, or pass `draft_model=None` for plain decoding."
+            )
 
 
 def _check_positive_int(name: str, value) -> None:

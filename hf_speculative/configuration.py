@@ -6,7 +6,7 @@ is dropped in silence: an option that would have no effect raises.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -41,10 +41,20 @@ class SpeculativeConfig:
     generator: torch.Generator | None = None
     allow_lossy: bool = False
 
+    def __post_init__(self):
+        if self.schedule is not None and self.num_draft_tokens is not None:
+            raise ValueError(
+                "`num_draft_tokens` has no effect beside `schedule`, which chooses it: leave one of them out."
+            )
+
     def over(self, other: SpeculativeConfig) -> SpeculativeConfig:
         """This config, with what it leaves open taken from `other`."""
         names = [f.name for f in fields(self)]
-        chosen = {n: getattr(self, n) if getattr(self, n) is not None else getattr(other, n) for n in names}
+        chosen = {n: _first(getattr(self, n), getattr(other, n)) for n in names}
+        if self.num_draft_tokens is not None:
+            chosen["schedule"] = None  # the nearer word about the draft length counts
+        elif self.schedule is not None:
+            chosen["num_draft_tokens"] = None
         return SpeculativeConfig(**chosen | {"allow_lossy": self.allow_lossy or other.allow_lossy})
 
 
@@ -59,6 +69,7 @@ class Options:
     schedule_name: str
     confidence_threshold: float
     config: SpeculativeConfig
+    generator_in_call: bool = False
     streamer: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
     assistant_tokenizer: PreTrainedTokenizerBase | None = None
@@ -66,8 +77,14 @@ class Options:
     generate_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-OWN_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-LOOKUP_FIELDS = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+HANDLED_HERE = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+)
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
 FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
@@ -94,8 +111,12 @@ class _Call:
         return next(iter(values.values()), None)
 
     def configured(self, name: str):
-        """The value of a field in the call's or the model's generation_config."""
-        return next((value for config in self.levels if (value := getattr(config, name, None)) is not None), None)
+        """The value of a field in the call's or the model's generation_config, later also in the draft's."""
+        return _first(*(getattr(config, name, None) for config in self.levels))
+
+    def first(self, given: dict[str, Any], name: str, default):
+        """What the call gives, else what is configured, else the default."""
+        return _first(given[name], self.configured(name), default)
 
 
 def read_options(
@@ -112,53 +133,54 @@ def read_options(
     call = _Call(model, kwargs)
     switched_off = any(name in kwargs and kwargs[name] is None for name in ("draft_model", "assistant_model"))
     draft_model = call.pop("draft_model", "assistant_model")
-    from_call = {
+    given = {
         "num_draft_tokens": call.pop("num_draft_tokens", "num_assistant_tokens"),
-        "reproducible": call.pop("reproducible"),
+        "num_assistant_tokens_schedule": call.pop("num_assistant_tokens_schedule"),
+        "assistant_confidence_threshold": call.pop("assistant_confidence_threshold"),
+        "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
         "generator": call.pop("generator"),
     }
-    config_in_call = call.pop("speculative_config") or SpeculativeConfig()
-    schedule_name = call.pop("num_assistant_tokens_schedule")
-    threshold = call.pop("assistant_confidence_threshold")
-    lookup, max_ngram = call.pop("prompt_lookup_num_tokens"), call.pop("max_matching_ngram_size")
-    config = SpeculativeConfig(**from_call).over(config_in_call)
+    reproducible = call.pop("reproducible")
+    lookup = _first(call.pop("prompt_lookup_num_tokens"), getattr(call.given, "prompt_lookup_num_tokens", None))
+    config_in_call = _first(call.pop("speculative_config"), SpeculativeConfig())
+    if not isinstance(config_in_call, SpeculativeConfig):
+        raise TypeError(f"`speculative_config` is a {type(config_in_call).__name__}: pass a SpeculativeConfig.")
 
     sources = {"draft_model": draft_model, "prompt_lookup_num_tokens": lookup, "drafter": config_in_call.drafter}
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
-    if not named and not switched_off:
+    if named:
+        attached_config = replace(attached_config, drafter=None)
+    elif switched_off:
+        attached_config = SpeculativeConfig()
+    else:
         draft_model = attached_draft
-        config = config.over(attached_config)
-        if draft_model is None and config.drafter is None:
+        if draft_model is None and attached_config.drafter is None:
             lookup = call.configured("prompt_lookup_num_tokens")
-    elif named:
-        config = config.over(_without_drafter(attached_config))
+    if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
+        attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
+    own = SpeculativeConfig(
+        num_draft_tokens=given["num_draft_tokens"], generator=given["generator"], reproducible=reproducible
+    )
+    config = own.over(config_in_call).over(attached_config)
 
     if draft_model is None and lookup is None and config.drafter is None:
+        if config_in_call != SpeculativeConfig():
+            given["speculative_config"] = config_in_call
         _refuse_without_effect(
-            from_call["num_draft_tokens"] is not None and "num_draft_tokens",
-            from_call["generator"] is not None and "generator",
-            schedule_name is not None and "num_assistant_tokens_schedule",
-            threshold is not None and "assistant_confidence_threshold",
-            max_ngram is not None and "max_matching_ngram_size",
-            config_in_call != SpeculativeConfig() and "speculative_config",
+            given, given.keys(), "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`"
         )
         return None
-    draft_model = load(draft_model, model)
-    if lookup is None and max_ngram is not None:
-        raise ValueError(
-            f"`max_matching_ngram_size={max_ngram}` has no effect without `prompt_lookup_num_tokens`: give both or neither."
-        )
-    if lookup is not None and from_call["num_draft_tokens"] is not None:
-        raise ValueError(
-            "`prompt_lookup_num_tokens` is the draft length of prompt lookup: leave `num_draft_tokens` out."
-        )
-    if lookup is not None and threshold is not None:
-        raise ValueError("`assistant_confidence_threshold` has no effect on prompt lookup, which has no probabilities.")
-    if config_in_call.schedule is not None and from_call["num_draft_tokens"] is not None:
-        raise ValueError(
-            "`num_draft_tokens` has no effect beside `speculative_config.schedule`: leave one of them out."
+    if config_in_call.schedule is not None:
+        _refuse_without_effect(given, SCHEDULE_OPTIONS, "beside `speculative_config.schedule`")
+    if lookup is None:
+        _refuse_without_effect(given, ["max_matching_ngram_size"], "without `prompt_lookup_num_tokens`")
+    else:
+        given["num_draft_tokens"] = _first(given["num_draft_tokens"], config_in_call.num_draft_tokens)
+        useless = ("num_draft_tokens", "assistant_confidence_threshold")
+        _refuse_without_effect(
+            given, useless, "on prompt lookup, which takes its length from `prompt_lookup_num_tokens`"
         )
     if kwargs.get("custom_generate") is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
@@ -166,49 +188,42 @@ def read_options(
         raise ValueError("`synced_gpus=True` is not supported together with a draft: pass `draft_model=None`.")
     _refuse_foreign(call)
 
+    # What this package handles itself must not reach transformers, which would choose a mode of its own.
+    hidden = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
+    draft_model = load(draft_model, model)
     if draft_model is not None:
-        call.levels.append(_generation_config_of(draft_model))
-    configured = call.configured("num_assistant_tokens")
-    options = Options(
+        call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
+    length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"), DEFAULT_NUM_DRAFT_TOKENS)
+    streamer, *tokenizers = (call.pop(name) for name in ("streamer", "tokenizer", "assistant_tokenizer"))
+    return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
-        max_ngram=_first(max_ngram, call.configured("max_matching_ngram_size"), DEFAULT_MAX_NGRAM),
-        num_draft_tokens=_first(lookup, config.num_draft_tokens, configured, DEFAULT_NUM_DRAFT_TOKENS),
-        schedule_name=_first(schedule_name, call.configured("num_assistant_tokens_schedule"), "constant"),
-        confidence_threshold=_first(threshold, call.configured("assistant_confidence_threshold"), 0.0),
+        max_ngram=call.first(given, "max_matching_ngram_size", DEFAULT_MAX_NGRAM),
+        num_draft_tokens=length,
+        schedule_name=call.first(given, "num_assistant_tokens_schedule", "constant"),
+        confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
-        streamer=call.pop("streamer"),
-        tokenizer=call.pop("tokenizer"),
-        assistant_tokenizer=call.pop("assistant_tokenizer"),
+        generator_in_call=given["generator"] is not None,
+        streamer=streamer,
+        tokenizer=tokenizers[0],
+        assistant_tokenizer=tokenizers[1],
+        generate_kwargs=call.kwargs | hidden,
     )
-    options.generate_kwargs.update(call.kwargs)
-    # What this package handles itself must not reach transformers: it would choose a mode of its own.
-    for name in (*OWN_FIELDS, *LOOKUP_FIELDS):
-        if call.configured(name) is not None and any(getattr(c, name, None) is not None for c in call.levels[:2]):
-            options.generate_kwargs[name] = None
-    return options
 
 
 def _first(*values):
-    return next(value for value in values if value is not None)
+    """The first that is not `None`; `None` if all are."""
+    return next((value for value in values if value is not None), None)
 
 
-def _without_drafter(config: SpeculativeConfig) -> SpeculativeConfig:
-    names = [f.name for f in fields(config) if f.name != "drafter"]
-    return SpeculativeConfig(**{name: getattr(config, name) for name in names})
-
-
-def _generation_config_of(draft_model) -> GenerationConfig:
-    return getattr(draft_model, "generation_config", None) or GenerationConfig()
-
-
-def _refuse_without_effect(*names) -> None:
-    useless = [name for name in names if name]
+def _refuse_without_effect(given: dict[str, Any], names, why: str) -> None:
+    useless = [
+        f"`{name}={given[name]!r}`" if isinstance(given[name], (int, float, str)) else f"`{name}`"
+        for name in names
+        if given[name] is not None
+    ]
     if useless:
-        raise ValueError(
-            f"{', '.join(f'`{n}`' for n in useless)} has no effect without a draft: give `draft_model=` or "
-            "`prompt_lookup_num_tokens=`, or leave it out."
-        )
+        raise ValueError(f"{', '.join(useless)} has no effect {why}: leave it out.")
 
 
 def _refuse_foreign(call: _Call) -> None:

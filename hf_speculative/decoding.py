@@ -137,12 +137,12 @@ class SpeculativeDecoding:
         self, model: PreTrainedModel, batch: Batch, logits_processor: LogitsProcessorList, config: GenerationConfig
     ) -> Sampler:
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
-        processors = Processors(logits_processor, batch.num_rows)
+        processors = Processors(logits_processor, len(batch.rows))
         own = self.options.config
         if not config.do_sample:
             return Greedy(processors, vocab_size)
         if own.reproducible:
-            return Coupled(processors, vocab_size, batch.num_rows, batch.tokens.device, own.generator)
+            return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
         return Independent(processors, vocab_size, own.generator)
 
     @staticmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,7 @@ from transformers import (
 from . import checks
 from .configuration import Options, SpeculativeConfig, plain_kwargs, read_options
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .models import without_dropout
 
 
 def generate(
@@ -48,11 +48,9 @@ def generate(
     Raises:
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
+    kwargs = {"inputs": inputs, **generate_kwargs}
     attached = vars(model).get("generate")
-    draft, config = (
-        (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, SpeculativeConfig())
-    )
-    return _generate(model, model.generate, {"inputs": inputs, **generate_kwargs}, draft, config)
+    return attached(**kwargs) if isinstance(attached, Attached) else _generate(model, model.generate, kwargs)
 
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
@@ -62,25 +60,12 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
         return plain_generate(**plain_kwargs(model, kwargs))
     checks.check_options(options)
     checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
-    checks.check_model(checks.unwrap(model), "model")
+    checks.check_model(checks.unwrap(model, "model"), "model")
     if options.draft_model is not None:
         checks.check_model(options.draft_model, "draft_model")
     kwargs = _with_stop_strings(model, options)
-    with _without_dropout(options.draft_model):
+    with without_dropout(options.draft_model if options.draft_model is not model else None):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
-
-
-@contextmanager
-def _without_dropout(draft: PreTrainedModel | None):
-    """A draft in training mode would guess worse; each of its modules is left as it was."""
-    training = [module for module in draft.modules() if module.training] if draft is not None else []
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _with_stop_strings(model, options: Options) -> dict[str, Any]:
@@ -106,7 +91,7 @@ _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKe
 def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
     """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
     if not isinstance(draft_model, str):
-        return checks.unwrap(draft_model)
+        return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
         draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=target.dtype)
@@ -175,7 +160,7 @@ def attach(
         The same `model`.
     """
     config = config or SpeculativeConfig()
-    target = checks.unwrap(model)
+    target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
         raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model.")
     if draft_model is None and config.drafter is None:
@@ -195,7 +180,7 @@ def attach(
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `attach`; returns the same `model`. A model without a draft stays as it is."""
-    target = checks.unwrap(model)
+    target = checks.unwrap(model, "model")
     if isinstance(vars(target).get("generate"), Attached):
         del target.generate
     return model

@@ -20,7 +20,8 @@ class Output:
 
     def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, streamer=None):
         self.input_ids, self.streamer = input_ids, streamer
-        self.config = generation_config
+        pad = generation_config._pad_token_tensor
+        self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
         as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]
         self.new_tokens: list[list[int]] = [[] for _ in range(batch_size)]
@@ -51,7 +52,7 @@ class Output:
         """`(batch, width + new)`: prompt, new tokens, pad tokens after the end of rows that stopped earlier."""
         longest = self._longest()
         rows = [self._padded(row, longest) for row in range(len(self.new_tokens))]
-        new = torch.tensor(rows, dtype=self.input_ids.dtype, device=self.input_ids.device)
+        new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
 
     def from_draft(self) -> Tensor:
@@ -73,12 +74,12 @@ class Output:
     def _padded(self, row: int, length: int) -> list[int]:
         tokens = self.new_tokens[row][:length]
         missing = length - len(tokens)
-        return tokens + [int(self.config._pad_token_tensor)] * missing if missing else tokens
+        return tokens + [self.pad] * missing if missing else tokens
 
     def _stream(self) -> None:
         """Pass on every step that all running rows have reached; plain `generate` streams a whole batch a step, too."""
         ready = min((len(self.new_tokens[row]) for row in self.running), default=self._longest())
-        columns = [self._padded(row, ready) for row in range(len(self.new_tokens))]
         for step in range(self.num_streamed, ready):
-            self.streamer.put(torch.tensor([tokens[step] for tokens in columns]))
+            column = [tokens[step] if step < len(tokens) else self.pad for tokens in self.new_tokens]
+            self.streamer.put(torch.tensor(column))
         self.num_streamed = max(self.num_streamed, ready)

@@ -6,12 +6,14 @@ of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
 * transformers' own prefix-dependent ones, which have no memory, are called once for all prefixes of one length;
-* anything else may have a memory: each row has its own copy, called once per emitted token and in order.
+* anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
 from __future__ import annotations
 
 import copy
+import io
+import threading
 from collections import defaultdict
 
 import torch
@@ -49,16 +51,22 @@ MEMORYLESS = (
 )
 
 
-def clone(part):
-    """An independent copy of a processor or criterion: its own `clone()` where it has one, else a deep copy.
+SHARED = (nn.Module, PreTrainedTokenizerBase)
+UNCOPYABLE = (type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, io.IOBase)
 
-    Models and tokenizers inside it are shared: they are large, and generation does not change them.
+
+def clone(parts: list) -> list:
+    """Independent copies of processors or criteria, copied together, so that what they share their copies share, too.
+
+    A part with a `clone()` method makes its own copy, anything else is copied deeply. Models and tokenizers, which generation
+    does not change, stay shared where a part holds them directly, and so does what cannot be copied at all: locks, events,
+    open files.
     """
-    if hasattr(part, "clone"):
-        return part.clone()
-    shared = (nn.Module, PreTrainedTokenizerBase)
-    memo = {id(value): value for value in getattr(part, "__dict__", {}).values() if isinstance(value, shared)}
-    return copy.deepcopy(part, memo)
+    memo = {id(part): part.clone() for part in parts if hasattr(part, "clone") and not isinstance(part, SHARED)}
+    for part in parts:
+        held = [part, *getattr(part, "__dict__", {}).values()]
+        memo |= {id(value): value for value in held if isinstance(value, (*SHARED, *UNCOPYABLE))}
+    return [copy.deepcopy(part, memo) for part in parts]
 
 
 class Processors:
@@ -70,25 +78,36 @@ class Processors:
     """
 
     def __init__(self, processors, batch_size: int):
-        self.steps = [self._treatment(processor, batch_size) for processor in processors]
+        with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS)]
+        self.memories = Memories(with_memory, batch_size)
+        self.steps = [self._treatment(processor) for processor in processors]
 
-    @staticmethod
-    def _treatment(processor, batch_size: int):
+    def _treatment(self, processor):
         # By exact type: a subclass of a known processor may remember things.
         if type(processor) in CONTEXT_FREE:
             return ContextFree(processor)
-        return Memoryless(processor) if type(processor) in MEMORYLESS else Remembering(processor, batch_size)
+        return Memoryless(processor) if type(processor) in MEMORYLESS else Remembering(processor, self.memories)
 
     def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
         """Process `scores (batch, n, vocab)`; position i follows the tokens up to `ahead + i` beyond each row's length."""
+        if not self.memories.originals:
+            return self._apply(batch, scores, ahead)
+        self.memories.begin_pass(batch, is_draft)
+        columns = []
+        for i in range(scores.shape[1]):
+            columns.append(self._apply(batch, scores[:, i : i + 1], ahead + i))
+            self.memories.end_position(batch)
+        return torch.cat(columns, 1)
+
+    def _apply(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
         for step in self.steps:
-            scores = step(batch, scores, ahead, is_draft)
+            scores = step(batch, scores, ahead)
         return scores
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         """The round emitted `num_tokens[b]` tokens in row b: memories move on by as many calls, and no further."""
-        for step in self.steps:
-            step.commit(batch, num_tokens)
+        if self.memories.originals:
+            self.memories.commit(batch, num_tokens)
 
 
 class ContextFree:
@@ -96,15 +115,15 @@ class ContextFree:
         self.processor = processor
         self.no_prefix = torch.empty(0, 0, dtype=torch.long)
 
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
+    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
         return self.processor(self.no_prefix, scores.flatten(0, 1)).view_as(scores)
 
-    def commit(self, batch: Batch, num_tokens: list[int]) -> None:
-        pass
 
+class Memoryless:
+    def __init__(self, processor):
+        self.processor = processor
 
-class Memoryless(ContextFree):
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
+    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
         num_positions = scores.shape[1]
         if min(batch.host_lengths) == max(batch.host_lengths):
             columns = [
@@ -133,66 +152,72 @@ class Memoryless(ContextFree):
 
 
 class Remembering:
-    """One copy of the processor a row; drafts and verification run on copies of that copy.
+    """One processor with a memory. Each row has a copy of its own, see `Memories`.
 
-    A row's copy is called with a batch as large as plain `generate`'s in which every row is that one, so that a
-    processor which indexes its memory by row finds the right entry. A processor that can take calls back offers
-    `rollback(num_calls)` and is then never copied within a round.
+    A row's copy is called with a batch as large as plain `generate`'s in which every row is that one, so that a processor
+    which indexes its memory by row finds the right entry.
     """
 
-    def __init__(self, processor, batch_size: int):
-        self.original, self.batch_size = processor, batch_size
-        self.can_rollback = hasattr(processor, "rollback")
-        self.committed: dict[int, object] = {}
-        self.drafting: dict[int, object] = {}
-        self.verified: dict[int, list] = {}
-        self.num_draft_calls: dict[int, int] = defaultdict(int)
+    def __init__(self, processor, memories: Memories):
+        self.memories, self.index = memories, memories.originals.index(processor)
 
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
+    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
         processed = torch.empty_like(scores)
         for b, row in enumerate(batch.rows):
-            memory = self._draft_memory(row) if is_draft else self._target_memory(row)
-            for i in range(scores.shape[1]):
-                ids = batch.tokens[b, None, : batch.host_lengths[b] + ahead + i].expand(self.batch_size, -1)
-                position = scores[b, None, i].repeat(self.batch_size, 1)
-                processed[b, i] = memory(ids, position)[row]
-                if is_draft:
-                    self.num_draft_calls[row] += 1
-                elif self.can_rollback:
-                    self.verified[row].append(None)
-                else:
-                    self.verified[row].append(clone(memory))
+            ids = batch.tokens[b, None, : batch.host_lengths[b] + ahead].expand(self.memories.batch_size, -1)
+            position = scores[b].repeat(self.memories.batch_size, 1)
+            processed[b, 0] = self.memories.current[row][self.index](ids, position)[row]
         return processed
 
-    def _memory(self, row: int):
-        if row not in self.committed:
-            self.committed[row] = self.original if self.batch_size == 1 else clone(self.original)
-        return self.committed[row]
 
-    def _draft_memory(self, row: int):
-        if self.can_rollback:
-            return self._memory(row)
-        if row not in self.drafting:
-            self.drafting[row] = clone(self._memory(row))
-        return self.drafting[row]
+class Memories:
+    """The processors with a memory: a set of copies for each row, and what they remembered after each position of a round.
 
-    def _target_memory(self, row: int):
-        self.verified[row] = []
-        if self.can_rollback:
-            self._memory(row).rollback(self.num_draft_calls.pop(row, 0))
-            return self._memory(row)
-        return clone(self._memory(row))
+    Drafts and verification work on copies of a row's set; `commit` keeps the one after the last emitted token. If all of
+    them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round.
+    """
+
+    def __init__(self, originals: list, batch_size: int):
+        self.originals, self.batch_size = originals, batch_size
+        self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
+        self.committed: dict[int, list] = {}
+        self.current: dict[int, list] = {}
+        self.after: dict[int, list[list]] = {}
+        self.num_calls: dict[int, int] = defaultdict(int)
+        self.is_drafting = False
+
+    def begin_pass(self, batch: Batch, is_draft: bool) -> None:
+        for row in batch.rows:
+            if row not in self.committed:
+                self.committed[row] = self.originals if self.batch_size == 1 else clone(self.originals)
+            if is_draft and self.is_drafting:
+                continue  # the draft goes on where it was
+            self._take_back(row, self.num_calls[row])
+            self.current[row] = self.committed[row] if self.can_rollback else clone(self.committed[row])
+            self.after[row] = []
+        self.is_drafting = is_draft
+
+    def end_position(self, batch: Batch) -> None:
+        for row in batch.rows:
+            self.num_calls[row] += 1
+            if not self.is_drafting and not self.can_rollback:
+                self.after[row].append(clone(self.current[row]))
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         for row, num in zip(batch.rows, num_tokens, strict=True):
-            states = self.verified.pop(row)
-            if self.can_rollback:
-                self._memory(row).rollback(len(states) - num)
-            else:
-                self.committed[row] = states[num - 1]
-        self.drafting.clear()
-        self.num_draft_calls.clear()
-        state = getattr(self.committed.get(0), "__dict__", None)
-        if state is not None and self.committed[0] is not self.original:
-            # The user's own object shows the memory of the call's first row.
-            self.original.__dict__.update(state)
+            if not self.can_rollback:
+                self.committed[row] = self.after.pop(row)[num - 1]
+            self._take_back(row, self.num_calls[row] - num)
+            self.num_calls[row] = 0
+        self.is_drafting = False
+        if self.committed[0] is not self.originals:
+            # The user's own objects show the memory of the call's first row.
+            for original, kept in zip(self.originals, self.committed[0], strict=True):
+                if kept is not original and hasattr(original, "__dict__"):
+                    original.__dict__.update(kept.__dict__)
+
+    def _take_back(self, row: int, num_calls: int) -> None:
+        if self.can_rollback and num_calls:
+            for processor in self.committed[row]:
+                processor.rollback(num_calls)
+        self.num_calls[row] = 0

@@ -72,7 +72,8 @@ class Sampler:
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         """Draw a draft token from `scores (batch, vocab)`: the tokens `(batch,)` and the law they were drawn from."""
-        probs = self.probs(scores)
+        # Processors may leave the draft nothing (all that is allowed is past its vocabulary): it then guesses at random.
+        probs = self.probs(scores).nan_to_num(1 / self.vocab_size)
         tokens = self.categorical(probs[:, None], ahead)[:, 0]
         return tokens, None if self.one_hot_proposals else probs
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -199,26 +199,30 @@ class Watched:
             self._stopwatch.laps.append((self._stage, start, self._stopwatch.now()))
 
 
-_recorders: ContextVar[tuple[Statistics, ...]] = ContextVar("hf_speculative_recorders", default=())
+_recorders: list[Statistics] = []
+_lock = threading.Lock()
 
 
 @contextmanager
 def record() -> Iterator[Statistics]:
-    """Collect the statistics of every speculative call made inside, whoever makes it.
+    """Collect the statistics of every speculative call made while it is open, whoever makes it, in any thread.
 
     with hf_speculative.record() as stats:
         pipe(prompts, batch_size=8)
     print(stats.mean_acceptance_length)
     """
     statistics = Statistics()
-    token = _recorders.set((*_recorders.get(), statistics))
+    with _lock:
+        _recorders.append(statistics)
     try:
         yield statistics
     finally:
-        _recorders.reset(token)
+        with _lock:
+            _recorders[:] = [other for other in _recorders if other is not statistics]
 
 
 def publish(statistics: Statistics) -> None:
-    """Hand one call's counts to every `record()` it was made in."""
-    for recorder in _recorders.get():
-        recorder += statistics
+    """Hand one call's counts to every `record()` that is open."""
+    with _lock:
+        for recorder in _recorders:
+            recorder += statistics

@@ -42,6 +42,7 @@ class Stopping:
             else:
                 self.others.append(criterion)
         self.copies: dict[int, list] = {}
+        self.known = [dict(getattr(criterion, "__dict__", {})) for criterion in self.others]
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None
 
     @property
@@ -51,6 +52,7 @@ class Stopping:
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done."""
+        self._pass_on_outside_changes()
         string_hits = self._string_hits(batch, tokens)
         return [
             self._cut_row(batch, b, row, new, scores, string_hits)
@@ -60,12 +62,11 @@ class Stopping:
     def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor, string_hits) -> bool:
         before = batch.host_lengths[b] - len(new)
         for i, token in enumerate(new):
-            if (
-                token in self.eos
-                or before + i + 1 >= (self.max_length or float("inf"))
-                or (b, i) in string_hits
-                or self._ask_others(batch, b, row, before + i + 1, scores[b, i])
-            ):
+            length = before + i + 1
+            is_full = self.max_length is not None and length >= self.max_length
+            # The user's own come first: plain generate asks them about every token, the last one included.
+            stops = self._ask_others(batch, b, row, length, scores[b, i])
+            if stops or is_full or token in self.eos or (b, i) in string_hits:
                 del new[i + 1 :]
                 return True
         return False
@@ -96,15 +97,30 @@ class Stopping:
         if not self.others:
             return False
         if row not in self.copies:
-            self.copies[row] = self.others if self.batch_size == 1 else [clone(criterion) for criterion in self.others]
+            self.copies[row] = self.others if self.batch_size == 1 else clone(self.others)
         scores = None
         if self.scores is not None:
-            self.scores[row].append(score.expand(self.batch_size, -1))
+            self.scores[row].append(score.clone().expand(self.batch_size, -1))
             scores = tuple(self.scores[row])
         ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.
         answers = [bool(self._answer(criterion(ids, scores), row)) for criterion in self.copies[row]]
         return any(answers)
+
+    def _pass_on_outside_changes(self) -> None:
+        """A flag that somebody sets on a criterion, a stop button say, reaches the rows' copies.
+
+        In a batch the criterion itself is never asked, so whatever changes on it was changed from outside.
+        """
+        if self.batch_size == 1:
+            return
+        for index, criterion in enumerate(self.others):
+            now = dict(getattr(criterion, "__dict__", {}))
+            for name, value in now.items():
+                if name not in self.known[index] or self.known[index][name] is not value:
+                    for copies in self.copies.values():
+                        setattr(copies[index], name, value)
+            self.known[index] = now
 
     @staticmethod
     def _answer(answer, row: int):

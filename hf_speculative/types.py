@@ -111,24 +111,20 @@ class Batch:
         padding: columns of left padding in each row, on the device and as a list.
         history: the tokens of each row without its padding, as lists.
         rows: which row of the call each row is.
-        max_length: columns after which a row is full.
+        max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
     """
 
     def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
         self.prompt_width = input_ids.shape[1]
         self.max_length = max_length
-        self.tokens = input_ids.clone()
+        self.max_position = max_length - 1 - min(padding)
+        self.tokens = input_ids.long().clone()
         self.rows = list(range(input_ids.shape[0]))
-        self.num_rows = len(self.rows)
-        self.host_lengths = [self.prompt_width] * self.num_rows
-        self.lengths = torch.full((self.num_rows,), self.prompt_width, device=input_ids.device)
+        self.host_lengths = [self.prompt_width] * len(self.rows)
+        self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
         self.host_padding = list(padding)
         self.padding = torch.tensor(self.host_padding, device=input_ids.device)
         self.history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
-
-    @property
-    def max_remaining(self) -> int:
-        return self.max_length - min(self.host_lengths)
 
     def put(self, tokens: Tensor, ahead: int = 0) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
@@ -141,7 +137,8 @@ class Batch:
     def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
         """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
 
-        The draft must have been `put` already. Reads from the device, the only time in a round.
+        The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
+        and a confidence stop read more.
         """
         packed = [draft.num_tokens[:, None], verdict.num_accepted[:, None], verdict.next_token[:, None], draft.tokens]
         read = torch.cat(packed, 1).tolist()

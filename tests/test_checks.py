@@ -3,7 +3,7 @@
 import pytest
 import tiny
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
@@ -85,6 +85,31 @@ WITH_DRAFT = {
         "`position_ids` other than a plain prompt's",
     ),
     "embeddings": ({"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 32)}, ValueError, "inputs_embeds"),
+    "schedule object and name": (
+        {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},
+        ValueError,
+        "num_assistant_tokens_schedule.*no effect beside",
+    ),
+    "a rule class": (
+        {"speculative_config": SpeculativeConfig(rule=BlockVerification)},
+        TypeError,
+        "subclass of .*Rule",
+    ),
+    "a schedule class": (
+        {"speculative_config": SpeculativeConfig(schedule=Constant)},
+        TypeError,
+        "subclass of .*Schedule",
+    ),
+    "a config that is a dict": ({"speculative_config": {"rule": None}}, TypeError, "`speculative_config` is a dict"),
+    "reproducible='no'": ({"reproducible": "no", "do_sample": True}, TypeError, "reproducible='no'"),
+    "shared positions": ({"position_ids": torch.tensor([[0, 1, 5, 6]])}, ValueError, "`position_ids` other than"),
+    "lookup in the config": (
+        {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
+        ValueError,
+        "`draft_model` and `prompt_lookup_num_tokens`",
+    ),
+    "assistant_tokenizer alone": ({"assistant_tokenizer": object()}, ValueError, "`assistant_tokenizer` has no effect"),
+    "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
 }
 
@@ -170,6 +195,23 @@ def test_attention_without_explicit_masks(draft, attention):
     model.config._attn_implementation_internal = attention
     with pytest.raises(ValueError, match=rf"{attention}.*attn_implementation='sdpa'"):
         hs.generate(model, IDS, draft_model=draft)
+
+
+def test_a_config_with_two_draft_lengths():
+    with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside `schedule`"):
+        SpeculativeConfig(schedule=Constant(2), num_draft_tokens=3)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rotary_tables_that_change_with_the_length(draft, rope_type):
+    """Crossing the point of change is refused; staying below it is fine."""
+    model = tiny.llama()
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 16}
+    model.config.rope_parameters = rope
+    limit = model.config.max_position_embeddings if rope_type == "dynamic" else 16
+    with pytest.raises(ValueError, match=f"{rope_type} position embeddings change at {limit} tokens"):
+        hs.generate(model, IDS, draft_model=draft, max_new_tokens=limit, pad_token_id=0)
+    assert hs.generate(model, IDS, draft_model=draft, max_new_tokens=4, pad_token_id=0).shape == (2, 8)
 
 
 def test_attach(target, draft):

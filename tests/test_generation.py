@@ -69,6 +69,8 @@ def test_attach_and_detach(attached, draft):
     assert speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS))
     assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, draft_model=None))
     assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, assistant_model=None))
+    assert not speculates(lambda: hs.generate(attached, **tiny.prompts(3), **KWARGS, draft_model=None))
+    assert speculates(lambda: hs.generate(attached, **tiny.prompts(3), **KWARGS))
     expected = hs.detach(attached).generate(**tiny.prompts(3), **KWARGS)
     assert "generate" not in vars(attached)
     hs.attach(attached, draft, hs.SpeculativeConfig(num_draft_tokens=2))
@@ -85,6 +87,22 @@ def test_a_call_overrides_what_is_attached(attached, draft, unrelated):
     with hs.record() as stats:
         attached.generate(**tiny.prompts(1), **KWARGS, prompt_lookup_num_tokens=2)
     assert stats.num_draft_forwards == 0 and stats.num_calls == 1
+
+
+def test_the_call_overrides_an_attached_schedule(draft):
+    from hf_speculative.lookahead import Constant
+
+    model = hs.attach(tiny.llama(), draft, hs.SpeculativeConfig(schedule=Constant(1)))
+    for kwargs, longest in (({}, 1), ({"num_draft_tokens": 6}, 6)):
+        with hs.record() as stats:
+            model.generate(**tiny.prompts(1), **KWARGS, **kwargs)
+        assert max(stats.num_draft_tokens / stats.num_spec_steps, 1) <= longest
+    assert stats.num_draft_tokens > stats.num_spec_steps
+
+
+def test_an_attached_generator_leaves_greedy_calls_alone(draft):
+    model = hs.attach(tiny.llama(), draft, hs.SpeculativeConfig(generator=torch.Generator()))
+    assert speculates(lambda: model.generate(**tiny.prompts(1), **KWARGS))
 
 
 def test_an_attached_model_is_the_model_it_was(attached, tmp_path):

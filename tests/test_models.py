@@ -78,6 +78,16 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
 
 REFUSED = {
     "bart": ({"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "is_decoder": True}, "BartForCausalLM"),
+    "gpt_neo": (
+        {
+            "hidden_size": 32,
+            "num_layers": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+            "num_heads": 4,
+        },
+        "GPTNeoForCausalLM",
+    ),
     "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "MambaForCausalLM"),
     "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, "BloomForCausalLM"),
     "qwen3_next": (tiny.GATED | {"layer_types": ["linear_attention", "full_attention"]}, "Qwen3NextForCausalLM"),

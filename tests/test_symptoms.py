@@ -1,5 +1,7 @@
 """What users reported of other implementations, each symptom a test."""
 
+import threading
+
 import pytest
 import tiny
 import torch
@@ -408,3 +410,144 @@ def test_scores_and_logits_parity(target, draft, batch_size, sampled):
         for mine, theirs in zip(found[name], expected[name], strict=True):
             assert mine.shape == theirs.shape
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
+
+
+# Found by review: each was wrong once
+
+
+def test_a_draft_left_with_nothing_to_say_never_emits_what_is_forbidden():
+    """Every allowed token is past the draft's vocabulary: its law was NaN, and token 0 came out."""
+    target, narrow = tiny.llama(vocab_size=64), tiny.llama(vocab_size=61)
+    out = hs.generate(
+        target,
+        **tiny.prompts(4),
+        draft_model=narrow,
+        do_sample=True,
+        suppress_tokens=list(range(61)),
+        max_new_tokens=40,
+        pad_token_id=0,
+    )
+    assert out[:, 7:].min() >= 61
+
+
+class Shared:
+    """State that two processors share."""
+
+    def __init__(self):
+        self.calls = 0
+
+
+class Counts(LogitsProcessor):
+    def __init__(self, shared, step):
+        self.shared, self.step = shared, step
+
+    def __call__(self, input_ids, scores):
+        self.shared.calls += self.step
+        scores[:, self.shared.calls % 7 :: 7] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_processors_that_share_a_memory(target, draft, batch_size):
+    def processors():
+        shared = Shared()
+        return [Counts(shared, 1), Counts(shared, 2)]
+
+    inputs = tiny.prompts(batch_size)
+    expected = plain(target, inputs, logits_processor=processors())
+    assert ours(target, inputs, logits_processor=processors(), draft_model=draft).tolist() == expected.tolist()
+
+
+class KeepsHistory(LogitsProcessor):
+    """A rollback in the natural spelling, which would forget everything if it were called with 0."""
+
+    def __init__(self):
+        self.history = []
+
+    def rollback(self, num_calls):
+        del self.history[-num_calls:]
+
+    def __call__(self, input_ids, scores):
+        self.history.append(int(input_ids[0, -1]))
+        scores[:, sum(self.history) % 5 :: 5] = -torch.inf
+        return scores
+
+
+def test_rollback_is_never_called_with_0(target, draft):
+    inputs = tiny.prompts(1)
+    expected = plain(target, inputs, logits_processor=[KeepsHistory()])
+    assert ours(target, inputs, logits_processor=[KeepsHistory()], draft_model=draft).tolist() == expected.tolist()
+
+
+class StopButton(StoppingCriteria):
+    def __init__(self):
+        self.stop, self.lock = False, threading.Lock()  # a lock cannot be copied
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0],), self.stop)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_stop_button_pressed_from_outside(target, draft, batch_size):
+    button = StopButton()
+
+    class Presses(Collect):
+        def put(self, value):
+            super().put(value)
+            button.stop |= len(self.pieces) > 5
+
+    out = ours(target, tiny.prompts(batch_size), draft_model=draft, stopping_criteria=[button], streamer=Presses())
+    assert out.shape[1] < 7 + NEW
+
+
+def test_a_criterion_is_asked_about_the_last_token_too(target, draft):
+    criterion = LastToken(-1)
+    ours(target, tiny.prompts(1), draft_model=draft, stopping_criteria=[criterion])
+    assert criterion.calls == list(range(8, 8 + NEW))
+
+
+def test_int32_ids(target, draft):
+    inputs = {name: value.int() for name, value in tiny.prompts(2).items()}
+    assert ours(target, inputs, draft_model=draft).tolist() == plain(target, tiny.prompts(2)).tolist()
+
+
+def test_a_cache_shorter_than_the_padding(target, draft):
+    cache = target(torch.tensor([[0], [5]]), use_cache=True).past_key_values
+    inputs = {
+        "input_ids": torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    assert ours(target, inputs, draft_model=draft, past_key_values=cache).tolist() == plain(target, inputs).tolist()
+
+
+def test_learned_positions_where_every_row_is_padded():
+    model = tiny.build("gpt2", n_positions=32)
+    inputs = {"input_ids": torch.randint(1, 60, (3, 24)), "attention_mask": torch.ones(3, 24, dtype=torch.long)}
+    for row, pad in enumerate((16, 19, 22)):
+        inputs["attention_mask"][row, :pad] = 0
+    for num_draft_tokens in (5, 8):
+        found = ours(model, inputs, draft_model=tiny.noisy_copy(model), num_draft_tokens=num_draft_tokens)
+        assert found.tolist() == plain(model, inputs).tolist()
+
+
+def test_num_return_sequences_beyond_the_drafts_context(target):
+    short = tiny.build("gpt2", n_positions=8)
+    out = hs.generate(
+        target,
+        **tiny.prompts(1, width=12),
+        draft_model=short,
+        do_sample=True,
+        num_return_sequences=2,
+        max_new_tokens=4,
+        pad_token_id=0,
+    )
+    assert out.shape == (2, 16)
+
+
+def test_statistics_from_a_thread(target, draft):
+    """The pattern of TextIteratorStreamer: generate runs in a thread of its own."""
+    with hs.record() as stats:
+        thread = threading.Thread(target=ours, args=(target, tiny.prompts(1)), kwargs={"draft_model": draft})
+        thread.start()
+        thread.join()
+    assert stats.num_calls == 1

@@ -29,7 +29,8 @@ class DraftModel(Drafter):
         return self.model.num_forwards
 
     def prefill(self, batch: Batch) -> None:
-        self.model.prefill(batch)
+        if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
+            self.model.prefill(batch)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self._within_context(batch, num_tokens)

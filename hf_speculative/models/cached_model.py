@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from contextlib import contextmanager
+
+from torch import Tensor, nn
 
 from ..types import Batch
 
@@ -43,3 +45,16 @@ class CachedModel:
     def store(self, cache, num_columns: int, padding: int):
         """Write a single row's first `num_columns`, left padding included, into transformers' own `cache`; returns it."""
         raise NotImplementedError
+
+
+@contextmanager
+def without_dropout(model: nn.Module | None):
+    """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
+    training = [module for module in model.modules() if module.training] if model is not None else []
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True

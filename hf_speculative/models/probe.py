@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..types import Batch
+from .cached_model import without_dropout
 from .ragged import RaggedModel
 
 #: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
@@ -32,6 +33,8 @@ TESTED_TYPES = frozenset(
         "starcoder2",
     }
 )
+#: windows up to this long are tried with a text that is longer
+LONGEST_WINDOW = 1024
 _answers: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
@@ -40,27 +43,28 @@ def fits_ragged(model: PreTrainedModel) -> bool:
     if model.config.model_type in TESTED_TYPES:
         return True
     if model not in _answers:
-        _answers[model] = _same_logits(model)
+        with without_dropout(model):
+            _answers[model] = _same_logits(model)
     return _answers[model]
 
 
 @torch.no_grad()
 def _same_logits(model: PreTrainedModel) -> bool:
-    vocab_size = model.config.get_text_config().vocab_size
+    config = model.config.get_text_config(decoder=True)
+    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab_size, (3, 9), generator=generator).to(model.device)
+    tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(model.device)
     padding = [0, 1, 3]
-    batch = Batch(tokens[:, :6].clone(), padding, max_length=12)
-    was_training = model.training
-    model.eval()
+    batch = Batch(tokens[:, :width], padding, max_length=width + 6)
     try:
         cached = RaggedModel(model)
         cached.prefill(batch)
         # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
-        batch.put(tokens[:, 6:])
+        batch.put(tokens[:, width:])
         cached.logits(batch, ahead=3, num_last=1)
         batch.lengths += torch.tensor([1, 0, 2], device=model.device)
-        batch.host_lengths = [7, 6, 8]
+        batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
         for row, (pad, length) in enumerate(zip(padding, batch.host_lengths, strict=True)):
@@ -71,5 +75,3 @@ def _same_logits(model: PreTrainedModel) -> bool:
         return True
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError):
         return False  # it does not run through this cache at all; the caller refuses the model by name
-    finally:
-        model.train(was_training)

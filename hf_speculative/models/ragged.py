@@ -89,7 +89,7 @@ class RaggedCache(Cache):
     def reserve(self, end: int, limit: int) -> None:
         """Room for slots `[0, end)` and the spare one; capacity doubles, so that growing costs O(1) a token."""
         if end + 1 > self.capacity:
-            self.capacity = max(end + 1, min(max(2 * self.capacity, MIN_CAPACITY), limit + 1))
+            self.capacity = max(end + 1, min(max(2 * end, MIN_CAPACITY), limit + 1))
 
 
 class RaggedModel(CachedModel):
@@ -145,7 +145,7 @@ class RaggedModel(CachedModel):
             positions = slots.masked_fill(is_filler, 0)
             attention_mask = self.layers.masks(positions, end, self.model.dtype)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
-            position_ids = positions.clamp(max=batch.max_length - 1)
+            position_ids = positions.clamp(max=batch.max_position)
 
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         outputs = self.model(
@@ -182,17 +182,17 @@ class RaggedModel(CachedModel):
 
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
-        self.host_seen = [length - pad for pad in batch.host_padding]
+        self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(length, limit=length)
         for layer, given in zip(self.cache.layers, cache.layers, strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
-            for row, pad in enumerate(batch.host_padding):
-                first = length - num_kept - pad
-                skip = max(0, -first)
-                layer.keys[row, :, first + skip : length - pad] = given.keys[row, :, skip:]
-                layer.values[row, :, first + skip : length - pad] = given.values[row, :, skip:]
+            for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
+                first = length - num_kept - pad  # the slot of the first column kept; below 0 stands padding
+                skip = min(max(0, -first), num_kept)
+                layer.keys[row, :, seen - num_kept + skip : seen] = given.keys[row, :, skip:]
+                layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
 
     def store(self, cache, num_columns: int, padding: int):
         for index, layer in enumerate(self.cache.layers):
