@@ -216,14 +216,14 @@ def _first(*values):
     return next((value for value in values if value is not None), None)
 
 
-def _refuse_without_effect(given: dict[str, Any], names, why: str) -> None:
+def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str = "") -> None:
     useless = [
         f"`{name}={given[name]!r}`" if isinstance(given[name], (int, float, str)) else f"`{name}`"
         for name in names
         if given[name] is not None
     ]
     if useless:
-        raise ValueError(f"{', '.join(useless)} has no effect {why}: leave it out.")
+        raise ValueError(f"{', '.join(useless)} has no effect {why}: {way_out}leave it out.")
 
 
 def _refuse_foreign(call: _Call) -> None:

@@ -149,16 +149,14 @@ WITHOUT_DRAFT = {
 
 @pytest.mark.parametrize("name", WITHOUT_DRAFT)
 def test_an_option_without_effect_is_not_dropped_in_silence(target, name):
-    with pytest.raises(
-        ValueError, match=f"`{name if name != 'num_draft_tokens' else 'num_draft_tokens'}` has no effect"
-    ):
+    with pytest.raises(ValueError, match=rf"`{name}(=.*)?` has no effect"):
         hs.generate(target, IDS, **WITHOUT_DRAFT[name])
 
 
 def test_prompt_lookup_takes_no_draft_settings(target):
-    with pytest.raises(ValueError, match="leave `num_draft_tokens` out"):
+    with pytest.raises(ValueError, match="`num_draft_tokens=3` has no effect on prompt lookup"):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, num_draft_tokens=3)
-    with pytest.raises(ValueError, match="`assistant_confidence_threshold` has no effect on prompt lookup"):
+    with pytest.raises(ValueError, match=r"`assistant_confidence_threshold=0.3` has no effect on prompt lookup"):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
     with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
@@ -198,7 +196,7 @@ def test_attention_without_explicit_masks(draft, attention):
 
 
 def test_a_config_with_two_draft_lengths():
-    with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside `schedule`"):
+    with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside"):
         SpeculativeConfig(schedule=Constant(2), num_draft_tokens=3)
 
 
