@@ -124,12 +124,17 @@ def generate(
             run.warm_up(next(p for p in source() if isinstance(p, str)))
             remaining = source()
             while batch := list(islice(_without_broken(remaining, err), batch_size)):
-                for text, origin in zip(batch, run.compare(batch, comparison), strict=True):
-                    if as_json:
-                        print(json.dumps({"prompt": text, **origin["json"]}), flush=True)
-                    elif show:
-                        out.print(Text(text, style="dim"), origin["text"], Text("\n"), sep="")
                 progress.update(task, advance=len(batch))
+                try:
+                    results = run.compare(batch, comparison)
+                except (ValueError, RuntimeError, IndexError) as error:  # this batch's own, the others go on
+                    err.print(f"[yellow]skipped[/] {len(batch)} prompts from {batch[0][:40]!r} on: {error}")
+                    continue
+                for text, result in zip(batch, results, strict=True):
+                    if as_json:
+                        print(json.dumps({"prompt": text, **result["json"]}), flush=True)
+                    elif show:
+                        out.print(Text(text, style="dim"), result["text"], Text("\n"), sep="")
     except KeyboardInterrupt:
         err.print(f"stopped after {comparison.num_prompts} of {total} prompts; this is what they gave:")
     if comparison.num_prompts == 0:

@@ -58,13 +58,9 @@ class Sampler:
 
         Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
         """
-        shared = logits[:, : self.vocab_size].to(self.device(batch), torch.float32, copy=True)
+        shared = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
         scores = functional.pad(shared, (0, self.vocab_size - shared.shape[1]), value=-torch.inf)
         return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
-
-    @staticmethod
-    def device(batch: Batch) -> torch.device:
-        return batch.tokens.device
 
     def probs(self, scores: Tensor) -> Tensor:
         """The law that `scores (..., vocab)` stand for, float32."""
@@ -143,7 +139,7 @@ class Coupled(Sampler):
         max_bytes: int = 2**28,
     ):
         super().__init__(processors, vocab_size)
-        self.shape, self.device_ = (batch_size, vocab_size), device
+        self.shape, self.device = (batch_size, vocab_size), device
         self.generator = generator if generator is not None else default_generator(device)
         self.max_kept = max(1, max_bytes // (4 * batch_size * vocab_size))
         self.states: list[Tensor] = []  # states[t]: the generator before the noise of step t was drawn
@@ -181,13 +177,13 @@ class Coupled(Sampler):
             self.states.append(self.generator.get_state())
             self._keep(len(self.states) - 1, self._draw(self.generator))
         if step not in self.noise:
-            again = torch.Generator(self.device_)
+            again = torch.Generator(self.device)
             again.set_state(self.states[step])
             self._keep(step, self._draw(again))
         return self.noise[step]
 
     def _draw(self, generator: torch.Generator) -> Tensor:
-        return torch.empty(self.shape, device=self.device_).exponential_(1, generator=generator)
+        return torch.empty(self.shape, device=self.device).exponential_(1, generator=generator)
 
     def _keep(self, step: int, noise: Tensor) -> None:
         while len(self.noise) >= self.max_kept:

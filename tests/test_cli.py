@@ -88,6 +88,21 @@ def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
     assert len(rows) == 3 and rows[-1]["total"]["num_prompts"] == 2 and "stopped after 2 of 5" in result.stderr
 
 
+def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch):
+    from hf_speculative import cli
+
+    original = cli.Runner.compare
+
+    def fails_on_b(self, prompts, comparison):
+        if prompts == ["b"]:
+            raise RuntimeError("too long")
+        return original(self, prompts, comparison)
+
+    monkeypatch.setattr(cli.Runner, "compare", fails_on_b)
+    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["a", "b", "c"]))
+    assert "2 of 2" in result.output and "'b' on: too long" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
