@@ -58,8 +58,9 @@ class Sampler:
 
         Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
         """
-        shared = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
-        scores = functional.pad(shared, (0, self.vocab_size - shared.shape[1]), value=-torch.inf)
+        scores = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
+        if scores.shape[1] < self.vocab_size:
+            scores = functional.pad(scores, (0, self.vocab_size - scores.shape[1]), value=-torch.inf)
         return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
 
     def probs(self, scores: Tensor) -> Tensor:
