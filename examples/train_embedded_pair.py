@@ -39,6 +39,7 @@ from transformers import (
 )
 
 CONTEXT = 512
+AGREEMENT = 3.0  # weight of agreeing with each other, beside predicting the text
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
@@ -144,7 +145,9 @@ class Together(Trainer):
         target, draft = model
         ids = inputs["input_ids"]
         p, q = (part(ids).logits.float().log_softmax(-1) for part in (target, draft))
-        loss = disagreement(p, q) + torch.nn.functional.nll_loss(p[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss = AGREEMENT * disagreement(p, q) + torch.nn.functional.nll_loss(
+            p[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        )
         return (loss, None) if return_outputs else loss
 
 

@@ -28,6 +28,9 @@ class DraftModel(Drafter):
     def num_forwards(self) -> int:
         return self.model.num_forwards
 
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.model.reset()
+
     def prefill(self, batch: Batch) -> None:
         if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
             self.model.prefill(batch)

@@ -33,6 +33,10 @@ class CachedModel:
         """Keep these rows, in this order; a row may be named more than once."""
         raise NotImplementedError
 
+    def reset(self) -> None:
+        """Forget everything: another batch begins."""
+        raise NotImplementedError
+
     def prefill(self, batch: Batch) -> None:
         """Feed all tokens of `batch`, for nothing but the cache."""
         self.logits(batch, ahead=0, num_last=1)

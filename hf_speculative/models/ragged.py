@@ -103,12 +103,15 @@ class RaggedModel(CachedModel):
         self.model = model
         self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
         self.layers = AttentionLayers(model)
-        self.cache = RaggedCache(self.layers.windows)
         self.num_forwards = 0
-        self.host_seen: list[int] = []
-        self.seen: Tensor | None = None
+        self.reset()
         self.device = model.device
         self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def reset(self) -> None:
+        self.cache = RaggedCache(self.layers.windows)
+        self.host_seen: list[int] = []
+        self.seen: Tensor | None = None
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         if self.seen is None:

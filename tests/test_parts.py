@@ -1,0 +1,76 @@
+"""Every drafter with every rule and every schedule: the parts fit together, and none of them changes the output."""
+
+import pytest
+import tiny
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup
+from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic
+from hf_speculative.models import with_cache
+from hf_speculative.verification import RULES, SampledVerification
+
+MAKE_DRAFTER = {
+    DraftModel: lambda draft: DraftModel(with_cache(draft, is_draft=True)),
+    PromptLookup: lambda draft: PromptLookup(max_ngram=2),
+}
+MAKE_SCHEDULE = {
+    Constant: lambda: Constant(3),
+    Heuristic: lambda: Heuristic(2),
+    ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
+}
+
+
+def test_every_shipped_part_is_in_the_matrix():
+    assert set(MAKE_DRAFTER) == set(DRAFTERS) and set(MAKE_SCHEDULE) == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
+    config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())
+    kwargs = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(target, **kwargs, speculative_config=config)
+    assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
+    config = SpeculativeConfig(
+        drafter=MAKE_DRAFTER[drafter](draft),
+        rule=SampledVerification(),
+        schedule=MAKE_SCHEDULE[schedule](),
+        reproducible=True,
+    )
+    kwargs = tiny.prompts(3, width=12) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0}
+    set_seed(4)
+    expected = target.generate(**kwargs)
+    set_seed(4)
+    assert hs.generate(target, **kwargs, speculative_config=config).tolist() == expected.tolist()
+
+
+def test_prompt_lookup_takes_the_longest_and_most_recent_match():
+    lookup = PromptLookup(max_ngram=3)
+    lookup.vocab_size, lookup.indices, lookup.num_indexed = 100, {0: {}}, {0: 0}
+    history = [1, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3]
+    assert lookup._look_up(0, history, 2) == [60, 8], "of two matches of (2, 3) the later one"
+    history += [50, 1, 2, 3]
+    assert lookup._look_up(0, history, 1) == [50], "(1, 2, 3) is longer than the later (2, 3)"
+    assert lookup._look_up(0, [*history, 77], 3) == []
+    assert lookup._look_up(0, history, 0) == []
+
+
+def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
+    drafter = MAKE_DRAFTER[DraftModel](draft)
+    config = SpeculativeConfig(drafter=drafter)
+    kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    outputs, counts = [], []
+    for batch_size in (2, 2, 3, 1, 2):
+        with hs.record() as stats:
+            outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), speculative_config=config).tolist())
+        counts.append((stats.num_accepted_draft_tokens, stats.num_draft_forwards))
+    assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
