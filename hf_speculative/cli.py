@@ -96,6 +96,7 @@ def generate(
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # of loading weights; ours are about prompts
     with _clean_errors():
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
