@@ -35,7 +35,7 @@ target, _, tokenizer = hs.embedded_pair()
 idioms = Idioms(
     ["if __name__ == '__main__':\n    main()", "    def __init__(self, ", "raise NotImplementedError"], tokenizer
 )
-inputs = tokenizer("class Base:\n    def __init__(self):\n        self.x = 0\n\n    def", return_tensors="pt")
+inputs = tokenizer("import sys\n\ndef main():\n    pass\n\nif __name__", return_tensors="pt")
 kwargs = {**inputs, "max_new_tokens": 40, "do_sample": False}
 config = hs.SpeculativeConfig(drafter=idioms, num_draft_tokens=6)
 with hs.record() as stats:
