@@ -28,7 +28,9 @@ class Idioms(hs.Drafter):
         width = max(map(len, found))
         filled = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in found], dtype=torch.long)
         device = batch.tokens.device
-        return hs.Draft(filled.view(len(found), width).to(device), None, torch.tensor([len(t) for t in found], device=device))
+        return hs.Draft(
+            filled.view(len(found), width).to(device), None, torch.tensor([len(t) for t in found], device=device)
+        )
 
 
 target, _, tokenizer = hs.embedded_pair()
