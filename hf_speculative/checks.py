@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import Options
+from .models import Inputs, fits_universal
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
 SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-ATTENTION = ("sdpa", "eager")
-PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "labels"}
+#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
+STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked", "offloaded_static", "offloaded_hybrid")
+REFUSED_TYPES: dict[str, str] = {}
 
 
 def check_options(options: Options) -> None:
@@ -77,7 +76,6 @@ def check_generation(
     model: PreTrainedModel,
     input_ids: Tensor,
     generation_config: GenerationConfig,
-    model_kwargs: dict,
     has_early_stops: bool,
 ) -> None:
     """The call as `generate` prepared it."""
@@ -92,17 +90,12 @@ def check_generation(
     if options.generator_in_call and not config.do_sample:
         raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
     unsupported = {
-        "guidance_scale": config.guidance_scale not in (None, 1),
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
         "dola_layers": config.dola_layers is not None,
         "constraints": config.constraints is not None,
         "force_words_ids": config.force_words_ids is not None,
-        "token_healing": bool(config.token_healing),
-        "prefill_chunk_size": config.prefill_chunk_size is not None,
-        "output_attentions": bool(config.return_dict_in_generate and config.output_attentions),
-        "output_hidden_states": bool(config.return_dict_in_generate and config.output_hidden_states),
         "compile_config": config.compile_config is not None,
-        "cache_implementation": config.cache_implementation not in (None, "dynamic", "static"),
+        "cache_implementation": config.cache_implementation not in (None, "dynamic", *STATIC_CACHES),
     }
     for name, is_used in unsupported.items():
         if is_used:
@@ -110,15 +103,7 @@ def check_generation(
                 f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
-    for name, value in model_kwargs.items():
-        if name not in PLAIN_INPUTS and value is not None and value is not False:
-            raise ValueError(
-                f"`{name}` is not supported together with a draft: only token ids are. Leave it out, or pass "
-                "`draft_model=None` for plain decoding."
-            )
     _check_rope(model, input_ids.shape[1], config.max_length)
-    if input_ids.shape[1] == 0:
-        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
         raise ValueError(
             "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
@@ -126,53 +111,45 @@ def check_generation(
         )
 
 
-def padding_of(attention_mask: Tensor | None, position_ids: Tensor | None, input_ids: Tensor) -> list[int]:
-    """Columns of left padding in each row.
+def check_prompt(attention_mask: Tensor | None, input_ids: Tensor) -> None:
+    """The prompt of a model without other inputs.
 
     Raises:
-        ValueError: the mask hides anything but left padding, or the positions are not those of a plain prompt.
+        ValueError: it is empty, or the mask hides anything but left padding.
     """
     width = input_ids.shape[1]
+    if width == 0:
+        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
     if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
+        return
     if attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"`attention_mask` has shape {tuple(attention_mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
             "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
         )
     mask = attention_mask.bool()
-    padding = (~mask).sum(1)
-    expected = torch.arange(width, device=mask.device) >= padding[:, None]
-    if not torch.equal(mask, expected) or bool((padding == width).any()):
+    if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
         raise ValueError("`attention_mask` hides more than left padding: set `padding_side='left'` on the tokenizer.")
-    if position_ids is not None:
-        plain = torch.arange(width, device=mask.device) - padding[:, None]
-        fits = position_ids.shape in (input_ids.shape, (1, width))
-        if not fits or not torch.equal(position_ids.to(mask.device).expand_as(input_ids)[mask], plain[mask]):
-            raise ValueError("`position_ids` other than a plain prompt's are not supported together with a draft.")
-    return padding.tolist()
 
 
-def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig) -> Cache | None:
-    """The cache the user gave, filled or not; `None` if transformers made it.
+def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:
+    """A cache that the user gave.
 
     Raises:
-        ValueError: it is of a kind that cannot be continued, or the ids are not those of the whole sequence.
+        ValueError: it is of a kind that cannot be taken back, or the ids are not those of the whole sequence.
     """
-    if cache is None or not getattr(cache, "_is_user_defined", cache.get_seq_length() > 0):
-        return None
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+    own = getattr(cache, "self_attention_cache", cache)
+    if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
         raise ValueError(
-            f"`past_key_values` is a {type(cache).__name__}: pass a DynamicCache, without offloading, or none."
+            f"`past_key_values` is a {type(own).__name__}: pass a DynamicCache, without offloading, or none."
         )
     length, width = cache.get_seq_length(), input_ids.shape[1]
-    whole = getattr(generation_config, "_mask_length", width)
-    if length >= width or whole != width:
+    whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
+    if length and (length >= width or whole != width):
         raise ValueError(
             f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
             "holds included; only the rest is fed."
         )
-    return cache
 
 
 def unwrap(model, argument: str) -> PreTrainedModel:
@@ -187,23 +164,6 @@ def unwrap(model, argument: str) -> PreTrainedModel:
     return model
 
 
-def why_not_ragged(model) -> str | None:
-    """What about `model` the ragged cache cannot hold, seen from its class and config alone; `None` if nothing."""
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if model.config.is_encoder_decoder:
-        return "is an encoder-decoder model"
-    if "local" in (getattr(config, "attention_layers", None) or []):
-        return "has local attention that counts its window from the cache's end"
-    if getattr(model, "_is_stateful", False):
-        return "has a recurrent state, which cannot be rolled back"
-    if not kinds <= LAYER_TYPES:
-        return f"has layers of type {', '.join(sorted(kinds - LAYER_TYPES))}, whose state cannot be rolled back"
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        return "takes positions from its cache's length rather than from `position_ids`"
-    return None
-
-
 def check_model(model, argument: str) -> None:
     """Refuse, by name, a model that no cache of ours fits.
 
@@ -213,23 +173,27 @@ def check_model(model, argument: str) -> None:
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
-    way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
-    reason = why_not_ragged(model)
+    reason = why_not_speculative(model)
     if reason is not None:
-        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}, which is not supported yet: {way_out}.")
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ATTENTION:
-        raise ValueError(
-            f"`{argument}` uses attn_implementation={attention!r}, which takes no explicit mask: load it with "
-            f"attn_implementation='sdpa'."
-        )
-    from .models.probe import fits_ragged  # late: it runs the model, and only for a type the tests do not cover
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
 
-    if not fits_ragged(model):
+
+def check_universal(model, inputs: Inputs, argument: str) -> None:
+    """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
+    if not fits_universal(model, inputs):
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         raise ValueError(
-            f"`{argument}`: {type(model).__name__} gives other logits through a ragged cache than in one forward, so that "
-            f"it cannot be verified exactly: {way_out}."
+            f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain steps, so "
+            f"that it cannot be verified exactly: {way_out}."
         )
+
+
+def why_not_speculative(model) -> str | None:
+    """What about `model` no cache of ours can take back; `None` if nothing is known."""
+    if not model.can_generate():
+        return "has no `generate`"
+    return REFUSED_TYPES.get(model.config.model_type)
 
 
 def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
@@ -238,13 +202,15 @@ def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> N
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))):
         kind = rope.get("rope_type")
+        if kind not in ("dynamic", "longrope"):
+            continue
         limit = config.max_position_embeddings
         if kind == "longrope":
             limit = rope.get(
                 "original_max_position_embeddings", getattr(config, "original_max_position_embeddings", limit)
             )
         crosses = max_length > limit and (kind == "dynamic" or prompt_width <= limit)
-        if kind in ("dynamic", "longrope") and crosses:
+        if crosses:
             raise ValueError(
                 f"the model's {kind} position embeddings change at {limit} tokens and `max_length={max_length}` is beyond: "
                 f"generate up to {limit} tokens, prompt included, or pass `draft_model=None` for plain decoding."

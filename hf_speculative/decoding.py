@@ -6,21 +6,21 @@ import copy
 from dataclasses import dataclass
 
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
 from .configuration import Options
 from .drafting import DraftModel, PromptLookup
-from .lookahead import ConfidenceStop, Constant, Heuristic
+from .lookahead import ConfidenceStop, Constant, Heuristic, Together
 from .loop import speculate
-from .models import CachedModel, with_cache
-from .output import Output
+from .models import CachedModel, Inputs, RaggedModel, UniversalModel, choose, choose_for, inputs_for_draft
+from .output import Output, output_names
 from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
-from .types import Batch, Drafter, Rule, Schedule
+from .types import Batch, Drafter, Rule, Schedule, padding_of
 from .verification import BlockVerification, SampledVerification
 
 
@@ -29,9 +29,17 @@ class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
     """transformers' `GenerateDecoderOnlyOutput` with the statistics of the call.
 
     `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
-    `past_key_values` is filled for a batch of one, and `None` for larger ones. `from_draft (batch, new)` says which of the
-    new tokens the draft had guessed.
+    `past_key_values` is filled for a batch of one; for larger ones where a cache was passed in or the universal path is
+    taken, else it is `None`. `from_draft (batch, new)` says which of the new tokens the draft had guessed.
     """
+
+    statistics: Statistics | None = None
+    from_draft: Tensor | None = None
+
+
+@dataclass
+class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """The same for an encoder-decoder model."""
 
     statistics: Statistics | None = None
     from_draft: Tensor | None = None
@@ -50,24 +58,26 @@ class SpeculativeDecoding:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs,
-    ) -> Tensor | GenerateSpeculativeOutput:
+    ) -> Tensor | GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
         streamer = self.options.streamer
         as_dict = bool(generation_config.return_dict_in_generate)
         keep_scores = as_dict and bool(generation_config.output_scores)
         stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores)
-        checks.check_generation(
-            self.options, model, input_ids, generation_config, model_kwargs, stopping.rows_may_differ
-        )
-        padding = checks.padding_of(model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"), input_ids)
-        cache = checks.check_cache(model_kwargs.get("past_key_values"), input_ids, generation_config)
+        checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
+        inputs = Inputs(input_ids, generation_config, model_kwargs)
+        cache = model_kwargs.get(inputs.cache_name)
+        cache = cache if getattr(cache, "_is_user_defined", False) else None
+        padding = self._padding(model, inputs, cache)
+        target = self._target(model, inputs)
+        drafter = self._drafter(model, inputs, inputs_tensor)
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
         assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
-        target, drafter = with_cache(model), self._drafter()
         sampler = self._sampler(model, batch, logits_processor, generation_config)
         rule = self.options.config.rule or self._default_rule(sampler, drafter)
         num_forwards_before = drafter.num_forwards
@@ -77,13 +87,13 @@ class SpeculativeDecoding:
         elif (num_copies := generation_config.num_return_sequences or 1) > 1:
             _share_prefill(batch, num_copies, (target, drafter))
 
-        output, statistics = Output(input_ids, generation_config, streamer), Statistics(num_calls=1)
+        output, statistics = Output(input_ids, generation_config, target, streamer), Statistics(num_calls=1)
         rounds = speculate(
             batch,
             stopwatch.watch("verify", target, "logits"),
             stopwatch.watch("draft", drafter, "propose"),
             stopwatch.watch("accept", rule, "__call__"),
-            self._schedule(),
+            self._schedule(target.keeps_rows_together or drafter.keeps_rows_together),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),
             stopwatch.watch("accept", stopping, "cut"),
         )
@@ -101,37 +111,74 @@ class SpeculativeDecoding:
         if streamer is not None:
             streamer.end()
         sequences = output.sequences()
-        stored = _store_cache(target, cache, model, sequences, padding) if as_dict or cache is not None else None
+        stored = target.store(cache, sequences, padding) if as_dict or cache is not None else None
         if not as_dict:
             return sequences
-        return GenerateSpeculativeOutput(
-            sequences=sequences,
-            scores=output.steps("scores"),
-            logits=output.steps("logits"),
-            past_key_values=stored,
-            statistics=statistics,
-            from_draft=output.from_draft(),
-        )
+        common = {
+            "sequences": sequences,
+            "scores": output.steps("scores"),
+            "logits": output.steps("logits"),
+            "past_key_values": stored,
+            "statistics": statistics,
+            "from_draft": output.from_draft(),
+        }
+        if not model.config.is_encoder_decoder:
+            layers = {name: output.layers(name) for name in ("hidden_states", "attentions")}
+            return GenerateSpeculativeOutput(**common, **layers)
+        encoder = model_kwargs["encoder_outputs"]
+        layers = {
+            name: output.layers(name) for name in ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
+        }
+        encoded = {
+            f"encoder_{name}": encoder.get(name) if getattr(generation_config, f"output_{name}") else None
+            for name in ("hidden_states", "attentions")
+        }
+        return GenerateSpeculativeEncoderDecoderOutput(**common, **layers, **encoded)
 
-    def _drafter(self) -> Drafter:
+    @staticmethod
+    def _padding(model: PreTrainedModel, inputs: Inputs, cache) -> list[int]:
+        kwargs = inputs.model_kwargs
+        is_encoder_decoder = model.config.is_encoder_decoder
+        mask = kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+        if cache is not None:
+            checks.check_cache(cache, inputs.input_ids, inputs.generation_config, mask)
+        if not is_encoder_decoder and kwargs.get("inputs_embeds") is None:
+            checks.check_prompt(mask, inputs.input_ids)
+        return padding_of(mask, inputs.input_ids)
+
+    def _target(self, model: PreTrainedModel, inputs: Inputs) -> CachedModel:
+        if choose_for(model, inputs).name == "ragged":
+            return RaggedModel(model)
+        checks.check_universal(model, inputs, "model")
+        return UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
+
+    def _drafter(self, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None) -> Drafter:
         options = self.options
         if options.config.drafter is not None:
             return options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
             return PromptLookup(options.max_ngram)
-        assert options.draft_model is not None  # read_options returns no Options without a source of drafts
-        config = options.draft_model.config.get_text_config(decoder=True)
-        return DraftModel(
-            with_cache(options.draft_model, is_draft=True), getattr(config, "max_position_embeddings", None)
-        )
+        draft = options.draft_model
+        assert draft is not None  # read_options returns no Options without a source of drafts
+        max_positions = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if choose(draft).name == "ragged":
+            # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
+            return DraftModel(RaggedModel(draft, clamp_ids=True), max_positions)
+        own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
+        checks.check_universal(draft, own, "draft_model")
+        return DraftModel(UniversalModel(draft, own, clamp_ids=True), max_positions)
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self, keep_rows_together: bool) -> Schedule:
         options = self.options
+        schedule: Schedule
         if options.config.schedule is not None:
-            return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-        kind = Constant if options.schedule_name == "constant" else Heuristic
-        schedule = kind(options.num_draft_tokens)
-        return ConfidenceStop(schedule, options.confidence_threshold) if options.confidence_threshold else schedule
+            schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
+        else:
+            kind = Constant if options.schedule_name == "constant" else Heuristic
+            schedule = kind(options.num_draft_tokens)
+            if options.confidence_threshold:
+                schedule = ConfidenceStop(schedule, options.confidence_threshold)
+        return Together(schedule) if keep_rows_together else schedule
 
     def _sampler(
         self, model: PreTrainedModel, batch: Batch, logits_processor: LogitsProcessorList, config: GenerationConfig
@@ -158,18 +205,6 @@ def _share_prefill(batch: Batch, num_copies: int, parts) -> None:
     )
     copies = [row for row in prompts.rows for _ in range(num_copies)]
     for part in parts:
-        part.prefill(prompts)
-        part.select(copies)
-
-
-def _store_cache(target: CachedModel, cache, model: PreTrainedModel, sequences: Tensor, padding: list[int]):
-    """What plain `generate` leaves behind: the cache of all tokens but the last, in the user's own object if given."""
-    if sequences.shape[0] > 1:
-        return None
-    stored = target.store(
-        DynamicCache(config=model.config.get_text_config(decoder=True)), sequences.shape[1] - 1, padding[0]
-    )
-    if cache is None:
-        return stored
-    cache.layers = stored.layers
-    return cache
+        if not part.keeps_rows_together:  # transformers' own cache is filled as plain `generate` fills it
+            part.prefill(prompts)
+            part.select(copies)

@@ -5,9 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
+from .models import CachedModel
 from .types import Round
+
+
+def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str, ...]:
+    """What of the model's outputs the call asks for, under the names that the model gives them."""
+    if not config.return_dict_in_generate:
+        return ()
+    names = {
+        "output_hidden_states": ("decoder_hidden_states",) if model.config.is_encoder_decoder else ("hidden_states",),
+        "output_attentions": (
+            ("decoder_attentions", "cross_attentions") if model.config.is_encoder_decoder else ("attentions",)
+        ),
+    }
+    return tuple(name for option, group in names.items() if getattr(config, option) for name in group)
 
 
 class Output:
@@ -15,11 +29,12 @@ class Output:
 
     Args:
         input_ids: `(batch, width)` the prompt as given, returned in front of the new tokens.
+        target: keeps the hidden states and attentions of its last pass, if any are asked for.
         streamer: gets one token a row at a time, in order, and nothing past a stop.
     """
 
-    def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, streamer=None):
-        self.input_ids, self.streamer = input_ids, streamer
+    def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, target: CachedModel, streamer=None):
+        self.input_ids, self.target, self.streamer = input_ids, target, streamer
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
         as_dict = bool(generation_config.return_dict_in_generate)
@@ -33,9 +48,15 @@ class Output:
             for name in ("scores", "logits")
             if as_dict and getattr(generation_config, f"output_{name}")
         }
+        self.kept_layers: dict[str, list[list[tuple[Tensor, ...]]]] = {
+            name: [[] for _ in range(batch_size)] for name in target.keep
+        }
 
     def follow(self, round: Round) -> None:
         for b, row in enumerate(round.rows):
+            newest = self.input_ids.shape[1] + len(self.new_tokens[row]) - 1  # the column the first of them came from
+            for name, rows in self.kept_layers.items():
+                rows[row] += [self.target.step_output(name, row, newest + i) for i in range(len(round.tokens[b]))]
             self.new_tokens[row] += round.tokens[b]
             num_from_draft = round.num_from_draft[b]
             self.drafted[row] += [True] * num_from_draft + [False] * (len(round.tokens[b]) - num_from_draft)
@@ -67,6 +88,20 @@ class Output:
             return None
         longest, rows = self._longest(), [torch.stack(steps) for steps in self.kept[name]]
         return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
+
+    def layers(self, name: str) -> tuple[tuple[Tensor, ...], ...] | None:
+        """The kept `hidden_states` or `attentions`: a step's layers, `(batch, ...)` each; 0 for rows that are done."""
+        if name not in self.kept_layers:
+            return None
+        rows = self.kept_layers[name]
+        first = max(rows, key=len)
+        return tuple(
+            tuple(
+                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows])
+                for layer, like in enumerate(step_of_first)
+            )
+            for step, step_of_first in enumerate(first)
+        )
 
     def _longest(self) -> int:
         return max(len(tokens) for tokens in self.new_tokens)

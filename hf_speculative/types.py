@@ -99,6 +99,13 @@ class Round:
         return [n == len(tokens) for n, tokens in zip(self.num_from_draft, self.tokens, strict=True)]
 
 
+def padding_of(attention_mask: Tensor | None, input_ids: Tensor) -> list[int]:
+    """Columns of left padding in each row of a prompt."""
+    if attention_mask is None or attention_mask.shape != input_ids.shape:
+        return [0] * input_ids.shape[0]
+    return (attention_mask.cumsum(1) == 0).sum(1).tolist()
+
+
 class Batch:
     """The sequences being generated: one buffer, rows of their own length.
 
@@ -174,6 +181,11 @@ class Drafter:
     @property
     def num_forwards(self) -> int:
         return 0
+
+    @property
+    def keeps_rows_together(self) -> bool:
+        """It pays to keep the rows of a batch at similar lengths: see `CachedModel`."""
+        return False
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         """Called once a call, before its first round: forget earlier calls."""

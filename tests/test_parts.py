@@ -8,11 +8,11 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup
 from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic
-from hf_speculative.models import with_cache
+from hf_speculative.models import RaggedModel
 from hf_speculative.verification import RULES, SampledVerification
 
 MAKE_DRAFTER = {
-    DraftModel: lambda draft: DraftModel(with_cache(draft, is_draft=True)),
+    DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
     PromptLookup: lambda draft: PromptLookup(max_ngram=2),
 }
 MAKE_SCHEDULE = {

@@ -28,6 +28,10 @@ class DraftModel(Drafter):
     def num_forwards(self) -> int:
         return self.model.num_forwards
 
+    @property
+    def keeps_rows_together(self) -> bool:
+        return self.model.keeps_rows_together
+
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.model.reset()
 

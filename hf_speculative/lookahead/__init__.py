@@ -3,7 +3,8 @@
 from .confidence import ConfidenceStop
 from .constant import Constant
 from .heuristic import Heuristic
+from .together import Together
 
-SCHEDULES = (Constant, Heuristic, ConfidenceStop)
+SCHEDULES = (Constant, Heuristic, ConfidenceStop, Together)
 
-__all__ = ["SCHEDULES", "ConfidenceStop", "Constant", "Heuristic"]
+__all__ = ["SCHEDULES", "ConfidenceStop", "Constant", "Heuristic", "Together"]

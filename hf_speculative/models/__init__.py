@@ -1,14 +1,22 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
 from .cached_model import CachedModel, without_dropout
+from .choice import Path, choose, choose_for, why_not_ragged
+from .inputs import Inputs, inputs_for_draft
+from .probe import fits_universal
 from .ragged import RaggedModel
+from .universal import UniversalModel
 
-__all__ = ["CachedModel", "RaggedModel", "with_cache", "without_dropout"]
-
-
-def with_cache(model, is_draft: bool = False) -> CachedModel:
-    """The cached form of `model`, of the kind that fits it; `checks.check_model` has refused what fits none.
-
-    A draft may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-    """
-    return RaggedModel(model, clamp_ids=is_draft)
+__all__ = [
+    "CachedModel",
+    "Inputs",
+    "Path",
+    "RaggedModel",
+    "UniversalModel",
+    "choose",
+    "choose_for",
+    "fits_universal",
+    "inputs_for_draft",
+    "why_not_ragged",
+    "without_dropout",
+]

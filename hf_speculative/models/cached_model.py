@@ -17,9 +17,13 @@ class CachedModel:
 
     Attributes:
         num_forwards: passes so far.
+        keep: names of the outputs that `step_output` can give after a pass.
+        keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
     """
 
     num_forwards: int = 0
+    keeps_rows_together: bool = False
+    keep: tuple[str, ...] = ()
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         """Feed each row's unseen tokens up to `ahead` beyond its length; logits `(batch, num_last, vocab)` of the last."""
@@ -46,8 +50,15 @@ class CachedModel:
         """Start from transformers' own `cache`, filled with the first columns of `batch`."""
         raise NotImplementedError
 
-    def store(self, cache, num_columns: int, padding: int):
-        """Write a single row's first `num_columns`, left padding included, into transformers' own `cache`; returns it."""
+    def store(self, given, sequences: Tensor, padding: list[int]):
+        """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
+
+        Written into the user's own cache if one was `given`; `None` where this kind of cache cannot tell.
+        """
+        raise NotImplementedError
+
+    def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
+        """The last pass's `hidden_states` or `attentions` for the token in `column` of a row of the call: one a layer."""
         raise NotImplementedError
 
 

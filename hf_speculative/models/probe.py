@@ -1,15 +1,18 @@
-"""Does a model give the same logits through the ragged cache as in one forward? Asked once a model, by running it."""
+"""Does a model give the same logits through a cache of ours as without one? Asked once a model, by running it."""
 
 from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
 from .cached_model import without_dropout
+from .inputs import Inputs
 from .ragged import RaggedModel
+from .universal import UniversalModel
 
 #: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
 TESTED_TYPES = frozenset(
@@ -35,17 +38,18 @@ TESTED_TYPES = frozenset(
 )
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
-_answers: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_fits_ragged: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_fits_universal: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def fits_ragged(model: PreTrainedModel) -> bool:
     """True for a tested type; otherwise compares logits on random tokens, once a model object."""
     if model.config.model_type in TESTED_TYPES:
         return True
-    if model not in _answers:
+    if model not in _fits_ragged:
         with without_dropout(model):
-            _answers[model] = _same_logits(model)
-    return _answers[model]
+            _fits_ragged[model] = _same_logits(model)
+    return _fits_ragged[model]
 
 
 @torch.no_grad()
@@ -68,10 +72,59 @@ def _same_logits(model: PreTrainedModel) -> bool:
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
         for row, (pad, length) in enumerate(zip(padding, batch.host_lengths, strict=True)):
-            fresh = model(batch.tokens[row : row + 1, pad : length + 1]).logits[0, -2:].float()
-            tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
-            if not torch.allclose(found[row].float(), fresh, rtol=0, atol=tolerance * fresh.std().item()):
+            fresh = model(batch.tokens[row : row + 1, pad : length + 1]).logits[0, -2:]
+            if not _close(found[row], fresh):
                 return False
         return True
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError):
         return False  # it does not run through this cache at all; the caller refuses the model by name
+
+
+def fits_universal(model: PreTrainedModel, inputs: Inputs) -> bool:
+    """Compares logits on the call's own prompt: passes of several tokens, taken back, with plain steps of one token.
+
+    Asked once a model object; `inputs` are left as they were.
+    """
+    if model not in _fits_universal:
+        with without_dropout(model), torch.no_grad():
+            _fits_universal[model] = _same_as_steps(model, inputs)
+    return _fits_universal[model]
+
+
+def _same_as_steps(model: PreTrainedModel, inputs: Inputs) -> bool:
+    width, num_rows = inputs.input_ids.shape[1], inputs.input_ids.shape[0]
+    vocab_size = min(
+        model.config.get_text_config(decoder=True).vocab_size, model.get_output_embeddings().weight.shape[0]
+    )
+    generator = torch.Generator().manual_seed(0)
+    # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
+    kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
+    cached = UniversalModel(model, inputs)
+    batch = Batch(inputs.input_ids, [0] * num_rows, max_length=width + 8)
+    cached.logits(batch, ahead=0, num_last=1)
+    _extend(batch, kept[:, :1])
+    batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))
+    first = cached.logits(batch, ahead=3, num_last=4)[:, :2]
+    _extend(batch, kept[:, 1:3])
+    cached.rollback(batch)
+    batch.put(kept[:, 3:])
+    second = cached.logits(batch, ahead=2, num_last=3)
+    steps = UniversalModel(model, inputs)
+    batch = Batch(inputs.input_ids, [0] * num_rows, max_length=width + 8)
+    plain = [steps.logits(batch, ahead=0, num_last=1)]
+    for i in range(5):
+        _extend(batch, kept[:, i : i + 1])
+        plain.append(steps.logits(batch, ahead=0, num_last=1))
+    return _close(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
+
+
+def _extend(batch: Batch, tokens: Tensor) -> None:
+    batch.put(tokens)
+    batch.lengths = batch.lengths + tokens.shape[1]
+    batch.host_lengths = [length + tokens.shape[1] for length in batch.host_lengths]
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    expected = expected.float()
+    return torch.allclose(found.float(), expected, rtol=0, atol=tolerance * expected.std().item())

@@ -13,7 +13,7 @@ import inspect
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
@@ -197,12 +197,19 @@ class RaggedModel(CachedModel):
                 layer.keys[row, :, seen - num_kept + skip : seen] = given.keys[row, :, skip:]
                 layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
 
-    def store(self, cache, num_columns: int, padding: int):
+    def store(self, given, sequences: Tensor, padding: list[int]):
+        if sequences.shape[0] > 1:  # rows that were done early have left
+            return None
+        stored = DynamicCache(config=self.layers.config)
+        num_columns = sequences.shape[1] - 1 - padding[0]
         for index, layer in enumerate(self.cache.layers):
             if layer.is_initialized:
-                kept = [part[:, :, : num_columns - padding].clone() for part in (layer.keys, layer.values)]
-                cache.update(*(functional.pad(part, (0, 0, padding, 0)) for part in kept), index)
-        return cache
+                kept = [part[:, :, :num_columns].clone() for part in (layer.keys, layer.values)]
+                stored.update(*(functional.pad(part, (0, 0, padding[0], 0)) for part in kept), index)
+        if given is None:
+            return stored
+        given.layers = stored.layers
+        return given
 
 
 class AttentionLayers:

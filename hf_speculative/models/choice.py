@@ -1,0 +1,95 @@
+"""Which kind of cache a model gets: decided once, before the first pass, and never wrongly."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from ..types import padding_of
+from .inputs import Inputs
+from .probe import fits_ragged
+
+PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "labels"}
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION = ("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Path:
+    """The kind of cache a model gets.
+
+    Attributes:
+        name: "ragged", the fast path, in which each row of a batch has its own length, or "universal", transformers' own.
+        reason: why it is not the ragged one.
+    """
+
+    name: str
+    reason: str | None = None
+
+
+def choose(model: PreTrainedModel) -> Path:
+    """The path of `model` for prompts of token ids. Runs the model on random tokens, once, if the tests do not cover its type."""
+    reason = why_not_ragged(model)
+    if reason is None and not fits_ragged(model):
+        reason = "gives other logits through a ragged cache than in one forward"
+    return Path("ragged") if reason is None else Path("universal", reason)
+
+
+def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
+    """The path of `model` for one call."""
+    reason = _why_not_ids_alone(inputs)
+    return choose(model) if reason is None else Path("universal", reason)
+
+
+def _why_not_ids_alone(inputs: Inputs) -> str | None:
+    """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
+    kwargs, config = inputs.model_kwargs, inputs.generation_config
+    others = [
+        name for name, value in kwargs.items() if name not in PLAIN_INPUTS and value is not None and value is not False
+    ]
+    if others:
+        return f"is given {', '.join(others)}"
+    if config.prefill_chunk_size is not None:
+        return "reads its prompt in chunks"
+    if config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions):
+        return "is asked for hidden states or attentions"
+    cache = kwargs.get(inputs.cache_name)
+    if getattr(cache, "_is_user_defined", False) and inputs.input_ids.shape[0] > 1:
+        return "is given a cache for several rows"
+    positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
+    if positions is not None and not _is_plain(positions, mask, inputs.input_ids):
+        return "is given positions of its own"
+    return None
+
+
+def _is_plain(positions: torch.Tensor, mask: torch.Tensor | None, input_ids: torch.Tensor) -> bool:
+    """Positions count from each row's first token that is not padding."""
+    width = input_ids.shape[1]
+    if positions.shape not in (input_ids.shape, (1, width)):
+        return False
+    padding = torch.tensor(padding_of(mask, input_ids), device=positions.device)
+    plain = torch.arange(width, device=positions.device) - padding[:, None]
+    return bool((positions.expand_as(plain) == plain)[plain >= 0].all())
+
+
+def why_not_ragged(model: PreTrainedModel) -> str | None:
+    """What about `model` the ragged cache cannot hold, seen from its class and config alone; `None` if nothing."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if model.config.is_encoder_decoder:
+        return "is an encoder-decoder model"
+    if "local" in (getattr(config, "attention_layers", None) or []):
+        return "has local attention that counts its window from the cache's end"
+    if getattr(model, "_is_stateful", False):
+        return "has a recurrent state"
+    if not kinds <= LAYER_TYPES:
+        return f"has layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "takes positions from its cache's length rather than from `position_ids`"
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        return f"uses attn_implementation={attention!r}, which takes no explicit mask"
+    return None

@@ -1,0 +1,114 @@
+"""What transformers' `generate` prepares for a model before its first pass: ids, masks, positions, encoder outputs, cache."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
+
+from .rewind import copy_of
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One call, as a model's own `generate` prepared it.
+
+    Attributes:
+        input_ids: `(batch, width)` the decoder's prompt; the width is 0 where all of it came as `inputs_embeds`.
+        generation_config: the call's, completed.
+        model_kwargs: everything else that the model's forward gets, an empty or filled cache among it.
+    """
+
+    input_ids: Tensor
+    generation_config: GenerationConfig
+    model_kwargs: dict[str, Any]
+
+    @property
+    def cache_name(self) -> str:
+        """The keyword that the model's cache goes by."""
+        return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
+
+    @property
+    def num_embedded(self) -> int:
+        """Columns of the prompt that stand before the first id: all of it, where it came as `inputs_embeds` alone."""
+        embeds = self.model_kwargs.get("inputs_embeds")
+        if embeds is None or "encoder_outputs" in self.model_kwargs:
+            return 0
+        return embeds.shape[1] - self.input_ids.shape[1]
+
+    def fresh_kwargs(self) -> dict[str, Any]:
+        """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
+        name = self.cache_name
+        return self.model_kwargs | {name: copy_of(self.model_kwargs.get(name))}
+
+
+#: what a call may hold that is an input of a model and not a setting
+TEXT_INPUTS = ("input_ids", "attention_mask")
+
+
+def inputs_for_draft(
+    draft: PreTrainedModel, target: PreTrainedModel, inputs: Inputs, call: dict[str, Any], inputs_tensor: Tensor | None
+) -> Inputs:
+    """What the draft's own `generate` makes of the same call.
+
+    Args:
+        inputs: what the target's prepared.
+        call: the keyword arguments of the call.
+        inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
+    """
+    given = _accepted(draft, call)
+    if draft.config.is_encoder_decoder:
+        given["decoder_input_ids"] = inputs.input_ids
+        if _share_encoder(draft, target):
+            given["encoder_outputs"] = inputs.model_kwargs.get("encoder_outputs")
+        elif draft.main_input_name not in given:
+            given[draft.main_input_name] = inputs_tensor
+    else:
+        given["input_ids"] = inputs.input_ids
+        if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
+            given.pop("attention_mask", None)
+            if "encoder_outputs" in inspect.signature(draft.forward).parameters:
+                given["encoder_outputs"] = inputs.model_kwargs.get("encoder_outputs")
+        else:
+            given["attention_mask"] = inputs.model_kwargs.get("attention_mask")
+    prepared: list[Inputs] = []
+
+    def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
+        prepared.append(Inputs(input_ids, generation_config, model_kwargs))
+
+    config = GenerationConfig(max_length=inputs.generation_config.max_length, pad_token_id=0)
+    # The class's own `generate`, past what is attached to the object and what a subclass does around it.
+    GenerationMixin.generate(draft, **given, generation_config=config, custom_generate=capture)
+    return prepared[0]
+
+
+def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of `call` that the draft takes as well: images, features, masks."""
+    accepted = inspect.signature(draft.forward).parameters
+    excluded = (
+        "inputs",
+        "inputs_embeds",
+        "position_ids",
+        "past_key_values",
+        "use_cache",
+        "decoder_input_ids",
+        "labels",
+    )
+    settings = vars(GenerationConfig())
+    return {
+        name: value
+        for name, value in call.items()
+        if name in accepted and name not in excluded and name not in settings and value is not None
+    }
+
+
+def _share_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
+    """The draft's encoder is the target's: the same weights in memory."""
+    if not target.config.is_encoder_decoder:
+        return False
+    ours, theirs = draft.get_encoder(), target.get_encoder()
+    return ours is theirs or [p.data_ptr() for p in ours.parameters()] == [p.data_ptr() for p in theirs.parameters()]

@@ -1,0 +1,110 @@
+"""How transformers' own caches are taken back to an earlier column. One class a way; both leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+from transformers import Cache, EncoderDecoderCache
+
+
+class Crop:
+    """Attention, and convolutions that record their past: the last columns are cut off."""
+
+    max_replay = 0
+
+    def __init__(self, cache, column: int):
+        self.cache, self.column = cache, column
+        cache.activate_past_recording()
+
+    def mark(self, column: int) -> None:
+        """Nothing to do: every column since the last cut is kept."""
+
+    def take_back(self, covered: int, column: int) -> int | None:
+        """Take the cache from `covered` columns to at most `column`; returns how many are left, `None` if it cannot."""
+        if column < self.column and not all(_keeps_everything(layer) for layer in _layers(self.cache)):
+            return None
+        self.cache.crop(column - covered)
+        self.column = column
+        return column
+
+
+class Snapshot:
+    """Anything with a state that runs on: it is put back as it was, and what was kept since is fed again.
+
+    Attributes:
+        column: where the snapshot was taken.
+        max_replay: how many kept tokens the next pass may feed again, before a pass of their own moves the snapshot on.
+    """
+
+    max_replay = 8
+
+    def __init__(self, cache, column: int):
+        self.cache = cache
+        self.mark(column)
+
+    def mark(self, column: int) -> None:
+        self.column = column
+        layers = _layers(self.cache)
+        self.state = copy.deepcopy(vars(self.cache)) if layers is None else [_copied(vars(layer)) for layer in layers]
+
+    def take_back(self, covered: int, column: int) -> int | None:
+        if column < self.column:
+            return None
+        layers = _layers(self.cache)
+        if layers is None:
+            vars(self.cache).clear()
+            vars(self.cache).update(copy.deepcopy(self.state))
+        else:
+            for layer, state in zip(layers, self.state, strict=True):
+                vars(layer).clear()
+                vars(layer).update(_copied(state))
+        return self.column
+
+
+def copy_of(cache):
+    """An independent copy; keys and values are shared until one of the two grows."""
+    if cache is None or not isinstance(cache, Cache | EncoderDecoderCache):
+        return copy.deepcopy(cache)
+    new = copy.copy(cache)
+    for name, value in vars(cache).items():
+        if name == "layers":
+            new.layers = [copy.copy(layer) for layer in value]
+            for layer in new.layers:
+                vars(layer).update(_copied(vars(layer)))
+        elif isinstance(value, Cache):
+            setattr(new, name, copy_of(value))
+        elif isinstance(value, dict):
+            setattr(new, name, dict(value))
+    return new
+
+
+def rewinder(cache, column: int) -> Crop | Snapshot:
+    """The way that fits `cache`, which holds `column` columns."""
+    return Crop(cache, column) if getattr(cache, "is_croppable", False) else Snapshot(cache, column)
+
+
+def _layers(cache) -> list | None:
+    """The layers that change from pass to pass; `None` for a cache of a model's own making."""
+    own = getattr(cache, "self_attention_cache", cache)
+    return own.layers if isinstance(own, Cache) else None
+
+
+def _keeps_everything(layer) -> bool:
+    return not hasattr(layer, "record_past")
+
+
+def _copied(state: dict) -> dict:
+    """Keys and values grow by concatenation, which makes new tensors; recurrent states are written in place."""
+    return {
+        name: value
+        if name in ("keys", "values")
+        else value.clone()
+        if isinstance(value, Tensor)
+        else {key: part.clone() if isinstance(part, Tensor) else part for key, part in value.items()}
+        if isinstance(value, dict)
+        else copy.copy(value)
+        if isinstance(value, list)
+        else value
+        for name, value in state.items()
+    }

@@ -1,0 +1,208 @@
+"""The universal path: any model that transformers' `generate` runs, through transformers' own cache.
+
+Every pass is prepared by the model's own `prepare_inputs_for_generation`, the prompt's by transformers' own prefill, so that
+a model gets what it gets in plain `generate`: columns, masks, positions, images at the prompt only, encoder outputs.
+
+Such a cache has one length for all rows. Rows of a batch accept different numbers of tokens, so the cache goes back to the
+shortest row, and the others feed again what they had more: right filler is invisible to what stands left of it. Rows far ahead
+draft nothing until the others have caught up (`lookahead.Together`), which bounds what is fed twice.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.utils import ModelOutput
+
+from ..types import Batch
+from .cached_model import CachedModel
+from .inputs import Inputs
+from .rewind import Crop, Snapshot, rewinder
+
+
+class UniversalModel(CachedModel):
+    """A model with transformers' own cache, of any kind that can be taken back.
+
+    Args:
+        inputs: the call as the model's own `generate` prepared it.
+        clamp_ids: read ids past the embedding table as its last one, instead of failing.
+        keep: names of outputs to keep after each pass (`hidden_states`, `attentions`, ...), see `step_output`.
+    """
+
+    keeps_rows_together = True
+
+    def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
+        self.model, self.inputs, self.keep = model, inputs, keep
+        self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
+        self.width = inputs.input_ids.shape[1]
+        self.num_forwards = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.kwargs = self.inputs.fresh_kwargs()
+        self.ids = self.inputs.input_ids.long()
+        self.rows = list(range(self.ids.shape[0]))
+        self.covered = 0  # columns in the cache, all of them right for every running row
+        self.settled = torch.iinfo(torch.int64).max  # columns that are right for the rows that are done, too
+        self.rewinder: Crop | Snapshot | None = None
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        newest = [length + ahead for length in batch.host_lengths]
+        start, end = min(newest) - num_last, max(newest)
+        self._read(batch)
+        self._go_back(start)
+        logits = self._prefill() if self.rewinder is None else None
+        assert self.rewinder is not None
+        if start - self.covered > self.rewinder.max_replay > 0:
+            self._feed(start, num_logits=1)
+        if end > self.covered:
+            committed = min(batch.host_lengths)
+            if end > committed >= self.covered > self.rewinder.column:
+                self.rewinder.mark(self.covered)
+            logits = self._feed(end, num_logits=end - start)
+        first = end - logits.shape[1]  # the column of the first logits
+        logits = logits[self.rows].to(batch.tokens.device)
+        if min(newest) == end:
+            return logits[:, -num_last:]
+        columns = torch.tensor([n - num_last - first for n in newest], device=logits.device)
+        columns = columns[:, None] + torch.arange(num_last, device=logits.device)
+        return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[2]))
+
+    def prefill(self, batch: Batch) -> None:
+        """`num_return_sequences` finds the prompts repeated already, as plain `generate` reads them."""
+
+    def rollback(self, batch: Batch) -> None:
+        self._read(batch)
+        self._go_back(min(batch.host_lengths) - 1)
+
+    def select(self, indices: list[int]) -> None:
+        """Rows that are done stay in the cache, as in plain `generate`."""
+        done = set(range(len(self.rows))) - set(indices)
+        self.settled = min([self.settled, *(self.lengths[i] - 1 for i in done)])
+        self.rows = [self.rows[i] for i in indices]
+
+    def load(self, cache, batch: Batch) -> None:
+        """Nothing to do: the cache is among the inputs."""
+
+    def store(self, given, sequences: Tensor, padding: list[int]):
+        self._go_back(min(self.covered, self.settled))
+        self.ids = sequences.clone()
+        if self.rewinder is None:
+            self._prefill()
+        if self.covered < sequences.shape[1] - 1:
+            self._feed(sequences.shape[1] - 1, num_logits=1)
+        cache = self._cache
+        for layer in _attention_layers(cache):
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+        if given is None:
+            return cache
+        vars(given).update(vars(cache))
+        return given
+
+    def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
+        first, outputs = self.last
+        layers = outputs[name]
+        if first == 0:  # the prompt's: all its columns, as in plain `generate`
+            return tuple(layer[row : row + 1] for layer in layers)
+        i = column - first
+        if name.endswith("hidden_states"):
+            return tuple(layer[row : row + 1, i : i + 1] for layer in layers)
+        queries = tuple(layer[row : row + 1, :, i : i + 1] for layer in layers)
+        if name == "cross_attentions":
+            return queries
+        # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
+        windows = [getattr(layer, "sliding_window", None) for layer in _attention_layers(self._cache)]
+        later = layers[0].shape[2] - 1 - i if layers else 0
+        return tuple(
+            query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            for query, window in zip(queries, windows, strict=False)
+            for end in [query.shape[3] - later]
+        )
+
+    def _read(self, batch: Batch) -> None:
+        """The rows' own tokens; those that are done keep what they had."""
+        width = batch.tokens.shape[1]
+        if self.ids.shape[1] < width:
+            self.ids = functional.pad(self.ids, (0, width - self.ids.shape[1]))
+        self.ids[self.rows, :width] = batch.tokens
+        self.lengths = batch.host_lengths
+
+    def _go_back(self, column: int) -> None:
+        """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""
+        if self.rewinder is None or column > self.covered:
+            return
+        covered = self.rewinder.take_back(self.covered, column)
+        if covered is None:
+            ids, rows, settled = self.ids, self.rows, self.settled
+            self.reset()
+            self.ids, self.rows, self.settled = ids, rows, settled
+        else:
+            self.covered = covered
+
+    def _prefill(self) -> Tensor:
+        """The prompt, exactly as plain `generate` reads it."""
+        outputs = self.model._prefill(self._input_ids(self.width), self.inputs.generation_config, self.kwargs)
+        before = dict(self.kwargs)
+        self._update(outputs)
+        #: what grows by one a token, and along which dimension
+        self.grown = {
+            name: next(d for d in range(value.ndim) if value.shape[d] != before[name].shape[d])
+            for name, value in self.kwargs.items()
+            if isinstance(value, Tensor)
+            and isinstance(before.get(name), Tensor)
+            and value.ndim == before[name].ndim
+            and value.shape != before[name].shape
+        }
+        self.known = self.width + 1  # columns that the growing inputs cover
+        self.covered = self.width
+        self._record(outputs, first=0)
+        self.rewinder = rewinder(self._cache, self.covered)
+        return outputs.logits[:, -1:]
+
+    def _feed(self, end: int, num_logits: int) -> Tensor:
+        """Feed the columns from `covered` up to `end`; logits of the last `num_logits` at least."""
+        while self.known < end:
+            self._update(ModelOutput())
+            self.known += 1
+        kwargs = self.kwargs | {
+            name: self.kwargs[name].narrow(dim, 0, self.kwargs[name].shape[dim] - (self.known - end))
+            for name, dim in self.grown.items()
+        }
+        if kwargs.get("logits_to_keep") is not None:
+            kwargs["logits_to_keep"] = num_logits
+        model_inputs = self.model.prepare_inputs_for_generation(
+            self._input_ids(end), next_sequence_length=end - self.covered, **kwargs
+        )
+        outputs = self.model(**model_inputs, return_dict=True)
+        for name in ALL_CACHE_NAMES:
+            if outputs.get(name) is not None:
+                self.kwargs[name] = outputs[name]
+        self._record(outputs, first=self.covered)
+        self.covered = end
+        return outputs.logits
+
+    def _input_ids(self, end: int) -> Tensor:
+        ids = self.ids[:, :end].to(self.model.device)
+        return ids if self.last_id is None else ids.clamp(max=self.last_id)
+
+    def _update(self, outputs) -> None:
+        self.kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, dict(self.kwargs), is_encoder_decoder=self.model.config.is_encoder_decoder
+        )
+
+    def _record(self, outputs, first: int) -> None:
+        self.num_forwards += 1
+        if self.keep:
+            self.last = (first, {name: outputs[name] for name in self.keep if outputs.get(name) is not None})
+
+    @property
+    def _cache(self):
+        return next(self.kwargs[name] for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None)
+
+
+def _attention_layers(cache) -> list:
+    return getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
