@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -33,16 +34,16 @@ class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
     taken, else it is `None`. `from_draft (batch, new)` says which of the new tokens the draft had guessed.
     """
 
-    statistics: Statistics | None = None
     from_draft: Tensor | None = None
+    statistics = cast("Statistics | None", None)  # no field: Whisper splits every field by rows
 
 
 @dataclass
 class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """The same for an encoder-decoder model."""
 
-    statistics: Statistics | None = None
     from_draft: Tensor | None = None
+    statistics = cast("Statistics | None", None)
 
 
 class SpeculativeDecoding:
@@ -114,23 +115,30 @@ class SpeculativeDecoding:
         stored = target.store(cache, sequences, padding) if as_dict or cache is not None else None
         if not as_dict:
             return sequences
-        common = {
-            "sequences": sequences,
+        result = self._as_dict(model, inputs, output, stored)
+        result.statistics = statistics
+        return result
+
+    @staticmethod
+    def _as_dict(
+        model: PreTrainedModel, inputs: Inputs, output: Output, stored
+    ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
+        common: dict[str, Any] = {
+            "sequences": output.sequences(),
             "scores": output.steps("scores"),
             "logits": output.steps("logits"),
             "past_key_values": stored,
-            "statistics": statistics,
             "from_draft": output.from_draft(),
         }
         if not model.config.is_encoder_decoder:
             layers = {name: output.layers(name) for name in ("hidden_states", "attentions")}
             return GenerateSpeculativeOutput(**common, **layers)
-        encoder = model_kwargs["encoder_outputs"]
         layers = {
             name: output.layers(name) for name in ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
         }
+        encoder = inputs.model_kwargs["encoder_outputs"]
         encoded = {
-            f"encoder_{name}": encoder.get(name) if getattr(generation_config, f"output_{name}") else None
+            f"encoder_{name}": encoder.get(name) if getattr(inputs.generation_config, f"output_{name}") else None
             for name in ("hidden_states", "attentions")
         }
         return GenerateSpeculativeEncoderDecoderOutput(**common, **layers, **encoded)

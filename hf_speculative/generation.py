@@ -48,9 +48,10 @@ def generate(
     Raises:
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
-    kwargs = {"inputs": inputs, **generate_kwargs}
-    attached = vars(model).get("generate")
-    return attached(**kwargs) if isinstance(attached, Attached) else _generate(model, model.generate, kwargs)
+    args = () if inputs is None else (inputs,)
+    if isinstance(vars(model).get("generate"), Attached):
+        return model.generate(*args, **generate_kwargs)
+    return _generate(model, model.generate, _bind(model.generate, args, generate_kwargs))
 
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
@@ -99,9 +100,9 @@ def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
     return drafts[draft_model]
 
 
-def _bind(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional arguments of transformers' `generate`, by name."""
-    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
+def _bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Positional arguments of a model's own, bound `generate`, by name."""
+    names = list(inspect.signature(generate).parameters)
     if len(args) > len(names):
         raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
     positional = dict(zip(names, args, strict=False))
@@ -121,7 +122,7 @@ class SpeculativeGenerationMixin:
         """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
         if kwargs.get("custom_generate") is not None:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
-        return _generate(self, super().generate, _bind(args, kwargs))  # type: ignore[misc]
+        return _generate(self, super().generate, _bind(super().generate, args, kwargs))  # type: ignore[misc]
 
 
 class Attached:
@@ -138,7 +139,7 @@ class Attached:
         plain_generate = type(self.model).generate.__get__(self.model)
         if kwargs.get("custom_generate") is not None:
             return plain_generate(*args, **kwargs)
-        return _generate(self.model, plain_generate, _bind(args, kwargs), self.draft_model, self.config)
+        return _generate(self.model, plain_generate, _bind(plain_generate, args, kwargs), self.draft_model, self.config)
 
 
 def attach(
@@ -205,7 +206,8 @@ class patch_transformers:
         def generate(self, *args, **kwargs):
             if kwargs.get("custom_generate") is not None:
                 return original(self, *args, **kwargs)
-            return _generate(self, original.__get__(self), _bind(args, kwargs))
+            plain_generate = original.__get__(self)
+            return _generate(self, plain_generate, _bind(plain_generate, args, kwargs))
 
         GenerationMixin.generate = self._patched = generate
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.utils import ModelOutput
 
 from .rewind import copy_of
 
@@ -46,10 +47,6 @@ class Inputs:
         return self.model_kwargs | {name: copy_of(self.model_kwargs.get(name))}
 
 
-#: what a call may hold that is an input of a model and not a setting
-TEXT_INPUTS = ("input_ids", "attention_mask")
-
-
 def inputs_for_draft(
     draft: PreTrainedModel, target: PreTrainedModel, inputs: Inputs, call: dict[str, Any], inputs_tensor: Tensor | None
 ) -> Inputs:
@@ -60,27 +57,35 @@ def inputs_for_draft(
         call: the keyword arguments of the call.
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
+    num_copies = inputs.generation_config.num_return_sequences or 1  # prepared already, and to be prepared again
+    kwargs, prompt = inputs.model_kwargs, inputs.input_ids[::num_copies]
+    mask = kwargs.get("attention_mask")
     given = _accepted(draft, call)
+    if mask is not None:
+        given["attention_mask"] = mask[::num_copies]
     if draft.config.is_encoder_decoder:
-        given["decoder_input_ids"] = inputs.input_ids
+        given["decoder_input_ids"] = prompt
         if _share_encoder(draft, target):
-            given["encoder_outputs"] = inputs.model_kwargs.get("encoder_outputs")
-        elif draft.main_input_name not in given:
+            given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+        elif target.main_input_name == draft.main_input_name or draft.main_input_name not in given:
             given[draft.main_input_name] = inputs_tensor
     else:
-        given["input_ids"] = inputs.input_ids
+        given["input_ids"] = prompt
         if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
             given.pop("attention_mask", None)
             if "encoder_outputs" in inspect.signature(draft.forward).parameters:
-                given["encoder_outputs"] = inputs.model_kwargs.get("encoder_outputs")
-        else:
-            given["attention_mask"] = inputs.model_kwargs.get("attention_mask")
+                given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
     prepared: list[Inputs] = []
 
     def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
-    config = GenerationConfig(max_length=inputs.generation_config.max_length, pad_token_id=0)
+    config = GenerationConfig(
+        max_length=inputs.generation_config.max_length,
+        num_return_sequences=num_copies,
+        do_sample=num_copies > 1,
+        pad_token_id=0,
+    )
     # The class's own `generate`, past what is attached to the object and what a subclass does around it.
     GenerationMixin.generate(draft, **given, generation_config=config, custom_generate=capture)
     return prepared[0]
@@ -104,6 +109,11 @@ def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
         for name, value in call.items()
         if name in accepted and name not in excluded and name not in settings and value is not None
     }
+
+
+def _every(n: int, outputs: ModelOutput) -> ModelOutput:
+    """Every n-th row of what an encoder gave."""
+    return type(outputs)({k: v[::n] if isinstance(v, Tensor) else v for k, v in outputs.items()})
 
 
 def _share_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
