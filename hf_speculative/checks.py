@@ -111,6 +111,34 @@ def check_generation(
         )
 
 
+def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """What `token_healing` needs.
+
+    Raises:
+        ValueError: no tokenizer, no ids, or padding that only an attention mask can tell.
+    """
+    if tokenizer is None:
+        raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
+    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    if ids is None or model.config.is_encoder_decoder:
+        raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
+    if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
+        raise ValueError("`token_healing=True` changes the prompt's padding: pass `attention_mask=` as well.")
+
+
+def check_healed(healed: Tensor, ids: Tensor) -> None:
+    """Healing decodes the prompt and encodes it again.
+
+    Raises:
+        ValueError: that gave another number of tokens.
+    """
+    if healed.shape != ids.shape:
+        raise ValueError(
+            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: encode "
+            "it as the tokenizer does, without white space around it, or leave `token_healing` out."
+        )
+
+
 def check_prompt(attention_mask: Tensor | None, input_ids: Tensor) -> None:
     """The prompt of a model without other inputs.
 
@@ -184,8 +212,8 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
     if not fits_universal(model, inputs):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         raise ValueError(
-            f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain steps, so "
-            f"that it cannot be verified exactly: {way_out}."
+            f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
+            f"steps, so that it cannot be verified exactly: {way_out}."
         )
 
 

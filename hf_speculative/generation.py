@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -64,7 +66,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     checks.check_model(checks.unwrap(model, "model"), "model")
     if options.draft_model is not None:
         checks.check_model(options.draft_model, "draft_model")
-    kwargs = _with_stop_strings(model, options)
+    kwargs = _healed(model, plain_generate, _with_stop_strings(model, options), options)
     with without_dropout(options.draft_model if options.draft_model is not model else None):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
@@ -84,6 +86,24 @@ def _with_stop_strings(model, options: Options) -> dict[str, Any]:
     criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
+
+
+def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
+    """`token_healing`, which needs the tokenizer as well: the prompt's last token of each row chosen anew, by plain decoding."""
+    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
+    settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
+    if not next((value for value in settings if value is not None), False):
+        return kwargs
+    checks.check_healing(model, kwargs, options.tokenizer)
+    name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
+    healed = GenerationMixin.heal_tokens(SimpleNamespace(generate=plain_generate), kwargs[name], options.tokenizer)
+    checks.check_healed(healed, kwargs[name])
+    mask = kwargs.get("attention_mask")
+    return kwargs | {
+        name: healed,
+        "attention_mask": torch.ones_like(healed) if mask is None else mask,
+        "token_healing": False,
+    }
 
 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()

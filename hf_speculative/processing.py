@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.generation import logits_process as hf
 
+from .guidance import Guidance
 from .types import Batch
 
 CONTEXT_FREE = (
@@ -78,6 +79,9 @@ class Processors:
     """
 
     def __init__(self, processors, batch_size: int):
+        self.guidance: Guidance | None = None
+        if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
+            self.guidance, processors = Guidance(processors[0]), processors[1:]
         with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS)]
         self.memories = Memories(with_memory, batch_size)
         self.steps = [self._treatment(processor) for processor in processors]
@@ -90,6 +94,8 @@ class Processors:
 
     def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
         """Process `scores (batch, n, vocab)`; position i follows the tokens up to `ahead + i` beyond each row's length."""
+        if self.guidance is not None and not is_draft:
+            scores = self.guidance(batch, scores)
         if not self.memories.originals:
             return self._apply(batch, scores, ahead)
         self.memories.begin_pass(batch, is_draft)
@@ -106,6 +112,8 @@ class Processors:
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         """The round emitted `num_tokens[b]` tokens in row b: memories move on by as many calls, and no further."""
+        if self.guidance is not None:
+            self.guidance.commit(batch)
         if self.memories.originals:
             self.memories.commit(batch, num_tokens)
 
