@@ -12,9 +12,10 @@ from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
 SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
-#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
-STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked", "offloaded_static", "offloaded_hybrid")
-REFUSED_TYPES: dict[str, str] = {}
+_FORGETS = (
+    "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
+)
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _FORGETS)
 
 
 def check_options(options: Options) -> None:
@@ -95,7 +96,6 @@ def check_generation(
         "constraints": config.constraints is not None,
         "force_words_ids": config.force_words_ids is not None,
         "compile_config": config.compile_config is not None,
-        "cache_implementation": config.cache_implementation not in (None, "dynamic", *STATIC_CACHES),
     }
     for name, is_used in unsupported.items():
         if is_used:
@@ -104,6 +104,7 @@ def check_generation(
                 "`draft_model=None` for plain decoding."
             )
     _check_rope(model, input_ids.shape[1], config.max_length)
+    _check_sparse(model, config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
         raise ValueError(
             "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
@@ -209,7 +210,7 @@ def check_model(model, argument: str) -> None:
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
     """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
-    if not fits_universal(model, inputs):
+    if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         raise ValueError(
             f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
@@ -242,6 +243,19 @@ def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> N
             raise ValueError(
                 f"the model's {kind} position embeddings change at {limit} tokens and `max_length={max_length}` is beyond: "
                 f"generate up to {limit} tokens, prompt included, or pass `draft_model=None` for plain decoding."
+            )
+
+
+def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
+    """Attention that keeps the best keys: past that many, what it keeps depends on how many tokens a pass has."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("index_topk", "keep_window_size"):
+        limit = getattr(config, name, None)
+        if limit is not None and max_length > limit:
+            raise ValueError(
+                f"{type(model).__name__} attends to the best {name}={limit} keys, with ties broken by the shape of a pass, and "
+                f"`max_length={max_length}` is beyond: generate up to {limit} tokens, prompt included, or pass "
+                "`draft_model=None` for plain decoding."
             )
 
 

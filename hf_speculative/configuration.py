@@ -88,6 +88,8 @@ HANDLED_HERE = (
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
 FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
+#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
+STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
 
 
@@ -189,7 +191,9 @@ def read_options(
     _refuse_foreign(call)
 
     # What this package handles itself must not reach transformers, which would choose a mode of its own.
-    hidden = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
+    hidden: dict[str, Any] = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
+    if call.kwargs.get("use_cache") is None and getattr(call.given, "use_cache", None) is None:
+        hidden["use_cache"] = True  # some models' configs switch it off, which changes no token
     draft_model = load(draft_model, model)
     if draft_model is not None:
         call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
@@ -240,6 +244,12 @@ def _refuse_foreign(call: _Call) -> None:
                 f"`{name}={value}` is a way to draft that hf_speculative does not drive yet: leave it out, or pass "
                 "`draft_model=None` for transformers' own decoding."
             )
+    cache = _first(call.kwargs.get("cache_implementation"), call.configured("cache_implementation"))
+    if cache not in (None, "dynamic", *STATIC_CACHES):
+        raise ValueError(
+            f"`cache_implementation={cache!r}` cannot be taken back when a draft is rejected: leave it out, or pass "
+            "`draft_model=None` for plain decoding."
+        )
     for name in UNUSED_FIELDS:
         if call.kwargs.get(name) is not None:
             raise ValueError(f"`{name}` has no effect with models that share a tokenizer: leave it out.")

@@ -40,15 +40,9 @@ WITH_DRAFT = {
     "custom_generate": ({"custom_generate": lambda *a, **k: None}, ValueError, "custom_generate"),
     "generator of another kind": ({"generator": 7, "do_sample": True}, TypeError, "`generator` is a int"),
     "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
-    "guidance": ({"guidance_scale": 1.5}, ValueError, "guidance_scale=1.5"),
-    "hidden states": (
-        {"output_hidden_states": True, "return_dict_in_generate": True},
-        ValueError,
-        "output_hidden_states=True",
-    ),
-    "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, ValueError, "output_attentions=True"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),
-    "prefill chunks": ({"prefill_chunk_size": 2}, ValueError, "prefill_chunk_size=2"),
+    "quantised cache": ({"cache_implementation": "quantized"}, ValueError, "cache_implementation='quantized'"),
+    "healing without a tokenizer": ({"token_healing": True}, ValueError, "token_healing=True.*pass `tokenizer=`"),
     "no padding token": ({"eos_token_id": 9, "pad_token_id": None, "stop": True}, ValueError, "pass `pad_token_id="),
     "lossy rule": (
         {"speculative_config": SpeculativeConfig(rule=Lossy())},
@@ -79,12 +73,6 @@ WITH_DRAFT = {
     "right padding": ({"attention_mask": MASK.flip(1)}, ValueError, "padding_side='left'"),
     "hole in the mask": ({"attention_mask": torch.tensor([[1, 0, 1, 1]] * 2)}, ValueError, "more than left padding"),
     "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),
-    "positions": (
-        {"position_ids": torch.tensor([[0, 0, 5, 6], [0, 1, 2, 3]])},
-        ValueError,
-        "`position_ids` other than a plain prompt's",
-    ),
-    "embeddings": ({"input_ids": None, "inputs_embeds": torch.zeros(2, 4, 32)}, ValueError, "inputs_embeds"),
     "schedule object and name": (
         {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},
         ValueError,
@@ -102,7 +90,6 @@ WITH_DRAFT = {
     ),
     "a config that is a dict": ({"speculative_config": {"rule": None}}, TypeError, "`speculative_config` is a dict"),
     "reproducible='no'": ({"reproducible": "no", "do_sample": True}, TypeError, "reproducible='no'"),
-    "shared positions": ({"position_ids": torch.tensor([[0, 1, 5, 6]])}, ValueError, "`position_ids` other than"),
     "lookup in the config": (
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
         ValueError,
@@ -185,14 +172,6 @@ def test_caches_that_cannot_be_continued(target, draft):
     empty = DynamicCache(config=target.config)
     out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
     assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
-
-
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_attention_without_explicit_masks(draft, attention):
-    model = tiny.llama()
-    model.config._attn_implementation_internal = attention
-    with pytest.raises(ValueError, match=rf"{attention}.*attn_implementation='sdpa'"):
-        hs.generate(model, IDS, draft_model=draft)
 
 
 def test_a_config_with_two_draft_lengths():

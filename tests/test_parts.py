@@ -7,7 +7,7 @@ from transformers import set_seed
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup
-from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic
+from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic, Together
 from hf_speculative.models import RaggedModel
 from hf_speculative.verification import RULES, SampledVerification
 
@@ -19,6 +19,7 @@ MAKE_SCHEDULE = {
     Constant: lambda: Constant(3),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
+    Together: lambda: Together(Constant(4), max_lead=2),
 }
 
 

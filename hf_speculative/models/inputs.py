@@ -64,6 +64,7 @@ def inputs_for_draft(
     if mask is not None:
         given["attention_mask"] = mask[::num_copies]
     if draft.config.is_encoder_decoder:
+        given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
         if _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])

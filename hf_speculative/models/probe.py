@@ -36,6 +36,17 @@ TESTED_TYPES = frozenset(
         "starcoder2",
     }
 )
+#: what a model raises that does not run through a cache of ours at all
+DOES_NOT_RUN = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    AssertionError,
+    NotImplementedError,
+)
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
 _fits_ragged: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
@@ -71,50 +82,59 @@ def _same_logits(model: PreTrainedModel) -> bool:
         batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
-        for row, (pad, length) in enumerate(zip(padding, batch.host_lengths, strict=True)):
-            fresh = model(batch.tokens[row : row + 1, pad : length + 1]).logits[0, -2:]
-            if not _close(found[row], fresh):
-                return False
-        return True
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError):
-        return False  # it does not run through this cache at all; the caller refuses the model by name
+        # Compared with what plain `generate` computes: the padded batch, as its mask and positions describe it.
+        mask = torch.arange(width + 3, device=model.device) >= batch.padding[:, None]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        fresh = model(batch.tokens[:, : width + 3], attention_mask=mask.long(), position_ids=positions).logits
+        return all(
+            _close(found[row], fresh[row, length - 1 : length + 1]) for row, length in enumerate(batch.host_lengths)
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except DOES_NOT_RUN:
+        return False
 
 
-def fits_universal(model: PreTrainedModel, inputs: Inputs) -> bool:
+def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
     """Compares logits on the call's own prompt: passes of several tokens, taken back, with plain steps of one token.
 
-    Asked once a model object; `inputs` are left as they were.
+    Asked once a model object; `inputs` are left as they were. What plain decoding raises about its inputs is passed on, a draft
+    just does not fit.
     """
     if model not in _fits_universal:
         with without_dropout(model), torch.no_grad():
-            _fits_universal[model] = _same_as_steps(model, inputs)
+            _fits_universal[model] = _same_as_steps(model, inputs, is_draft)
     return _fits_universal[model]
 
 
-def _same_as_steps(model: PreTrainedModel, inputs: Inputs) -> bool:
+def _same_as_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool) -> bool:
     width, num_rows = inputs.input_ids.shape[1], inputs.input_ids.shape[0]
-    vocab_size = min(
-        model.config.get_text_config(decoder=True).vocab_size, model.get_output_embeddings().weight.shape[0]
-    )
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(0)
     # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
     kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
-    cached = UniversalModel(model, inputs)
-    batch = Batch(inputs.input_ids, [0] * num_rows, max_length=width + 8)
-    cached.logits(batch, ahead=0, num_last=1)
-    _extend(batch, kept[:, :1])
-    batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))
-    first = cached.logits(batch, ahead=3, num_last=4)[:, :2]
-    _extend(batch, kept[:, 1:3])
-    cached.rollback(batch)
-    batch.put(kept[:, 3:])
-    second = cached.logits(batch, ahead=2, num_last=3)
-    steps = UniversalModel(model, inputs)
-    batch = Batch(inputs.input_ids, [0] * num_rows, max_length=width + 8)
-    plain = [steps.logits(batch, ahead=0, num_last=1)]
-    for i in range(5):
-        _extend(batch, kept[:, i : i + 1])
-        plain.append(steps.logits(batch, ahead=0, num_last=1))
+    plain: list[Tensor] = []
+    try:
+        cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
+        plain.append(cached.logits(batch, ahead=0, num_last=1))
+        for i in range(5):
+            _extend(batch, kept[:, i : i + 1])
+            plain.append(cached.logits(batch, ahead=0, num_last=1))
+        cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
+        cached.logits(batch, ahead=0, num_last=1)
+        _extend(batch, kept[:, :1])
+        batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))
+        first = cached.logits(batch, ahead=3, num_last=4)[:, :2]
+        _extend(batch, kept[:, 1:3])
+        cached.rollback(batch)
+        batch.put(kept[:, 3:])
+        second = cached.logits(batch, ahead=2, num_last=3)
+    except torch.OutOfMemoryError:
+        raise
+    except DOES_NOT_RUN:
+        if not plain and not is_draft:
+            raise
+        return False
     return _close(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
 
 
@@ -125,6 +145,8 @@ def _extend(batch: Batch, tokens: Tensor) -> None:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
     tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
     expected = expected.float()
     return torch.allclose(found.float(), expected, rtol=0, atol=tolerance * expected.std().item())

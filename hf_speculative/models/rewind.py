@@ -9,7 +9,12 @@ from transformers import Cache, EncoderDecoderCache
 
 
 class Crop:
-    """Attention, and convolutions that record their past: the last columns are cut off."""
+    """Attention, and convolutions that record their past: the last columns are cut off.
+
+    Attributes:
+        cache: the one to go on with, after `take_back` too.
+        column: where it was cut last.
+    """
 
     max_replay = 0
 
@@ -33,6 +38,7 @@ class Snapshot:
     """Anything with a state that runs on: it is put back as it was, and what was kept since is fed again.
 
     Attributes:
+        cache: the one to go on with, after `take_back` too.
         column: where the snapshot was taken.
         max_replay: how many kept tokens the next pass may feed again, before a pass of their own moves the snapshot on.
     """
@@ -44,21 +50,12 @@ class Snapshot:
         self.mark(column)
 
     def mark(self, column: int) -> None:
-        self.column = column
-        layers = _layers(self.cache)
-        self.state = copy.deepcopy(vars(self.cache)) if layers is None else [_copied(vars(layer)) for layer in layers]
+        self.column, self.state = column, copy_of(self.cache)
 
     def take_back(self, covered: int, column: int) -> int | None:
         if column < self.column:
             return None
-        layers = _layers(self.cache)
-        if layers is None:
-            vars(self.cache).clear()
-            vars(self.cache).update(copy.deepcopy(self.state))
-        else:
-            for layer, state in zip(layers, self.state, strict=True):
-                vars(layer).clear()
-                vars(layer).update(_copied(state))
+        self.cache = copy_of(self.state)
         return self.column
 
 

@@ -94,7 +94,7 @@ class UniversalModel(CachedModel):
             self._prefill()
         if self.covered < sequences.shape[1] - 1:
             self._feed(sequences.shape[1] - 1, num_logits=1)
-        cache = self._cache
+        cache = self.rewinder.cache
         for layer in _attention_layers(cache):
             if hasattr(layer, "record_past"):
                 layer.record_past = False
@@ -115,7 +115,7 @@ class UniversalModel(CachedModel):
         if name == "cross_attentions":
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        windows = [getattr(layer, "sliding_window", None) for layer in _attention_layers(self._cache)]
+        windows = [getattr(layer, "sliding_window", None) for layer in _attention_layers(self.rewinder.cache)]
         later = layers[0].shape[2] - 1 - i if layers else 0
         return tuple(
             query[..., max(0, end - min(column + 1, window or column + 1)) : end]
@@ -141,7 +141,7 @@ class UniversalModel(CachedModel):
             self.reset()
             self.ids, self.rows, self.settled = ids, rows, settled
         else:
-            self.covered = covered
+            self.covered, self.kwargs[self.cache_name] = covered, self.rewinder.cache
 
     def _prefill(self) -> Tensor:
         """The prompt, exactly as plain `generate` reads it."""
@@ -160,7 +160,10 @@ class UniversalModel(CachedModel):
         self.known = self.width + 1  # columns that the growing inputs cover
         self.covered = self.width
         self._record(outputs, first=0)
-        self.rewinder = rewinder(self._cache, self.covered)
+        self.cache_name = next(
+            (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
+        )
+        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered)
         return outputs.logits[:, -1:]
 
     def _feed(self, end: int, num_logits: int) -> Tensor:
@@ -172,15 +175,14 @@ class UniversalModel(CachedModel):
             name: self.kwargs[name].narrow(dim, 0, self.kwargs[name].shape[dim] - (self.known - end))
             for name, dim in self.grown.items()
         }
-        if kwargs.get("logits_to_keep") is not None:
-            kwargs["logits_to_keep"] = num_logits
         model_inputs = self.model.prepare_inputs_for_generation(
             self._input_ids(end), next_sequence_length=end - self.covered, **kwargs
         )
+        if model_inputs.get("logits_to_keep") is not None:  # some models set one of their own
+            model_inputs["logits_to_keep"] = num_logits
         outputs = self.model(**model_inputs, return_dict=True)
-        for name in ALL_CACHE_NAMES:
-            if outputs.get(name) is not None:
-                self.kwargs[name] = outputs[name]
+        if outputs.get(self.cache_name) is not None:
+            self.kwargs[self.cache_name] = self.rewinder.cache = outputs[self.cache_name]
         self._record(outputs, first=self.covered)
         self.covered = end
         return outputs.logits
@@ -198,10 +200,6 @@ class UniversalModel(CachedModel):
         self.num_forwards += 1
         if self.keep:
             self.last = (first, {name: outputs[name] for name in self.keep if outputs.get(name) is not None})
-
-    @property
-    def _cache(self):
-        return next(self.kwargs[name] for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None)
 
 
 def _attention_layers(cache) -> list:
