@@ -1,0 +1,68 @@
+"""What the generic shrinking does not find out by itself, type by type.
+
+`start`: arguments without which the config class has no default; `config`: fields set after shrinking (`...` drops one).
+"""
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+
+RECIPES: dict[str, dict] = {
+    "bamba": {"config": {"attn_layer_indices": [1]}},
+    "blt": {"config": {"encoder_hash_byte_group_vocab": 30}},
+    "cohere_compass_text": {
+        "config": {
+            "layer_types": [SLIDING, FULL],
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+                FULL: None,
+            },
+        }
+    },
+    "dbrx": {"config": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}}},
+    "deepseek_v2": {"config": {"num_experts_per_tok": 2}},
+    "dots3_note_text": {
+        "config": {
+            "per_layer_config": {
+                2: {
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "q_lora_rank": 16,
+                    "kv_lora_rank": 24,
+                    "head_dim": 32,
+                    "qk_nope_head_dim": 24,
+                    "v_head_dim": 16,
+                }
+            }
+        }
+    },
+    "dots1": {"config": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}},
+    "falcon_h1": {"config": {"mamba_d_ssm": 128}},
+    "granitemoehybrid": {"config": {"layer_types": ["mamba", "attention"]}},
+    "hrm_text": {"config": {"num_layers_per_stack": 1, "num_hidden_layers": 8}},
+    "hunyuan_v1_dense": {"config": {"head_dim": 16}},
+    "hunyuan_v1_moe": {"config": {"head_dim": 16}},
+    "lfm2_moe": {"config": {"layer_types": ["conv", FULL, "conv"], "num_hidden_layers": 3}},
+    "mamba2": {"config": {"num_heads": 8}},
+    "ministral": {"config": {"head_dim": 16}},
+    "nemotron": {"config": {"num_key_value_heads": 2}},
+    "qwen4_exp_text": {
+        "config": {
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 2,
+        }
+    },
+    "recurrent_gemma": {"config": {"num_hidden_layers": 3}},
+    "reformer": {"config": {"is_decoder": True, "axial_pos_embds": False}},
+    "xlstm": {"config": {"num_blocks": 2, "qk_dim_factor": 1.0}},
+    "xmod": {"config": {"default_language": "en_XX"}},
+    "zamba": {
+        "config": {
+            "num_hidden_layers": 5,
+            "attention_hidden_size": 128,
+            "attention_head_dim": 32,
+            "layers_block_type": [LINEAR, LINEAR, "hybrid", LINEAR, "hybrid"],
+        }
+    },
+}
