@@ -75,13 +75,26 @@ def build(mapping: str, model_type: str, seed: int = 0):
     if num_parameters > MAX_PARAMETERS:
         raise ValueError(f"{num_parameters / 1e6:.0f} million parameters")
     torch.manual_seed(seed)
-    model = tiny._spread(auto.from_config(config).float().eval())
+    model = auto.from_config(config).float().eval()
+    untie(model)
+    tiny._spread(model)
     generation = model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
     generation.forced_eos_token_id = None
     for name, value in RECIPES.get(model_type, {}).get("generation", {}).items():
         setattr(generation, name, value)
     return model
+
+
+def untie(model) -> None:
+    """An output layer of its own: with the embeddings' weights, a random model repeats its last token forever."""
+    head = model.get_output_embeddings()
+    if isinstance(head, torch.nn.Linear) and any(head.weight is weight for weight in embeddings(model)):
+        head.weight = torch.nn.Parameter(torch.randn_like(head.weight) * 0.02)
+
+
+def embeddings(model) -> list[torch.Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
 
 
 def examine(mapping: str, model_type: str) -> Result:

@@ -34,6 +34,8 @@ RECIPES: dict[str, dict] = {
             }
         }
     },
+    "dots3_note_vision_encoder": {"config": {"adapter_in_dim": 64, "adapter_out_dim": 64}},
+    "dots3_note_audio_encoder": {"config": {"adapter_input_size": 64, "adapter_out_dim": 64, "conv_output_size": 480}},
     "dots1": {"config": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}},
     "falcon_h1": {"config": {"mamba_d_ssm": 128}},
     "granitemoehybrid": {"config": {"layer_types": ["mamba", "attention"]}},
@@ -57,6 +59,7 @@ RECIPES: dict[str, dict] = {
     "reformer": {"config": {"is_decoder": True, "axial_pos_embds": False}},
     "xlstm": {"config": {"num_blocks": 2, "qk_dim_factor": 1.0}},
     "xmod": {"config": {"default_language": "en_XX"}},
+    "zamba2": {"config": {"attention_hidden_size": 128, "attention_head_dim": 32}},
     "zamba": {
         "config": {
             "num_hidden_layers": 5,
