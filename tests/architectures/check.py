@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tiny
@@ -45,9 +45,6 @@ class Result:
     notes: list[str] = field(default_factory=list)
     acceptance: float | None = None
     seconds: float = 0.0
-
-    def as_dict(self) -> dict:
-        return asdict(self)
 
 
 class Tie(Exception):

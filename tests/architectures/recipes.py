@@ -46,6 +46,21 @@ RECIPES: dict[str, dict] = {
     "mamba2": {"config": {"num_heads": 8}},
     "ministral": {"config": {"head_dim": 16}},
     "nemotron": {"config": {"num_key_value_heads": 2}},
+    "qwen2_vl_text": {
+        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    },
+    "qwen2_5_vl_text": {
+        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    },
+    "glm4v_text": {
+        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    },
+    "glm_ocr_text": {
+        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    },
+    "paddleocr_vl_text": {
+        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+    },
     "qwen4_exp_text": {
         "config": {
             "indexer_n_heads": 2,
@@ -59,7 +74,7 @@ RECIPES: dict[str, dict] = {
     "reformer": {"config": {"is_decoder": True, "axial_pos_embds": False}},
     "xlstm": {"config": {"num_blocks": 2, "qk_dim_factor": 1.0}},
     "xmod": {"config": {"default_language": "en_XX"}},
-    "zamba2": {"config": {"attention_hidden_size": 128, "attention_head_dim": 32}},
+    "zamba2": {"config": {"attention_hidden_size": 128, "attention_head_dim": 32, "hybrid_layer_ids": [1]}},
     "zamba": {
         "config": {
             "num_hidden_layers": 5,
