@@ -77,7 +77,9 @@ def build(mapping: str, model_type: str, seed: int = 0):
     tiny._spread(model)
     generation = model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
-    generation.forced_eos_token_id = None
+    generation.bos_token_id, generation.forced_eos_token_id = generation.bos_token_id or 1, None
+    if model.config.is_encoder_decoder and generation.decoder_start_token_id is None:
+        generation.decoder_start_token_id = 1
     for name, value in RECIPES.get(model_type, {}).get("generation", {}).items():
         setattr(generation, name, value)
     return model

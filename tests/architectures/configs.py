@@ -16,7 +16,7 @@ MIN_LAYERS, MAX_LAYERS = 2, 8
 #: what a field of this name becomes; the first pattern that matches the whole name counts
 SIZES: list[tuple[str, Any]] = [
     (r"num_kv_shared_layers|num_nextn_predict_layers", 0),
-    (r"conv1d_width|.*kernel.*|temporal_patch_size", lambda old: old),
+    (r"no_rope_layers|pos_emb_width|conv1d_width|.*kernel.*|temporal_patch_size", lambda old: old),
     (r"mamba_n_heads|mamba_num_heads", 8),
     (r"n_groups", lambda old: min(old, 2)),
     (r"(.*_)?vocab_size(_per_layer_input)?|n_vocab|src_vocab_size|tgt_vocab_size", VOCAB),
@@ -30,7 +30,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"(q|kv|o)_lora_rank|.*_rank|rank", 16),
     (r"qk_head_dim", 24),
     (r"qk_nope_head_dim|v_head_dim", 16),
-    (r"qk_rope_head_dim|rotary_dim", 8),
+    (r"qk_rope_head_dim|rotary_dim", lambda old: min(old, 8)),
     (r".*head_dim|.*headdim|.*_d_head|d_head|d_kv|kv_channels|attention_head_size|dim_head|mamba_head_dim", HEAD_DIM),
     (r"(n|num)_(routed|local)_experts|num_experts|.*_num_experts|zero_expert_num", lambda old: min(old, 4)),
     (r".*experts_per_tok(en)?|moe_top_?k|moe_k", lambda old: min(old, 2)),
@@ -48,7 +48,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"intermediate_size|.*_intermediate_size(_mlp)?|.*ffn_(hidden_)?(dim|size)|d_ff|dff|n_inner|dim_ff|d_inner", 48),
     (r"intermediate_size_mlp|mlp_dim|.*_mlp_dim|feed_forward_size", 48),
     (r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_dim|width|embed_dim|dim_model)", HIDDEN),
-    (r".*(hidden_size|embedding_size|_embed_dim|embed_proj_dim|projection_dim)", HIDDEN),
+    (r".*(hidden_size|embedding_size|_embed_dim|embed_proj_dim|projection_dim|(in|out|input|output)_dim)", HIDDEN),
     (r"index_topk", 8),
 ]  # fmt: skip
 TOKEN = re.compile(r"(?!.*per_token|use_).*(_token_id|_token_index|_token|_token_ids)")
@@ -76,9 +76,8 @@ class Shrinker:
         if "qk_rope_head_dim" in values and "head_dim" in values:  # latent attention: one of the two under another name
             same = [name for name in ("qk_rope_head_dim", "qk_head_dim") if values.get(name) == values["head_dim"]]
             small["head_dim"] = small[(same or ["head_dim"])[0]]
-        if values.get("num_key_value_heads") is not None:
-            if values["num_key_value_heads"] == values.get("num_attention_heads"):
-                small["num_key_value_heads"] = small["num_attention_heads"]
+        if None is not values.get("num_key_value_heads") == values.get("num_attention_heads"):
+            small["num_key_value_heads"] = small["num_attention_heads"]
         self._pick_layers(values, small)
         return merge(small, RECIPES.get(values.get("model_type", ""), {}).get("config", {}))
 
@@ -125,19 +124,24 @@ class Shrinker:
         count = next((name for name in LAYER_COUNTS if isinstance(values.get(name), int)), None)
         if count is None:
             return
+        every = list(range(values[count]))
         lists = {
-            name: value for name, value in values.items() if isinstance(value, list) and len(value) == values[count]
+            name: value
+            for name, value in values.items()
+            if isinstance(value, list) and len(value) == values[count] and value != every
         }
         if by_layer := values.get("per_layer_config"):
             by_layer = {int(index): one for index, one in by_layer.items()}
             lists["per_layer_config"] = [by_layer.get(index) for index in range(values[count])]
         if not lists:
+            small.update({name: every[: small[count]] for name, value in values.items() if value == every})
             return
         kinds = list(zip(*(map(str, value) for value in lists.values()), strict=True))
         picked = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]][:MAX_LAYERS]
         rest = [index for index in range(len(kinds)) if index not in picked]
         picked = sorted(picked + rest[: max(0, MIN_LAYERS - len(picked))])
         small[count] = len(picked)
+        small.update({name: every[: len(picked)] for name, value in values.items() if value == every})
         for name, value in lists.items():
             small[name] = [self._field(name, value[index]) for index in picked]
         if by_layer:

@@ -6,6 +6,53 @@
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 RECIPES: dict[str, dict] = {
+    "aria": {"config": {"projector_patch_to_query_dict": {4: 2}}},
+    "blip-2": {"config": {"image_token_index": 95, "num_query_tokens": 4}},
+    "ernie4_5_vl_moe_text": {
+        "config": {
+            "moe_intermediate_size": [48, 32],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]},
+        }
+    },
+    "florence_vision": {
+        "config": {
+            "depths": [1, 1, 1, 1],
+            "embed_dim": [16, 16, 32, 32],
+            "num_heads": [2, 2, 2, 2],
+            "num_groups": [2, 2, 2, 2],
+            "window_size": 4,
+        }
+    },
+    "gemma3": {"config": {"mm_tokens_per_image": 4}},
+    "shieldgemma2": {"config": {"mm_tokens_per_image": 4}},
+    "glm4v_moe_text": {
+        "config": {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+            }
+        }
+    },
+    "glm5_next_text": {"config": {"index_kpool": 4}},
+    "hunyuan_vl_text": {"config": {"head_dim": 16}},
+    "instructblip": {"config": {"image_token_index": 95, "num_query_tokens": 4}},
+    "instructblipvideo": {"config": {"video_token_index": 95, "num_query_tokens": 4}},
+    "janus_vqgan": {"config": {"base_channels": 32, "num_embeddings": 32, "channel_multiplier": [1, 1]}},
+    "lfm2": {"config": {"layer_types": ["conv", FULL, "conv"], "num_hidden_layers": 3, "full_attn_idxs": [1]}},
+    "llava_next": {"config": {"image_grid_pinpoints": [[8, 8], [8, 16], [16, 8]]}},
+    "llava_next_video": {"config": {"image_grid_pinpoints": [[8, 8], [8, 16], [16, 8]]}},
+    "llava_onevision": {"config": {"image_grid_pinpoints": [[8, 8], [8, 16], [16, 8]]}},
+    "muse_spark_audio": {"config": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}},
+    "pp_formulanet_vision": {
+        "config": {"post_conv_in_channels": 16, "post_conv_mid_channels": 16, "post_conv_out_channels": 64}
+    },
+    "qwen2_5_omni_thinker": {"config": {"vision_start_token_id": 80, "vision_end_token_id": 79}},
+    "qwen3_omni_moe_thinker": {"config": {"vision_start_token_id": 80, "vision_end_token_id": 79}},
+    "radio": {"config": {"max_img_size": 8, "patch_dim": 48, "video_patch_dim": 96}},
+    "sam_vision_model": {"config": {"output_channels": 16, "num_pos_feats": 16, "global_attn_indexes": [1]}},
+    "vipllava": {"config": {"vision_feature_layers": [-1, -2]}},
     "bamba": {"config": {"attn_layer_indices": [1]}},
     "blt": {"config": {"encoder_hash_byte_group_vocab": 30}},
     "cohere_compass_text": {
