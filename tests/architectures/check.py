@@ -74,6 +74,7 @@ def build(mapping: str, model_type: str, seed: int = 0):
     torch.manual_seed(seed)
     model = auto.from_config(config).float().eval()
     untie(model)
+    fill(model)
     tiny._spread(model)
     generation = model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
@@ -90,6 +91,14 @@ def untie(model) -> None:
     head = model.get_output_embeddings()
     if isinstance(head, torch.nn.Linear) and any(head.weight is weight for weight in embeddings(model)):
         head.weight = torch.nn.Parameter(torch.randn_like(head.weight) * 0.02)
+
+
+@torch.no_grad()
+def fill(model) -> None:
+    """Weights that start as zeros, gates and projections above all, would hide what stands behind them."""
+    for name, weight in model.named_parameters():
+        if "bias" not in name and not weight.any():
+            weight.normal_(std=0.1)
 
 
 def embeddings(model) -> list[torch.Tensor]:

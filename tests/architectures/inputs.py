@@ -19,7 +19,7 @@ WIDTH = 7
 
 def prompts(mapping: str, model, batch_size: int, seed: int = 0) -> dict:
     """What `generate` takes; the first row is the longest."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, kind = torch.Generator().manual_seed(seed), model.config.model_type
     if mapping == "causal" or (mapping == "seq2seq" and not hears(model)):
         side = "right" if model.config.is_encoder_decoder else "left"
         return text(batch_size, generator, side)
@@ -80,13 +80,22 @@ def placeholders(model, inputs: dict, token: int | None, count: int) -> dict:
     return inputs
 
 
-IMAGE_NAMES = ("image_token_id", "image_token_index", "image_token", "im_patch_id", "image_patch_id", "video_token_id")
+IMAGE_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "image_token",
+    "im_patch_id",
+    "image_patch_id",
+    "video_token_index",
+)
 AUDIO_NAMES = ("audio_token_id", "audio_token_index", "speech_token_index")
 BEGIN_NAMES = ("vision_start_token_id", "image_start_token_id")
 END_NAMES = ("vision_end_token_id", "image_end_token_id")
 
 
 def image_token(model) -> int | None:
+    if model.config.model_type.startswith("kosmos"):
+        return LAST_TEXT  # any token: a mask says where the image is
     return first_of(model.config, IMAGE_NAMES)
 
 
@@ -112,7 +121,8 @@ def num_features(model, function: str, media: dict, batch_size: int) -> int:
     accepted = inspect.signature(getattr(owner, function)).parameters
     passed = media if "kwargs" in accepted else {name: value for name, value in media.items() if name in accepted}
     found = getattr(owner, function)(**passed)
-    found = getattr(found, "pooler_output", found)
+    if not isinstance(found, (torch.Tensor, list, tuple)):
+        found = found.last_hidden_state if found.pooler_output is None else found.pooler_output
     if isinstance(found, torch.Tensor):
         found = [found]
     return sum(one.numel() // one.shape[-1] for one in found) // batch_size

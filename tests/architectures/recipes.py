@@ -5,7 +5,58 @@
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+SMALL_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "patch_size": 4,
+    "position_embedding_size": 64,
+}
+
 RECIPES: dict[str, dict] = {
+    "chameleon": {
+        "config": {
+            "vocabulary_map": {"<image>": 95} | {f"IMGIMG{chr(65 + code)}Z": 61 + code for code in range(8)},
+            "image_token_id": 95,
+        }
+    },
+    "chameleon_vqgan": {
+        "config": {"base_channels": 32, "num_embeddings": 8, "channel_multiplier": [1, 1], "resolution": 8}
+    },
+    "emu3": {
+        "config": {
+            "vocabulary_map": {"<image>": 95, "<|extra_200|>": 94}
+            | {f"<|visual token {code:06d}|>": 61 + code for code in range(8)},
+            "image_token_id": 95,
+        }
+    },
+    "emu3_vqgan": {"config": {"base_channels": 32, "codebook_size": 8, "channel_multiplier": [1, 1], "embed_dim": 4}},
+    "gemma4": {"config": {"vision_config": {"model_type": "gemma4_vision", **SMALL_VISION}}},
+    "gemma4_unified": {"config": {"vision_config": {"model_type": "gemma4_unified_vision", **SMALL_VISION}}},
+    "kosmos-2": {"config": {"latent_query_num": 4}},
+    "kosmos-2.5": {"config": {"latent_query_num": 4}},
+    "llama4_vision_model": {"config": {"intermediate_size": 256}},
+    "minicpm_ocr": {"config": {"image_token_id": 95, "insert_layer_id": 0, "vision_config": {"insert_layer_id": 0}}},
+    "minicpmv4_6": {"config": {"image_token_id": 95, "insert_layer_id": 0, "vision_config": {"insert_layer_id": 0}}},
+    "minicpmv4_7": {"config": {"image_token_id": 95, "insert_layer_id": 0, "vision_config": {"insert_layer_id": 0}}},
+    "mistral4": {"config": {"qk_nope_head_dim": 8, "qk_head_dim": 16, "head_dim": 16}},
+    "nemotron_h_omni": {"config": {"image_token_id": 95}},
+    "qwen2_5_omni_text": {"config": {"rope_parameters": MROPE}},
+    "step3p5": {
+        "config": {
+            "sliding_window": 8,
+            "layer_types": [FULL, SLIDING],
+            "rope_parameters": {
+                FULL: {"rope_type": "default", "rope_theta": 10000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        }
+    },
+    "t5gemma2_encoder": {"config": {"mm_tokens_per_image": 4}},
     "aria": {"config": {"projector_patch_to_query_dict": {4: 2}}},
     "blip-2": {"config": {"image_token_index": 95, "num_query_tokens": 4}},
     "ernie4_5_vl_moe_text": {
@@ -46,7 +97,12 @@ RECIPES: dict[str, dict] = {
     "llava_onevision": {"config": {"image_grid_pinpoints": [[8, 8], [8, 16], [16, 8]]}},
     "muse_spark_audio": {"config": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}},
     "pp_formulanet_vision": {
-        "config": {"post_conv_in_channels": 16, "post_conv_mid_channels": 16, "post_conv_out_channels": 64}
+        "config": {
+            "output_channels": 16,
+            "post_conv_in_channels": 16,
+            "post_conv_mid_channels": 16,
+            "post_conv_out_channels": 64,
+        }
     },
     "qwen2_5_omni_thinker": {"config": {"vision_start_token_id": 80, "vision_end_token_id": 79}},
     "qwen3_omni_moe_thinker": {"config": {"vision_start_token_id": 80, "vision_end_token_id": 79}},
@@ -93,21 +149,11 @@ RECIPES: dict[str, dict] = {
     "mamba2": {"config": {"num_heads": 8}},
     "ministral": {"config": {"head_dim": 16}},
     "nemotron": {"config": {"num_key_value_heads": 2}},
-    "qwen2_vl_text": {
-        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
-    },
-    "qwen2_5_vl_text": {
-        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
-    },
-    "glm4v_text": {
-        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
-    },
-    "glm_ocr_text": {
-        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
-    },
-    "paddleocr_vl_text": {
-        "config": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
-    },
+    "qwen2_vl_text": {"config": {"rope_parameters": MROPE}},
+    "qwen2_5_vl_text": {"config": {"rope_parameters": MROPE}},
+    "glm4v_text": {"config": {"rope_parameters": MROPE}},
+    "glm_ocr_text": {"config": {"rope_parameters": MROPE}},
+    "paddleocr_vl_text": {"config": {"rope_parameters": MROPE}},
     "qwen4_exp_text": {
         "config": {
             "indexer_n_heads": 2,
