@@ -1,4 +1,4 @@
-"""Random images and recordings in the shape that each model type takes."""
+"""Random images in the shape that each model type takes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def placed_patches(config, batch_size: int, generator, side: int = 6) -> dict:
 
 def numbered_patches(config, batch_size: int, generator) -> dict:
     """Each patch begins with its row and column, from 1 on."""
-    patches = noise(generator, batch_size, SIDE**2, 3 * config.vision_config.patch_size**2)
+    patches = noise(generator, batch_size, SIDE**2, config.vision_config.patch_embed_hidden_size)
     places = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)) + 1.0
     flattened = torch.cat([places.expand(batch_size, -1, -1), patches], -1)
     if config.model_type == "pix2struct":
@@ -198,22 +198,3 @@ IMAGES = {
     "smolvlm": tiles,
     "video_llama_3": merged_grid,
 }
-
-
-def audio_inputs(model, batch_size: int, generator) -> dict:
-    """One recording a row."""
-    config = model.config
-    accepted = inspect.signature(model.forward).parameters
-    layout = AUDIO.get(config.model_type)
-    if layout is None and "input_features" in accepted:
-        layout = mel
-    return layout(config, batch_size, generator) if layout else {}
-
-
-def mel(config, batch_size: int, generator, num_frames: int = 32) -> dict:
-    """Log-mel spectrograms `(batch, bins, frames)`."""
-    audio = getattr(config, "audio_config", None) or config
-    return {"input_features": noise(generator, batch_size, getattr(audio, "num_mel_bins", 8), num_frames)}
-
-
-AUDIO: dict = {}

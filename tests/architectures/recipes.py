@@ -17,7 +17,31 @@ SMALL_VISION = {
     "position_embedding_size": 64,
 }
 
+SHORT_WAVES = {
+    "conv_dim": [16, 16],
+    "conv_stride": [5, 4],
+    "conv_kernel": [10, 6],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+}
+TWO_BERTS = {
+    "encoder": {"model_type": "bert"},
+    "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+}
+
 RECIPES: dict[str, dict] = {
+    "encoder-decoder": {"start": TWO_BERTS},
+    "fun_asr_nano": {"config": {"adaptor_config": {"intermediate_size": 16}}},
+    "granite_speech_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
+    "granite_speech_plus_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
+    "mllama_vision_model": {"config": {"intermediate_layers_indices": [0, 1], "num_hidden_layers": 2}},
+    "moonshine": {"config": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4}},
+    "qwen3_asr": {"config": {"eos_token_id": [90]}},
+    "seamless_m4t": {"config": {"feature_projection_input_dim": 16}},
+    "seamless_m4t_v2": {"config": {"feature_projection_input_dim": 16}},
+    "speecht5": {"config": SHORT_WAVES},
+    "wav2vec2": {"config": SHORT_WAVES},
     "chameleon": {
         "config": {
             "vocabulary_map": {"<image>": 95} | {f"IMGIMG{chr(65 + code)}Z": 61 + code for code in range(8)},
