@@ -17,8 +17,9 @@ def audio_inputs(model, batch_size: int, generator) -> dict:
         return {}
     inputs = layout(model.config, batch_size, generator)
     mask = next((name for name in ("input_features_mask", "feature_attention_mask") if name in accepted), None)
-    if mask is not None and mask not in inputs:
-        inputs[mask] = torch.ones(batch_size, inputs["input_features"].shape[-1], dtype=torch.long)
+    if mask is not None and not model.config.model_type.startswith("granite"):  # there it counts tokens, not frames
+        axis = 1 if layout in (frames, whole_frames) else 2
+        inputs[mask] = torch.ones(batch_size, inputs["input_features"].shape[axis], dtype=torch.long)
     return inputs
 
 
@@ -34,10 +35,15 @@ def mel(config, batch_size: int, generator, num_frames: int = 32) -> dict:
     return {"input_features": noise(generator, batch_size, num_mel_bins(config), num_frames)}
 
 
+def hundred_frames(config, batch_size: int, generator) -> dict:
+    return mel(config, batch_size, generator, 100)
+
+
 def long_mel(config, batch_size: int, generator) -> dict:
     """As many frames as the encoder has positions, two frames each."""
     audio = getattr(config, "audio_config", None) or config
-    return mel(config, batch_size, generator, 2 * audio.max_source_positions)
+    positions = getattr(audio, "max_source_positions", None) or audio.max_position_embeddings
+    return mel(config, batch_size, generator, 2 * positions)
 
 
 def frames(config, batch_size: int, generator, num_frames: int = 32) -> dict:
@@ -63,12 +69,15 @@ def wave(config, batch_size: int, generator, num_samples: int = 2000) -> dict:
 
 
 FRAME_SIZES = {
+    "fun_asr_nano": lambda config: config.audio_config.num_mel_bins * config.audio_config.num_stacked_frames,
     "speech_to_text": lambda config: config.input_feat_per_channel * config.input_channels,
     "seamless_m4t": lambda config: config.feature_projection_input_dim,
     "seamless_m4t_v2": lambda config: config.feature_projection_input_dim,
 }
 
 AUDIO = {
+    "audioflamingo3": long_mel,
+    "fun_asr_nano": whole_frames,
     "canary": frames,
     "cohere_asr": frames,
     "granite_speech": whole_frames,
@@ -77,6 +86,7 @@ AUDIO = {
     "moonshine_streaming": wave,
     "nemo_speechlm": whole_frames,
     "qwen2_audio": long_mel,
+    "qwen3_asr": hundred_frames,
     "seamless_m4t": frames,
     "seamless_m4t_v2": frames,
     "speech-encoder-decoder": wave,

@@ -88,6 +88,8 @@ class Shrinker:
             return None
         if name == "pad_token_id" or name == "padding_idx":
             return 0
+        if name == "initializer_range":  # some defaults are as small as 1e-10
+            return max(value, 0.02)
         if isinstance(value, bool) or not isinstance(value, (int, list)):
             return value
         if TOKEN.fullmatch(name):

@@ -30,8 +30,14 @@ END_NAMES = ("vision_end_token_id", "image_end_token_id")
 
 #: encoder-decoder models whose encoder sees the image or recording only
 NO_TEXT = {"pix2struct", "pp_formulanet", "vision-encoder-decoder"}
-#: a mask says where the image is, any token may stand there; there is no function that says how many
+#: a mask says where the image is, any token may stand there
 MASKED = {"kosmos-2", "kosmos-2.5"}
+#: placeholders a row where the model has no function that says how many
+COUNTS = {
+    "kosmos-2": lambda config: config.latent_query_num,
+    "kosmos-2.5": lambda config: config.latent_query_num,
+    "qwen2_audio": lambda config: config.audio_config.max_source_positions // 2,
+}
 #: inputs that depend on where the placeholders are
 AFTER = {
     "kosmos-2": lambda inputs, token: {"image_embeds_position_mask": (inputs["input_ids"] == token).long()},
@@ -59,10 +65,8 @@ def prompts(mapping: str, model, batch_size: int, seed: int = 0) -> dict:
         return words
     if config.is_encoder_decoder and (mapping == "speech" or kind in NO_TEXT):
         return media
-    if kind in MASKED:
-        token, count = LAST_TEXT, config.latent_query_num
-    else:
-        count = num_features(model, function, media, batch_size)
+    token = LAST_TEXT if kind in MASKED else token
+    count = COUNTS[kind](config) if kind in COUNTS else num_features(model, function, media, batch_size)
     inputs = placeholders(model, words, token, count) | media
     return inputs | AFTER[kind](inputs, token) if kind in AFTER else inputs
 

@@ -14,6 +14,8 @@ def image_inputs(model, batch_size: int, generator) -> dict:
     """One image a row, as the model's processor would give it."""
     config = model.config
     accepted = inspect.signature(model.forward).parameters
+    if not accepted.keys() & {"pixel_values", "flattened_patches"}:
+        return {}
     layout = IMAGES.get(config.model_type) or (grid if "image_grid_thw" in accepted else square)
     return layout(config, batch_size, generator)
 
@@ -108,7 +110,7 @@ def grid_of_squares(config, batch_size: int, generator) -> dict:
 
 def grid_channels_last(config, batch_size: int, generator) -> dict:
     side = config.vision_config.patch_size * config.vision_config.spatial_merge_size
-    patches = noise(generator, batch_size * SIDE**2 // 4, side, side, 3)
+    patches = noise(generator, batch_size * SIDE**2, side, side, 3)
     return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * batch_size)}
 
 

@@ -31,11 +31,31 @@ TWO_BERTS = {
 }
 
 RECIPES: dict[str, dict] = {
+    "deepseek_ocr2_text": {
+        "config": {
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+    },
+    "hunyuan_vl_vision": {"config": {"max_image_size": 64, "min_image_size": 8}},
+    "mllama_text_model": {"config": {"num_hidden_layers": 3, "cross_attention_layers": [1]}},
+    "voxtral_encoder": {"config": {"intermediate_size": 256}},
+    "glmasr_encoder": {"config": {"intermediate_size": 256}},
+    "granite_docling_vision": {"config": {"image_size": 32, "deepstack_visual_indexes": [0, 0, 1]}},
+    "granite_speech": {"config": {"window_size": 15}},
+    "granite_speech_plus": {"config": {"window_size": 15}},
+    "muse_glimmer": {"config": {"out_hidden_size": 256}},
+    "muse_spark": {"config": {"out_hidden_size": 256}},
+    "voxtral": {"config": {"audio_token_id": 95}},
     "encoder-decoder": {"start": TWO_BERTS},
     "fun_asr_nano": {"config": {"adaptor_config": {"intermediate_size": 16}}},
     "granite_speech_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
     "granite_speech_plus_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
-    "mllama_vision_model": {"config": {"intermediate_layers_indices": [0, 1], "num_hidden_layers": 2}},
+    "mllama_vision_model": {
+        "config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 192, "num_hidden_layers": 2}
+    },
     "moonshine": {"config": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4}},
     "qwen3_asr": {"config": {"eos_token_id": [90]}},
     "seamless_m4t": {"config": {"feature_projection_input_dim": 16}},
@@ -58,9 +78,19 @@ RECIPES: dict[str, dict] = {
             "image_token_id": 95,
         }
     },
-    "emu3_vqgan": {"config": {"base_channels": 32, "codebook_size": 8, "channel_multiplier": [1, 1], "embed_dim": 4}},
+    "emu3_vqgan": {"config": {"base_channels": 64, "codebook_size": 8, "channel_multiplier": [1, 1], "embed_dim": 4}},
     "gemma4": {"config": {"vision_config": {"model_type": "gemma4_vision", **SMALL_VISION}}},
-    "gemma4_unified": {"config": {"vision_config": {"model_type": "gemma4_unified_vision", **SMALL_VISION}}},
+    "gemma4_unified": {
+        "config": {
+            "vision_config": {
+                "model_type": "gemma4_unified_vision",
+                "patch_size": 4,
+                "mm_embed_dim": 64,
+                "mm_posemb_size": 64,
+                "output_proj_dims": 64,
+            }
+        }
+    },
     "kosmos-2": {"config": {"latent_query_num": 4}},
     "kosmos-2.5": {"config": {"latent_query_num": 4}},
     "llama4_vision_model": {"config": {"intermediate_size": 256}},
