@@ -26,12 +26,13 @@ MAPPINGS = {
     "speech": (("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",), "AutoModelForSpeechSeq2Seq"),
     "image-text": (("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",), "AutoModelForImageTextToText"),
 }
-MAX_PARAMETERS = 5_000_000
+MAX_PARAMETERS = 8_000_000
 NEW_TOKENS = 28
 TIE = 1e-4
 #: noise of the draft's weights: the first that has some but not all of its tokens accepted
 NOISES = (0.15, 0.05, 0.4)
-SEEDS = (0, 1, 2)
+#: seed, and how often the weights are spread: more where plain decoding repeats itself
+ATTEMPTS = ((0, 1), (1, 1), (2, 2), (3, 2), (4, 3))
 
 
 @dataclass
@@ -63,7 +64,7 @@ def types_of(mapping: str) -> dict[str, str]:
     return names
 
 
-def build(mapping: str, model_type: str, seed: int = 0):
+def build(mapping: str, model_type: str, seed: int = 0, spreads: int = 1):
     """A tiny random model of the type; on the meta device first, so that a large one costs nothing."""
     config = tiny_config(model_type)
     auto = getattr(transformers, MAPPINGS[mapping][1])
@@ -75,7 +76,8 @@ def build(mapping: str, model_type: str, seed: int = 0):
     model = auto.from_config(config).float().eval()
     untie(model)
     fill(model)
-    tiny._spread(model)
+    for _ in range(spreads):
+        tiny._spread(model)
     generation = model.generation_config
     generation.eos_token_id, generation.pad_token_id = None, 0
     generation.bos_token_id, generation.forced_eos_token_id = generation.bos_token_id or 1, None
@@ -117,14 +119,14 @@ def examine(mapping: str, model_type: str) -> Result:
         result.seconds = time.perf_counter() - begin
         return result
     try:
-        for seed in SEEDS:
+        for seed, spreads in ATTEMPTS:
             try:
-                compare(result, mapping, model_type, seed)
+                compare(result, mapping, model_type, seed, spreads)
                 break
             except Tie as tie:
-                result.notes.append(f"seed {seed}: {tie}")
+                result.message = f"no verdict in {len(ATTEMPTS)} attempts: {tie}"
         else:
-            result.outcome, result.message = "unbuilt", "; ".join(result.notes)
+            result.outcome = "unbuilt"
     except Wrong as wrong:
         result.outcome, result.message = "wrong", str(wrong)
     except Exception as error:
@@ -133,10 +135,10 @@ def examine(mapping: str, model_type: str) -> Result:
     return result
 
 
-def compare(result: Result, mapping: str, model_type: str, seed: int) -> None:
+def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: int) -> None:
     """Batches of 3 and of 1, and what became of them, into `result`."""
-    model = build(mapping, model_type, seed)
-    notes = []
+    model = build(mapping, model_type, seed, spreads)
+    notes: list[str] = []
     for batch_size in (3, 1):
         inputs = prompts(mapping, model, batch_size, seed)
         try:
@@ -157,11 +159,14 @@ def compare(result: Result, mapping: str, model_type: str, seed: int) -> None:
                 check_refused_before_any_forward(model, draft, inputs)
                 result.outcome, result.message, result.notes = "refused", str(error), notes
                 return
-            check_equal(expected, found, batch_size)
+            try:
+                check_equal(expected, found, batch_size)
+            except Wrong as wrong:
+                raise Wrong(f"{wrong}{without_padding(model, inputs, found)}") from None
             result.acceptance = found.statistics.draft_acceptance_rate
             if 0 < result.acceptance < 1:
                 break
-    result.outcome, result.notes = path_of(model), notes
+    result.outcome, result.message, result.notes = path_of(model), "", notes
 
 
 def path_of(model) -> str:
@@ -223,6 +228,18 @@ def check_equal(expected, found, batch_size: int) -> None:
             f"batch of {batch_size}, row {row}, new token {step}: {found.sequences[row, differ[0]].item()} instead of "
             f"{expected.sequences[row, differ[0]].item()}, top two logits {gap:.2e} apart"
         )
+
+
+def without_padding(model, inputs: dict, found) -> str:
+    """A hint for whoever looks into it: is it the padding that changes what plain decoding gives?"""
+    if inputs.keys() != {"input_ids", "attention_mask"} or model.config.is_encoder_decoder:
+        return ""
+    for row, keep in enumerate(inputs["attention_mask"].bool()):
+        ids = inputs["input_ids"][row, keep][None]
+        alone = plain(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        if alone.sequences[0, -NEW_TOKENS:].tolist() != found.sequences[row, -NEW_TOKENS:].tolist():
+            return ""
+    return "; every row is what plain `generate` gives that row alone, without padding"
 
 
 def is_refusal(error: Exception) -> bool:

@@ -31,6 +31,14 @@ TWO_BERTS = {
 }
 
 RECIPES: dict[str, dict] = {
+    "phi4_multimodal_audio": {
+        "config": {
+            "nemo_conv_channels": 64,
+            "ext_pw_out_channel": 64,
+            "depthwise_separable_out_channel": 64,
+        }
+    },
+    "pixtral": {"config": {"image_size": 16}},
     "deepseek_ocr2_text": {
         "config": {
             "mlp_layer_types": ["dense", "sparse"],
@@ -141,7 +149,7 @@ RECIPES: dict[str, dict] = {
         }
     },
     "glm5_next_text": {"config": {"index_kpool": 4}},
-    "hunyuan_vl_text": {"config": {"head_dim": 16}},
+    "hunyuan_vl_text": {"config": {"head_dim": 16, "rope_parameters": MROPE}},
     "instructblip": {"config": {"image_token_index": 95, "num_query_tokens": 4}},
     "instructblipvideo": {"config": {"video_token_index": 95, "num_query_tokens": 4}},
     "janus_vqgan": {"config": {"base_channels": 32, "num_embeddings": 32, "channel_multiplier": [1, 1]}},
