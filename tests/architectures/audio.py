@@ -1,0 +1,97 @@
+"""Random recordings in the shape that each model type takes."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from .media import noise
+
+
+def audio_inputs(model, batch_size: int, generator) -> dict:
+    """One recording a row, as the model's processor would give it."""
+    accepted = inspect.signature(model.forward).parameters
+    layout = AUDIO.get(model.config.model_type) or (mel if "input_features" in accepted else None)
+    if layout is None:
+        return {}
+    inputs = layout(model.config, batch_size, generator)
+    mask = next((name for name in ("input_features_mask", "feature_attention_mask") if name in accepted), None)
+    if mask is not None and not model.config.model_type.startswith("granite"):  # there it counts tokens, not frames
+        axis = 1 if layout in (frames, whole_frames) else 2
+        inputs[mask] = torch.ones(batch_size, inputs["input_features"].shape[axis], dtype=torch.long)
+    return inputs
+
+
+def num_mel_bins(config) -> int:
+    audio = next(
+        (one for one in (getattr(config, "audio_config", None), getattr(config, "encoder_config", None)) if one), config
+    )
+    return getattr(audio, "num_mel_bins", None) or getattr(audio, "input_dim", None) or 8
+
+
+def mel(config, batch_size: int, generator, num_frames: int = 32) -> dict:
+    """Log-mel spectrograms `(batch, bins, frames)`."""
+    return {"input_features": noise(generator, batch_size, num_mel_bins(config), num_frames)}
+
+
+def hundred_frames(config, batch_size: int, generator) -> dict:
+    return mel(config, batch_size, generator, 100)
+
+
+def long_mel(config, batch_size: int, generator) -> dict:
+    """As many frames as the encoder has positions, two frames each."""
+    audio = getattr(config, "audio_config", None) or config
+    positions = getattr(audio, "max_source_positions", None) or audio.max_position_embeddings
+    return mel(config, batch_size, generator, 2 * positions)
+
+
+def frames(config, batch_size: int, generator, num_frames: int = 32) -> dict:
+    """`(batch, frames, bins)`, the first row the longest."""
+    bins = FRAME_SIZES.get(config.model_type, lambda config: num_mel_bins(config))(config)
+    mask = torch.ones(batch_size, num_frames, dtype=torch.long)
+    for row in range(batch_size):
+        mask[row, num_frames - 4 * row :] = 0
+    return {"input_features": noise(generator, batch_size, num_frames, bins), "attention_mask": mask}
+
+
+def whole_frames(config, batch_size: int, generator) -> dict:
+    inputs = frames(config, batch_size, generator)
+    return {"input_features": inputs["input_features"]}
+
+
+def wave(config, batch_size: int, generator, num_samples: int = 2000) -> dict:
+    """`(batch, samples)`, the first row the longest."""
+    mask = torch.ones(batch_size, num_samples, dtype=torch.long)
+    for row in range(batch_size):
+        mask[row, num_samples - 300 * row :] = 0
+    return {"input_values": noise(generator, batch_size, num_samples) * mask, "attention_mask": mask}
+
+
+FRAME_SIZES = {
+    "fun_asr_nano": lambda config: config.audio_config.num_mel_bins * config.audio_config.num_stacked_frames,
+    "speech_to_text": lambda config: config.input_feat_per_channel * config.input_channels,
+    "seamless_m4t": lambda config: config.feature_projection_input_dim,
+    "seamless_m4t_v2": lambda config: config.feature_projection_input_dim,
+}
+
+AUDIO = {
+    "audioflamingo3": long_mel,
+    "fun_asr_nano": whole_frames,
+    "canary": frames,
+    "cohere_asr": frames,
+    "granite_speech": whole_frames,
+    "granite_speech_plus": whole_frames,
+    "moonshine": wave,
+    "moonshine_streaming": wave,
+    "nemo_speechlm": whole_frames,
+    "qwen2_audio": long_mel,
+    "qwen3_asr": hundred_frames,
+    "seamless_m4t": frames,
+    "seamless_m4t_v2": frames,
+    "speech-encoder-decoder": wave,
+    "speech_to_text": frames,
+    "speecht5": wave,
+    "voxtral": long_mel,
+    "whisper": long_mel,
+}

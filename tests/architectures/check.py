@@ -1,0 +1,282 @@
+"""One model type: build it tiny, decode it plainly and with a draft, compare token by token."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tiny
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import hf_speculative as hs
+
+from .configs import tiny_config
+from .inputs import prompts
+from .recipes import RECIPES
+
+PACKAGE = str(Path(hs.__file__).parent)
+MAPPINGS = {
+    "causal": (("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",), "AutoModelForCausalLM"),
+    "seq2seq": (("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",), "AutoModelForSeq2SeqLM"),
+    "speech": (("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",), "AutoModelForSpeechSeq2Seq"),
+    "image-text": (("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",), "AutoModelForImageTextToText"),
+}
+MAX_PARAMETERS = 8_000_000
+NEW_TOKENS = 28
+TIE = 1e-4
+#: noise of the draft's weights: the first that has some but not all of its tokens accepted
+NOISES = (0.15, 0.05, 0.4)
+#: seed, and how often the weights are spread: more where plain decoding repeats itself
+ATTEMPTS = ((0, 1), (1, 1), (2, 2), (3, 2), (4, 3))
+
+
+@dataclass
+class Result:
+    """What became of one type. `outcome` is ragged, universal, refused, unbuilt, raised or wrong."""
+
+    mapping: str
+    model_type: str
+    outcome: str
+    message: str = ""
+    notes: list[str] = field(default_factory=list)
+    acceptance: float | None = None
+    seconds: float = 0.0
+
+
+class Tie(Exception):
+    """The two best tokens are too close, so that rounding decides."""
+
+
+class Wrong(Exception):
+    """Speculative decoding gave other tokens than plain decoding."""
+
+
+def types_of(mapping: str) -> dict[str, str]:
+    """Model type to class name."""
+    names: dict[str, str] = {}
+    for mapping_name in MAPPINGS[mapping][0]:
+        names |= dict(getattr(modeling_auto, mapping_name))
+    return names
+
+
+def build(mapping: str, model_type: str, seed: int = 0, spreads: int = 1):
+    """A tiny random model of the type; on the meta device first, so that a large one costs nothing."""
+    config = tiny_config(model_type)
+    auto = getattr(transformers, MAPPINGS[mapping][1])
+    with torch.device("meta"):
+        num_parameters = sum(weight.numel() for weight in auto.from_config(config).parameters())
+    if num_parameters > MAX_PARAMETERS:
+        raise ValueError(f"{num_parameters / 1e6:.0f} million parameters")
+    torch.manual_seed(seed)
+    model = auto.from_config(config).float().eval()
+    untie(model)
+    fill(model)
+    for _ in range(spreads):
+        tiny._spread(model)
+    generation = model.generation_config
+    generation.eos_token_id, generation.pad_token_id = None, 0
+    generation.bos_token_id, generation.forced_eos_token_id = generation.bos_token_id or 1, None
+    if model.config.is_encoder_decoder and generation.decoder_start_token_id is None:
+        generation.decoder_start_token_id = 1
+    for name, value in RECIPES.get(model_type, {}).get("generation", {}).items():
+        setattr(generation, name, value)
+    return model
+
+
+def untie(model) -> None:
+    """An output layer of its own: with the embeddings' weights, a random model repeats its last token forever."""
+    head = model.get_output_embeddings()
+    if isinstance(head, torch.nn.Linear) and any(head.weight is weight for weight in embeddings(model)):
+        head.weight = torch.nn.Parameter(torch.randn_like(head.weight) * 0.02)
+
+
+@torch.no_grad()
+def fill(model) -> None:
+    """Weights that start as zeros, gates and projections above all, would hide what stands behind them."""
+    for name, weight in model.named_parameters():
+        if "bias" not in name and not weight.any():
+            weight.normal_(std=0.1)
+
+
+def embeddings(model) -> list[torch.Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+
+
+def examine(mapping: str, model_type: str) -> Result:
+    """Never raises: whatever happens is the result."""
+    result, begin = Result(mapping, model_type, "unbuilt"), time.perf_counter()
+    try:
+        model = build(mapping, model_type)
+        prompts(mapping, model, 3)
+        plain(model, prompts(mapping, model, 1))
+    except Exception as error:
+        result.message = named(error)
+        result.seconds = time.perf_counter() - begin
+        return result
+    try:
+        for seed, spreads in ATTEMPTS:
+            try:
+                compare(result, mapping, model_type, seed, spreads)
+                break
+            except Tie as tie:
+                result.message = f"no verdict in {len(ATTEMPTS)} attempts: {tie}"
+        else:
+            result.outcome = "unbuilt"
+    except Wrong as wrong:
+        result.outcome, result.message = "wrong", str(wrong)
+    except Exception as error:
+        result.outcome, result.message = "raised", f"{named(error)} [{where(error)}]"
+    result.seconds = round(time.perf_counter() - begin, 2)
+    return result
+
+
+def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: int) -> None:
+    """Batches of 3 and of 1, and what became of them, into `result`."""
+    model = build(mapping, model_type, seed, spreads)
+    notes: list[str] = []
+    for batch_size in (3, 1):
+        inputs = prompts(mapping, model, batch_size, seed)
+        try:
+            expected = plain(model, inputs)
+        except Exception as error:
+            if batch_size == 1:
+                raise
+            notes.append(f"plain `generate` takes one row only: {named(error)}")
+            continue
+        check_not_degenerate(expected, num_prompt_tokens(model, expected))
+        for noise in NOISES:
+            draft = tiny.noisy_copy(model, noise)
+            try:
+                found = speculative(model, draft, inputs)
+            except (ValueError, TypeError) as error:
+                if not is_refusal(error):
+                    raise
+                check_refused_before_any_forward(model, draft, inputs)
+                result.outcome, result.message, result.notes = "refused", str(error), notes
+                return
+            try:
+                check_equal(expected, found, batch_size)
+            except Wrong as wrong:
+                raise Wrong(f"{wrong}{without_padding(model, inputs, found)}") from None
+            result.acceptance = found.statistics.draft_acceptance_rate
+            if 0 < result.acceptance < 1:
+                break
+    result.outcome, result.message, result.notes = path_of(model), "", notes
+
+
+def path_of(model) -> str:
+    """`ragged` or `universal`: which cache speculative decoding chose for the model."""
+    choose = getattr(hs.models, "choose", None)
+    return "ragged" if choose is None else choose(model).name
+
+
+GREEDY = {
+    "max_new_tokens": NEW_TOKENS,
+    "do_sample": False,
+    "num_beams": 1,
+    "return_dict_in_generate": True,
+    "output_logits": True,
+}
+
+
+def plain(model, inputs: dict):
+    return model.generate(**inputs, **GREEDY)
+
+
+def speculative(model, draft, inputs: dict):
+    return hs.generate(model, **inputs, **GREEDY, draft_model=draft)
+
+
+def num_prompt_tokens(model, output) -> int:
+    return output.sequences.shape[1] - len(output.logits)
+
+
+def check_not_degenerate(output, width: int) -> None:
+    """A model that repeats itself or sits on ties proves nothing."""
+    for row in output.sequences[:, width:].tolist():
+        if len(set(row)) < 3:
+            raise Tie(f"plain output repeats {sorted(set(row))}")
+    logits = torch.stack(output.logits, 1).float()
+    if not logits.isfinite().any(-1).all() or logits.isnan().any():
+        raise Tie("plain logits are not numbers")
+    best = logits.topk(2).values
+    if (best[..., 0] - best[..., 1]).median() < 100 * TIE:
+        raise Tie("plain logits are all nearly equal")
+
+
+def check_equal(expected, found, batch_size: int) -> None:
+    if expected.sequences.shape != found.sequences.shape:
+        raise Wrong(f"shape {tuple(found.sequences.shape)}, plain {tuple(expected.sequences.shape)}")
+    width = expected.sequences.shape[1] - len(expected.logits)
+    for row in range(batch_size):
+        differ = (expected.sequences[row] != found.sequences[row]).nonzero().flatten().tolist()
+        if not differ:
+            continue
+        step = differ[0] - width
+        if step < 0:
+            raise Wrong(f"batch of {batch_size}, row {row}: the prompt came back changed")
+        best = expected.logits[step][row].float().topk(2).values
+        gap = (best[0] - best[1]).item()
+        if gap < TIE:
+            raise Tie(f"top two logits {gap:.1e} apart")
+        raise Wrong(
+            f"batch of {batch_size}, row {row}, new token {step}: {found.sequences[row, differ[0]].item()} instead of "
+            f"{expected.sequences[row, differ[0]].item()}, top two logits {gap:.2e} apart"
+        )
+
+
+def without_padding(model, inputs: dict, found) -> str:
+    """A hint for whoever looks into it: is it the padding that changes what plain decoding gives?"""
+    if inputs.keys() != {"input_ids", "attention_mask"} or model.config.is_encoder_decoder:
+        return ""
+    for row, keep in enumerate(inputs["attention_mask"].bool()):
+        ids = inputs["input_ids"][row, keep][None]
+        alone = plain(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        if alone.sequences[0, -NEW_TOKENS:].tolist() != found.sequences[row, -NEW_TOKENS:].tolist():
+            return ""
+    return "; every row is what plain `generate` gives that row alone, without padding"
+
+
+def is_refusal(error: Exception) -> bool:
+    """Raised by this package itself, not by what it calls, and not from inside the loop."""
+    frames = traceback.extract_tb(error.__traceback__)
+    in_loop = any(frame.filename.endswith("hf_speculative/loop.py") for frame in frames)
+    return frames[-1].filename.startswith(PACKAGE) and not in_loop
+
+
+def check_refused_before_any_forward(model, draft, inputs: dict) -> None:
+    """Asked again, when the answer of the probe is known: not one forward of either model."""
+    calls = []
+    hooks = [one.register_forward_pre_hook(lambda *args: calls.append(1)) for one in (model, draft)]
+    try:
+        speculative(model, draft, inputs)
+    except (ValueError, TypeError):
+        if calls:
+            raise AssertionError(f"refused after {len(calls)} forwards") from None
+    else:
+        raise AssertionError("refused once and accepted the second time")
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def named(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
+
+
+def where(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
+    shown = dict.fromkeys((frame.filename, frame.lineno) for frame in (own[-1:] + frames[-1:]))
+    return ", ".join(f"{Path(name).name}:{line}" for name, line in shown)
+
+
+def silence() -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()

@@ -1,0 +1,122 @@
+"""docs/supported-models.md, written from the results of each transformers version in docs/supported-models/."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch
+import transformers
+
+from .check import MAPPINGS, Result, types_of
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+FOLDER, PAGE = DOCS / "supported-models", DOCS / "supported-models.md"
+OUTCOMES = {
+    "ragged": "exact by the ragged path",
+    "universal": "exact by the universal path",
+    "refused": "refused",
+    "unbuilt": "could not be built tiny",
+    "raised": "RAISED",
+    "wrong": "WRONG",
+}
+TITLES = {
+    "causal": "Causal language models",
+    "seq2seq": "Sequence-to-sequence models",
+    "speech": "Speech-to-text models",
+    "image-text": "Image-text-to-text models",
+}
+INTRO = """# Supported models
+
+Every model type that transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings list was built tiny and
+random ({built}), and greedy speculative decoding was compared with plain `generate`, token by token: float32, a batch of three
+rows of unequal length and a batch of one, {new_tokens} new tokens, windows of 8, a draft that is a noisy copy of the target, and an
+image or a recording in each row where the mapping is one of images or speech. This page is written by
+
+```sh
+python -m tests.architectures --jobs 2
+```
+
+* *Exact*: all tokens equal plain `generate`'s.
+* *Refused*: a `ValueError` or `TypeError` by name, before the first forward.
+* *Could not be built tiny*: no tiny random model ran plain `generate`, so that nothing is known; such a type is tried by the same
+  check as any other when you use it.
+"""
+
+
+def save(results: list[Result]) -> None:
+    """This version's results, a line a type."""
+    FOLDER.mkdir(exist_ok=True)
+    order = list(MAPPINGS)
+    rows = [
+        {
+            "mapping": one.mapping,
+            "type": one.model_type,
+            "class": types_of(one.mapping)[one.model_type],
+            "outcome": one.outcome,
+            "message": one.message,
+            "notes": one.notes,
+        }
+        for one in sorted(results, key=lambda one: (order.index(one.mapping), one.model_type))
+    ]
+    head = {"transformers": transformers.__version__, "torch": torch.__version__}
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    path = FOLDER / f"{transformers.__version__}.json"
+    path.write_text(json.dumps(head)[:-1] + f', "results": [\n{lines}\n]}}\n')
+
+
+def write() -> None:
+    from .check import NEW_TOKENS
+
+    versions = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
+    versions.sort(key=lambda one: [int(part) for part in one["transformers"].split(".")[:3]], reverse=True)
+    newest, *older = versions
+    numbers = [f"transformers {one['transformers']}" for one in versions]
+    parts = [INTRO.format(built=" and ".join(numbers), new_tokens=NEW_TOKENS)]
+    parts += [_totals(one) for one in versions]
+    parts += [_table(mapping, newest, older) for mapping in MAPPINGS]
+    PAGE.write_text("\n".join(parts))
+
+
+def _totals(version: dict) -> str:
+    counts = {
+        mapping: Counter(one["outcome"] for one in version["results"] if one["mapping"] == mapping)
+        for mapping in MAPPINGS
+    }
+    shown = [outcome for outcome in OUTCOMES if any(count[outcome] for count in counts.values())]
+    lines = [
+        f"| transformers {version['transformers']} | types | " + " | ".join(OUTCOMES[one] for one in shown) + " |",
+        "|---" * (len(shown) + 2) + "|",
+    ]
+    for mapping, count in counts.items():
+        lines.append(f"| {TITLES[mapping]} | {count.total()} | " + " | ".join(str(count[one]) for one in shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _table(mapping: str, newest: dict, older: list[dict]) -> str:
+    lines = [f"## {TITLES[mapping]}", "", "| type | class | result | |", "|---|---|---|---|"]
+    before = [
+        {one["type"]: one["outcome"] for one in version["results"] if one["mapping"] == mapping} for version in older
+    ]
+    for one in newest["results"]:
+        if one["mapping"] != mapping:
+            continue
+        remarks = [_short(one["message"])] if one["message"] else []
+        remarks += one["notes"] if one["outcome"] != "unbuilt" else []
+        for version, outcomes in zip(older, before, strict=True):
+            outcome = outcomes.get(one["type"])
+            if outcome is None:
+                remarks.append(f"not in {version['transformers']}")
+            elif outcome != one["outcome"]:
+                remarks.append(f"in {version['transformers']}: {OUTCOMES[outcome]}")
+        text = "; ".join(remarks).replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(message: str) -> str:
+    """A message without its way out, which is the same for all."""
+    return (
+        message.split(": pass `draft_model=None`")[0].split(", or pass `draft_model=None`")[0].removeprefix("`model`: ")
+    )
