@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    StaticCache,
+)
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
@@ -33,18 +41,20 @@ class Inputs:
         """The keyword that the model's cache goes by."""
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
 
-    @property
-    def num_embedded(self) -> int:
-        """Columns of the prompt that stand before the first id: all of it, where it came as `inputs_embeds` alone."""
-        embeds = self.model_kwargs.get("inputs_embeds")
-        if embeds is None or "encoder_outputs" in self.model_kwargs:
-            return 0
-        return embeds.shape[1] - self.input_ids.shape[1]
-
-    def fresh_kwargs(self) -> dict[str, Any]:
+    def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
         name = self.cache_name
-        return self.model_kwargs | {name: copy_of(self.model_kwargs.get(name))}
+        cache = self.model_kwargs.get(name)
+        if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache):
+            cache = self._growing_cache(model)
+        return self.model_kwargs | {name: copy_of(cache)}
+
+    @staticmethod
+    def _growing_cache(model: PreTrainedModel) -> Cache:
+        """In place of an empty static cache, which cannot be taken back; it changes no token."""
+        config = model.config.get_text_config(decoder=True)
+        own = DynamicCache(config=config)
+        return EncoderDecoderCache(own, DynamicCache(config=config)) if model.config.is_encoder_decoder else own
 
 
 def inputs_for_draft(

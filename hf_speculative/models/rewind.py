@@ -53,6 +53,8 @@ class Snapshot:
         self.column, self.state = column, copy_of(self.cache)
 
     def take_back(self, covered: int, column: int) -> int | None:
+        if column >= covered:
+            return covered
         if column < self.column:
             return None
         self.cache = copy_of(self.state)

@@ -42,7 +42,7 @@ class UniversalModel(CachedModel):
         self.reset()
 
     def reset(self) -> None:
-        self.kwargs = self.inputs.fresh_kwargs()
+        self.kwargs = self.inputs.fresh_kwargs(self.model)
         self.ids = self.inputs.input_ids.long()
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
@@ -62,7 +62,9 @@ class UniversalModel(CachedModel):
             committed = min(batch.host_lengths)
             if end > committed >= self.covered > self.rewinder.column:
                 self.rewinder.mark(self.covered)
-            logits = self._feed(end, num_logits=end - start)
+            fed = self._feed(end, num_logits=end - start)
+            # Asked for what stands at the prompt's end as well: those logits came with the prompt.
+            logits = fed if logits is None or start >= self.width else torch.cat([logits, fed], 1)
         first = end - logits.shape[1]  # the column of the first logits
         logits = logits[self.rows].to(batch.tokens.device)
         if min(newest) == end:
