@@ -135,8 +135,8 @@ def check_healed(healed: Tensor, ids: Tensor) -> None:
     """
     if healed.shape != ids.shape:
         raise ValueError(
-            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: encode "
-            "it as the tokenizer does, without white space around it, or leave `token_healing` out."
+            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: "
+            "encode it as the tokenizer does, without white space around it, or leave `token_healing` out."
         )
 
 

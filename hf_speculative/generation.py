@@ -89,7 +89,7 @@ def _with_stop_strings(model, options: Options) -> dict[str, Any]:
 
 
 def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
-    """`token_healing`, which needs the tokenizer as well: the prompt's last token of each row chosen anew, by plain decoding."""
+    """`token_healing` needs the tokenizer as well: the last token of each row's prompt is chosen anew, by plain decoding."""
     levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
     settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
     if not next((value for value in settings if value is not None), False):

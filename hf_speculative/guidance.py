@@ -25,11 +25,11 @@ class Guidance:
     def __init__(self, processor: UnbatchedClassifierFreeGuidanceLogitsProcessor):
         self.scale, self.model = processor.guidance_scale, processor.model
         self.context = processor.unconditional_context
-        self.unconditional: UniversalModel | None = None
+        self.has_begun = False
 
     def __call__(self, batch: Batch, scores: Tensor) -> Tensor:
         """Guided `scores (batch, n, vocab)`, the last of which follows the tokens `n - 1` beyond each row's length."""
-        if self.unconditional is None:
+        if not self.has_begun:
             self._begin(batch)
         self._follow(batch)
         num_positions = scores.shape[1]
@@ -55,7 +55,7 @@ class Guidance:
         }
         self.batch = Batch(prompt, [0] * len(batch.rows), batch.max_length + prompt.shape[1])
         self.unconditional = UniversalModel(self.model, Inputs(prompt, GenerationConfig(), kwargs))
-        self.prompt = prompt
+        self.prompt, self.has_begun = prompt, True
 
     def _follow(self, batch: Batch) -> None:
         """The same new tokens behind the other prompt."""

@@ -31,7 +31,7 @@ class Path:
 
 
 def choose(model: PreTrainedModel) -> Path:
-    """The path of `model` for prompts of token ids. Runs the model on random tokens, once, if the tests do not cover its type."""
+    """The path of `model` for prompts of token ids; a type that the tests do not cover is tried on random tokens, once."""
     reason = why_not_ragged(model)
     if reason is None and not fits_ragged(model):
         reason = "gives other logits through a ragged cache than in one forward"

@@ -27,7 +27,8 @@ class Crop:
 
     def take_back(self, covered: int, column: int) -> int | None:
         """Take the cache from `covered` columns to at most `column`; returns how many are left, `None` if it cannot."""
-        if column < self.column and not all(_keeps_everything(layer) for layer in _layers(self.cache)):
+        layers = getattr(self.cache, "self_attention_cache", self.cache).layers
+        if column < self.column and any(hasattr(layer, "record_past") for layer in layers):
             return None
         self.cache.crop(column - covered)
         self.column = column
@@ -81,16 +82,6 @@ def copy_of(cache):
 def rewinder(cache, column: int) -> Crop | Snapshot:
     """The way that fits `cache`, which holds `column` columns."""
     return Crop(cache, column) if getattr(cache, "is_croppable", False) else Snapshot(cache, column)
-
-
-def _layers(cache) -> list | None:
-    """The layers that change from pass to pass; `None` for a cache of a model's own making."""
-    own = getattr(cache, "self_attention_cache", cache)
-    return own.layers if isinstance(own, Cache) else None
-
-
-def _keeps_everything(layer) -> bool:
-    return not hasattr(layer, "record_past")
 
 
 def _copied(state: dict) -> dict:

@@ -33,6 +33,7 @@ class UniversalModel(CachedModel):
     """
 
     keeps_rows_together = True
+    rewinder: Crop | Snapshot
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
         self.model, self.inputs, self.keep = model, inputs, keep
@@ -47,15 +48,14 @@ class UniversalModel(CachedModel):
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
         self.settled = torch.iinfo(torch.int64).max  # columns that are right for the rows that are done, too
-        self.rewinder: Crop | Snapshot | None = None
+        self.has_prompt = False  # from then on there is a rewinder, and a cache in it
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         newest = [length + ahead for length in batch.host_lengths]
         start, end = min(newest) - num_last, max(newest)
         self._read(batch)
         self._go_back(start)
-        logits = self._prefill() if self.rewinder is None else None
-        assert self.rewinder is not None
+        logits = None if self.has_prompt else self._prefill()
         if start - self.covered > self.rewinder.max_replay > 0:
             self._feed(start, num_logits=1)
         if end > self.covered:
@@ -65,6 +65,7 @@ class UniversalModel(CachedModel):
             fed = self._feed(end, num_logits=end - start)
             # Asked for what stands at the prompt's end as well: those logits came with the prompt.
             logits = fed if logits is None or start >= self.width else torch.cat([logits, fed], 1)
+        assert logits is not None  # the newest token of some row has not been fed
         first = end - logits.shape[1]  # the column of the first logits
         logits = logits[self.rows].to(batch.tokens.device)
         if min(newest) == end:
@@ -92,7 +93,7 @@ class UniversalModel(CachedModel):
     def store(self, given, sequences: Tensor, padding: list[int]):
         self._go_back(min(self.covered, self.settled))
         self.ids = sequences.clone()
-        if self.rewinder is None:
+        if not self.has_prompt:
             self._prefill()
         if self.covered < sequences.shape[1] - 1:
             self._feed(sequences.shape[1] - 1, num_logits=1)
@@ -135,7 +136,7 @@ class UniversalModel(CachedModel):
 
     def _go_back(self, column: int) -> None:
         """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""
-        if self.rewinder is None or column > self.covered:
+        if not self.has_prompt or column > self.covered:
             return
         covered = self.rewinder.take_back(self.covered, column)
         if covered is None:
@@ -165,7 +166,7 @@ class UniversalModel(CachedModel):
         self.cache_name = next(
             (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
         )
-        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered)
+        self.has_prompt, self.rewinder = True, rewinder(self.kwargs.get(self.cache_name), self.covered)
         return outputs.logits[:, -1:]
 
     def _feed(self, end: int, num_logits: int) -> Tensor:
