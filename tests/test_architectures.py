@@ -1,6 +1,7 @@
 """A sample of all model types, over all mappings; `python -m tests.architectures` runs the rest and writes the page."""
 
 import pytest
+from architectures import page
 from architectures.check import MAPPINGS, examine, types_of
 from architectures.runner import run
 
@@ -25,6 +26,10 @@ SAMPLE = [
 def test_a_sample_is_exact_or_refused(mapping, model_type):
     result = examine(mapping, model_type)
     assert result.outcome in ("ragged", "universal", "refused"), result.message
+
+
+def test_the_page_shows_the_results_kept():
+    assert page.PAGE.read_text() == page.render()
 
 
 @pytest.mark.slow

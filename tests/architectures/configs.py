@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -60,7 +61,8 @@ NO_TOKEN = re.compile(r"(eos|forced_.*|.*suppress).*(id|ids|tokens|index)")
 def tiny_config(model_type: str):
     """A config small enough to run in milliseconds, with every kind of layer that the type's default has."""
     cls = CONFIG_MAPPING[model_type]
-    values = cls(**RECIPES.get(model_type, {}).get("start", {})).to_dict()
+    start = copy.deepcopy(RECIPES.get(model_type, {}).get("start", {}))  # some config classes take dicts apart
+    values = cls(**start).to_dict()
     return cls(**Shrinker().shrink(values))
 
 

@@ -89,8 +89,8 @@ def placeholders(model, inputs: dict, token: int | None, count: int) -> dict:
         return inputs
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     begin, end = first_of(model.config, BEGIN_NAMES), first_of(model.config, END_NAMES)
-    marks = [[begin] if begin else [], [token] * count, [end] if end else []]
-    middle = torch.tensor(sum(marks, [])).expand(len(ids), -1)
+    marks = ([begin] if begin else []) + [token] * count + ([end] if end else [])
+    middle = torch.tensor(marks).expand(len(ids), -1)
     place = 0 if model.config.is_encoder_decoder else -2
     ids = torch.cat([ids[:, :place], middle, ids[:, place:]], 1)
     mask = torch.cat([mask[:, :place], torch.ones_like(middle), mask[:, place:]], 1)
@@ -119,7 +119,10 @@ def num_features(model, function: str, media: dict, batch_size: int) -> int:
     if owner is None or not media:
         return 0
     accepted = inspect.signature(getattr(owner, function)).parameters
-    passed = media if "kwargs" in accepted else {name: value for name, value in media.items() if name in accepted}
+    passed = {name: value for name, value in media.items() if name in accepted or "kwargs" in accepted}
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in passed and name not in ("args", "kwargs"):
+            passed[name] = getattr(model.config, name, None) or getattr(model.config.vision_config, name)
     found = getattr(owner, function)(**passed)
     if not isinstance(found, (torch.Tensor, list, tuple)):
         found = found.last_hidden_state if found.pooler_output is None else found.pooler_output

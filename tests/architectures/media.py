@@ -14,6 +14,8 @@ def image_inputs(model, batch_size: int, generator) -> dict:
     """One image a row, as the model's processor would give it."""
     config = model.config
     accepted = inspect.signature(model.forward).parameters
+    if "pixel_values_images" in accepted and "pixel_values" not in accepted:
+        return {"pixel_values_images": square(config, batch_size, generator)["pixel_values"]}
     if not accepted.keys() & {"pixel_values", "flattened_patches"}:
         return {}
     layout = IMAGES.get(config.model_type) or (grid if "image_grid_thw" in accepted else square)

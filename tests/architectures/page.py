@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from .check import MAPPINGS, Result, types_of
+from .check import MAPPINGS, NEW_TOKENS, Result, types_of
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 FOLDER, PAGE = DOCS / "supported-models", DOCS / "supported-models.md"
@@ -29,10 +29,11 @@ TITLES = {
 }
 INTRO = """# Supported models
 
-Every model type that transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings list was built tiny and
-random ({built}), and greedy speculative decoding was compared with plain `generate`, token by token: float32, a batch of three
-rows of unequal length and a batch of one, {new_tokens} new tokens, windows of 8, a draft that is a noisy copy of the target, and an
-image or a recording in each row where the mapping is one of images or speech. This page is written by
+Every model type that transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings list was built
+tiny and random ({built}), and greedy speculative decoding was compared with plain `generate`, token by token. In float32;
+a batch of three rows of unequal length and a batch of one; {new_tokens} new tokens, attention windows of 8; the draft is a
+noisy copy of the target; an image or a recording in each row where the mapping is one of images or speech. This page is
+written by
 
 ```sh
 python -m tests.architectures --jobs 2
@@ -40,8 +41,8 @@ python -m tests.architectures --jobs 2
 
 * *Exact*: all tokens equal plain `generate`'s.
 * *Refused*: a `ValueError` or `TypeError` by name, before the first forward.
-* *Could not be built tiny*: no tiny random model ran plain `generate`, so that nothing is known; such a type is tried by the same
-  check as any other when you use it.
+* *Could not be built tiny*: no tiny random model ran plain `generate` with text worth comparing, so that nothing is known.
+  Such a type is tried by the same check as any other when you use it.
 """
 
 
@@ -67,8 +68,11 @@ def save(results: list[Result]) -> None:
 
 
 def write() -> None:
-    from .check import NEW_TOKENS
+    PAGE.write_text(render())
 
+
+def render() -> str:
+    """The page: all of the newest version's types, and where an older one differs."""
     versions = [json.loads(path.read_text()) for path in FOLDER.glob("*.json")]
     versions.sort(key=lambda one: [int(part) for part in one["transformers"].split(".")[:3]], reverse=True)
     newest, *older = versions
@@ -76,7 +80,7 @@ def write() -> None:
     parts = [INTRO.format(built=" and ".join(numbers), new_tokens=NEW_TOKENS)]
     parts += [_totals(one) for one in versions]
     parts += [_table(mapping, newest, older) for mapping in MAPPINGS]
-    PAGE.write_text("\n".join(parts))
+    return "\n".join(parts)
 
 
 def _totals(version: dict) -> str:

@@ -25,10 +25,7 @@ SHORT_WAVES = {
     "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 4,
 }
-TWO_BERTS = {
-    "encoder": {"model_type": "bert"},
-    "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
-}
+BERT_DECODER = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
 
 RECIPES: dict[str, dict] = {
     "phi4_multimodal_audio": {
@@ -57,7 +54,9 @@ RECIPES: dict[str, dict] = {
     "muse_glimmer": {"config": {"out_hidden_size": 256}},
     "muse_spark": {"config": {"out_hidden_size": 256}},
     "voxtral": {"config": {"audio_token_id": 95}},
-    "encoder-decoder": {"start": TWO_BERTS},
+    "encoder-decoder": {"start": {"encoder": {"model_type": "bert"}, "decoder": BERT_DECODER}},
+    "speech-encoder-decoder": {"start": {"encoder": {"model_type": "wav2vec2"}, "decoder": BERT_DECODER}},
+    "vision-encoder-decoder": {"start": {"encoder": {"model_type": "vit"}, "decoder": BERT_DECODER}},
     "fun_asr_nano": {"config": {"adaptor_config": {"intermediate_size": 16}}},
     "granite_speech_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
     "granite_speech_plus_encoder": {"config": {"hidden_dim": 64, "context_size": 8, "max_pos_emb": 32}},
