@@ -25,7 +25,7 @@ from transformers import (
 from . import checks
 from .configuration import Options, SpeculativeConfig, plain_kwargs, read_options
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .models import without_dropout
+from .models import device_of, without_dropout
 
 
 def generate(
@@ -116,7 +116,7 @@ def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
         draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=target.dtype)
-        drafts[draft_model] = draft.to(target.device).eval()
+        drafts[draft_model] = draft.to(device_of(target)).eval()
     return drafts[draft_model]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..types import Batch
 
@@ -60,6 +62,15 @@ class CachedModel:
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
         """The last pass's `hidden_states` or `attentions` for the token in `column` of a row of the call: one a layer."""
         raise NotImplementedError
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its inputs; accelerate keeps offloaded weights on "meta" and knows the device that runs them."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
 @contextmanager

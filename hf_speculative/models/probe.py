@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
-from .cached_model import without_dropout
+from .cached_model import device_of, without_dropout
 from .inputs import Inputs
 from .ragged import RaggedModel
 from .universal import UniversalModel
@@ -69,7 +69,8 @@ def _same_logits(model: PreTrainedModel) -> bool:
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(model.device)
+    device = device_of(model)
+    tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(device)
     padding = [0, 1, 3]
     batch = Batch(tokens[:, :width], padding, max_length=width + 6)
     try:
@@ -78,12 +79,12 @@ def _same_logits(model: PreTrainedModel) -> bool:
         # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
         batch.put(tokens[:, width:])
         cached.logits(batch, ahead=3, num_last=1)
-        batch.lengths += torch.tensor([1, 0, 2], device=model.device)
+        batch.lengths += torch.tensor([1, 0, 2], device=device)
         batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
         # Compared with what plain `generate` computes: the padded batch, as its mask and positions describe it.
-        mask = torch.arange(width + 3, device=model.device) >= batch.padding[:, None]
+        mask = torch.arange(width + 3, device=device) >= batch.padding[:, None]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         fresh = model(batch.tokens[:, : width + 3], attention_mask=mask.long(), position_ids=positions).logits
         return all(

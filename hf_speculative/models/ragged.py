@@ -17,7 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
-from .cached_model import CachedModel
+from .cached_model import CachedModel, device_of
 
 MIN_CAPACITY = 256
 
@@ -50,7 +50,7 @@ class RaggedLayer(CacheLayerMixin):
             self.keys[:, :, cache.start : cache.end] = key_states
             self.values[:, :, cache.start : cache.end] = value_states
         else:
-            slots = cache.slots[:, None, :, None]
+            slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
             self.keys.scatter_(2, slots.expand_as(key_states), key_states)
             self.values.scatter_(2, slots.expand_as(value_states), value_states)
         return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
@@ -105,7 +105,7 @@ class RaggedModel(CachedModel):
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
         self.reset()
-        self.device = model.device
+        self.device = device_of(model)
         self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:

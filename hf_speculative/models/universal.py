@@ -18,7 +18,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
 from ..types import Batch
-from .cached_model import CachedModel
+from .cached_model import CachedModel, device_of
 from .inputs import Inputs
 from .rewind import Crop, Snapshot, rewinder
 
@@ -191,7 +191,7 @@ class UniversalModel(CachedModel):
         return outputs.logits
 
     def _input_ids(self, end: int) -> Tensor:
-        ids = self.ids[:, :end].to(self.model.device)
+        ids = self.ids[:, :end].to(device_of(self.model))
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
     def _update(self, outputs) -> None:
