@@ -6,12 +6,11 @@ With 27 to 243 cells, 16,640 samples see a bias of total variation 0.05 with pro
 
 import copy
 import itertools
-from collections import Counter
 
 import pytest
 import tiny
 import torch
-from scipy import stats
+from laws import assert_law
 from transformers import LogitsProcessorList
 
 import hf_speculative as hs
@@ -50,26 +49,6 @@ def exact_law(model, prompt, eos=None, **settings) -> dict[tuple, float]:
                 goes_to[(*prefix, token)] = law[prefix] * row[token].item()
         law = longer
     return law | ended
-
-
-def assert_law(samples, law):
-    """No sample off the support, and a chi-squared test over the cells, small ones pooled."""
-    counts = Counter(samples)
-    assert counts.keys() <= law.keys(), f"impossible: {counts.keys() - law.keys()}"
-    n = sum(counts.values())
-    expected, observed = [], []
-    pooled = [0.0, 0]
-    for cell, probability in law.items():
-        if n * probability >= 5:
-            expected.append(n * probability)
-            observed.append(counts[cell])
-        else:
-            pooled = [pooled[0] + n * probability, pooled[1] + counts[cell]]
-    if pooled[0] > 0:
-        expected.append(pooled[0])
-        observed.append(pooled[1])
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    assert stats.chi2.sf(statistic, len(expected) - 1) > 1e-4
 
 
 def sample(target, draft, eos=None, rows=((5, 2, 3, 1), (4, 6)), **settings):
