@@ -71,6 +71,8 @@ def types_of(mapping: str) -> dict[str, str]:
 def build(mapping: str, model_type: str, seed: int = 0, spreads: int = 1):
     """A tiny random model of the type; on the meta device first, so that a large one costs nothing."""
     config = tiny_config(model_type)
+    if mapping == "causal" and getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True  # BERT and its kin are bidirectional otherwise
     auto = getattr(transformers, MAPPINGS[mapping][1])
     with torch.device("meta"):
         num_parameters = sum(weight.numel() for weight in auto.from_config(config).parameters())
