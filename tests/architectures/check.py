@@ -262,7 +262,10 @@ def is_refusal(error: Exception) -> bool:
 
 
 def check_refused_before_any_forward(model, draft, inputs: dict) -> None:
-    """Asked again, when the answer of the probe is known: not one forward of either model."""
+    """Asked again, when the answer of the probe is known: not one forward of either model.
+
+    Whole models are counted: transformers 5.23 runs image encoders while it prepares the call.
+    """
     calls = []
     hooks = [one.register_forward_pre_hook(lambda *args: calls.append(1)) for one in (model, draft)]
     try:
