@@ -71,6 +71,8 @@ def types_of(mapping: str) -> dict[str, str]:
 def build(mapping: str, model_type: str, seed: int = 0, spreads: int = 1):
     """A tiny random model of the type; on the meta device first, so that a large one costs nothing."""
     config = tiny_config(model_type)
+    if mapping == "causal" and getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True  # BERT and its kin are bidirectional otherwise
     auto = getattr(transformers, MAPPINGS[mapping][1])
     with torch.device("meta"):
         num_parameters = sum(weight.numel() for weight in auto.from_config(config).parameters())
@@ -260,7 +262,10 @@ def is_refusal(error: Exception) -> bool:
 
 
 def check_refused_before_any_forward(model, draft, inputs: dict) -> None:
-    """Asked again, when the answer of the probe is known: not one forward of either model."""
+    """Asked again, when the answer of the probe is known: not one forward of either model.
+
+    Whole models are counted: transformers 5.23 runs image encoders while it prepares the call.
+    """
     calls = []
     hooks = [one.register_forward_pre_hook(lambda *args: calls.append(1)) for one in (model, draft)]
     try:

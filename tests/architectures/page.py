@@ -40,7 +40,8 @@ python -m tests.architectures --jobs 2
 ```
 
 * *Exact*: all tokens equal plain `generate`'s.
-* *Refused*: a `ValueError` or `TypeError` by name, before the first forward.
+* *Refused*: a `ValueError` or `TypeError` by name, before the first forward of the model as a whole. transformers may have run
+  an image encoder by then, as part of its own preparation.
 * *Could not be built tiny*: no tiny random model ran plain `generate` with text worth comparing, so that nothing is known.
   Such a type is tried by the same check as any other when you use it.
 """
