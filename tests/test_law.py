@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 from laws import assert_law
+from scipy import stats
 from transformers import LogitsProcessorList
 
 import hf_speculative as hs

@@ -8,14 +8,20 @@ from laws import assert_law
 
 import hf_speculative as hs
 
-NEW, SAMPLES, TOP_K, TEMPERATURE = 4, 8_320, 3, 1.5
+NEW, TOP_K, TEMPERATURE = 4, 3, 1.5
+#: mapping, type, samples: the reference code of gated delta nets is slow
 FAMILIES = {
-    "encoder-decoder": ("seq2seq", "bart"),
-    "hybrid": ("causal", "qwen3_next"),
-    "recurrent": ("causal", "mamba2"),
-    "alibi": ("causal", "bloom"),
-    "vision": ("image-text", "llava"),
+    "encoder-decoder": ("seq2seq", "bart", 8_320),
+    "hybrid": ("causal", "qwen3_next", 2_080),
+    "recurrent": ("causal", "mamba2", 4_160),
+    "alibi": ("causal", "bloom", 8_320),
+    "vision": ("image-text", "llava", 4_160),
 }
+
+
+def placeholders(model) -> list[int]:
+    """Ids that stand for an image: a fresh forward would look for one."""
+    return [model.config.image_token_id] if hasattr(model.config, "image_token_id") else []
 
 
 @torch.no_grad()
@@ -35,6 +41,7 @@ def exact_law(model, inputs) -> dict[tuple, float]:
             if not model.config.is_encoder_decoder:
                 given["attention_mask"] = torch.ones_like(ids)
             scores = model(**given).logits[0, -1].float() / TEMPERATURE
+            scores[placeholders(model)] = -torch.inf
             best = scores.topk(TOP_K)
             for token, weight in zip(best.indices.tolist(), best.values.softmax(0).double().tolist(), strict=True):
                 longer[(*prefix, token)] = probability * weight
@@ -44,20 +51,21 @@ def exact_law(model, inputs) -> dict[tuple, float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_has_the_targets_law(family):
-    mapping, model_type = FAMILIES[family]
+    mapping, model_type, num_samples = FAMILIES[family]
     model = build(mapping, model_type)
     one = prompts(mapping, model, 1)
     law = exact_law(model, one)
-    many = {name: value.repeat_interleave(SAMPLES, 0) for name, value in one.items()}
+    many = {name: value.repeat_interleave(num_samples, 0) for name, value in one.items()}
     with hs.record() as stats:
         out = hs.generate(
             model,
             **many,
-            draft_model=tiny.noisy_copy(model, noise=0.3),
+            draft_model=tiny.noisy_copy(model, noise=0.15),
             num_draft_tokens=3,
             do_sample=True,
             temperature=TEMPERATURE,
             top_k=TOP_K,
+            suppress_tokens=placeholders(model) or None,
             max_new_tokens=NEW,
             pad_token_id=0,
         )

@@ -47,9 +47,7 @@ def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
 def _why_not_ids_alone(inputs: Inputs) -> str | None:
     """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
     kwargs, config = inputs.model_kwargs, inputs.generation_config
-    others = [
-        name for name, value in kwargs.items() if name not in PLAIN_INPUTS and value is not None and value is not False
-    ]
+    others = [name for name, value in kwargs.items() if name not in PLAIN_INPUTS and not _is_nothing(value)]
     if others:
         return f"is given {', '.join(others)}"
     if config.prefill_chunk_size is not None:
@@ -63,6 +61,11 @@ def _why_not_ids_alone(inputs: Inputs) -> str | None:
     if positions is not None and not _is_plain(positions, mask, inputs.input_ids):
         return "is given positions of its own"
     return None
+
+
+def _is_nothing(value) -> bool:
+    """Keywords that transformers fills in without anything given: `None`, `False`, `{}`."""
+    return value is None or value is False or (isinstance(value, dict) and not value)
 
 
 def _is_plain(positions: torch.Tensor, mask: torch.Tensor | None, input_ids: torch.Tensor) -> bool:
