@@ -20,8 +20,8 @@ PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache"
 
 def check_options(options: Options) -> None:
     """The values of the options, as far as they can be judged without the models."""
-    _check_positive_int("num_draft_tokens", options.num_draft_tokens)
-    _check_positive_int("max_matching_ngram_size", options.max_ngram)
+    check_positive_int("num_draft_tokens", options.num_draft_tokens)
+    check_positive_int("max_matching_ngram_size", options.max_ngram)
     if options.schedule_name not in SCHEDULE_NAMES:
         raise ValueError(
             f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
@@ -251,7 +251,7 @@ def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> N
             )
 
 
-def _check_positive_int(name: str, value) -> None:
+def check_positive_int(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: give a whole number, 1 or more.")
     if value < 1:

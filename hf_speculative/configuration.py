@@ -69,6 +69,7 @@ class Options:
     schedule_name: str
     confidence_threshold: float
     config: SpeculativeConfig
+    early_exit: int | None = None
     generator_in_call: bool = False
     streamer: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -84,10 +85,13 @@ HANDLED_HERE = (
     "assistant_confidence_threshold",
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
+    "assistant_early_exit",
 )
+#: sources of drafts that a `generation_config` can name, in transformers' own order
+CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens")
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
-FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
+FOREIGN_FIELDS = ("use_mtp", "speculation_type")
 UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
 
 
@@ -141,12 +145,12 @@ def read_options(
         "generator": call.pop("generator"),
     }
     reproducible = call.pop("reproducible")
-    lookup = _first(call.pop("prompt_lookup_num_tokens"), getattr(call.given, "prompt_lookup_num_tokens", None))
+    of_model = {name: _first(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
     config_in_call = _first(call.pop("speculative_config"), SpeculativeConfig())
     if not isinstance(config_in_call, SpeculativeConfig):
         raise TypeError(f"`speculative_config` is a {type(config_in_call).__name__}: pass a SpeculativeConfig.")
 
-    sources = {"draft_model": draft_model, "prompt_lookup_num_tokens": lookup, "drafter": config_in_call.drafter}
+    sources = {"draft_model": draft_model, **of_model, "drafter": config_in_call.drafter}
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
@@ -157,7 +161,10 @@ def read_options(
     else:
         draft_model = attached_draft
         if draft_model is None and attached_config.drafter is None:
-            lookup = call.configured("prompt_lookup_num_tokens")
+            configured = {name: call.configured(name) for name in CONFIGURED_SOURCES}
+            first = next((name for name, value in configured.items() if value is not None), None)
+            of_model = {name: configured[name] if name == first else None for name in CONFIGURED_SOURCES}
+    lookup, early_exit = of_model["prompt_lookup_num_tokens"], of_model["assistant_early_exit"]
     if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     own = SpeculativeConfig(
@@ -165,7 +172,7 @@ def read_options(
     )
     config = own.over(config_in_call).over(attached_config)
 
-    if draft_model is None and lookup is None and config.drafter is None:
+    if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
         if config_in_call != SpeculativeConfig():
             given["speculative_config"] = config_in_call
         _refuse_without_effect(
@@ -203,6 +210,7 @@ def read_options(
         schedule_name=call.first(given, "num_assistant_tokens_schedule", "constant"),
         confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
+        early_exit=early_exit,
         generator_in_call=given["generator"] is not None,
         streamer=streamer,
         tokenizer=tokenizers[0],
@@ -249,6 +257,6 @@ def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
     own = ("draft_model", "assistant_model", "num_draft_tokens", "reproducible", "generator", "speculative_config")
     plain = {name: value for name, value in kwargs.items() if name not in own}
-    if _Call(model, kwargs).configured("prompt_lookup_num_tokens") is not None:
-        plain["prompt_lookup_num_tokens"] = None  # `draft_model=None` asks for plain decoding
-    return plain
+    call = _Call(model, kwargs)
+    # `draft_model=None` asks for plain decoding, whatever the generation_config names.
+    return plain | {name: None for name in CONFIGURED_SOURCES if call.configured(name) is not None}

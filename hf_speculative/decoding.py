@@ -14,7 +14,7 @@ from .configuration import Options
 from .drafting import DraftModel, PromptLookup
 from .lookahead import ConfidenceStop, Constant, Heuristic
 from .loop import speculate
-from .models import CachedModel, with_cache
+from .models import CachedModel, EarlyExitModel, with_cache
 from .output import Output
 from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
@@ -67,7 +67,7 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
-        target, drafter = with_cache(model), self._drafter()
+        target, drafter = self._models(model)
         sampler = self._sampler(model, batch, logits_processor, generation_config)
         rule = self.options.config.rule or self._default_rule(sampler, drafter)
         num_forwards_before = drafter.num_forwards
@@ -113,17 +113,20 @@ class SpeculativeDecoding:
             from_draft=output.from_draft(),
         )
 
-    def _drafter(self) -> Drafter:
+    def _models(self, model: PreTrainedModel) -> tuple[CachedModel, Drafter]:
+        """The target with its cache, and who drafts for it."""
         options = self.options
+        if options.early_exit is not None:
+            halves = EarlyExitModel(model, options.early_exit)
+            return halves, DraftModel(halves.draft)
         if options.config.drafter is not None:
-            return options.config.drafter
+            return with_cache(model), options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
-            return PromptLookup(options.max_ngram)
+            return with_cache(model), PromptLookup(options.max_ngram)
         assert options.draft_model is not None  # read_options returns no Options without a source of drafts
         config = options.draft_model.config.get_text_config(decoder=True)
-        return DraftModel(
-            with_cache(options.draft_model, is_draft=True), getattr(config, "max_position_embeddings", None)
-        )
+        draft = with_cache(options.draft_model, is_draft=True)
+        return with_cache(model), DraftModel(draft, getattr(config, "max_position_embeddings", None))
 
     def _schedule(self) -> Schedule:
         options = self.options

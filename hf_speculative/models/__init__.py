@@ -1,9 +1,10 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
 from .cached_model import CachedModel, without_dropout
+from .early_exit import EarlyExitModel
 from .ragged import RaggedModel
 
-__all__ = ["CachedModel", "RaggedModel", "with_cache", "without_dropout"]
+__all__ = ["CachedModel", "EarlyExitModel", "RaggedModel", "with_cache", "without_dropout"]
 
 
 def with_cache(model, is_draft: bool = False) -> CachedModel:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
 
 from ..types import Batch
-from .cached_model import without_dropout
+from .cached_model import CachedModel, without_dropout
+from .early_exit import EarlyExitModel
 from .ragged import RaggedModel
 
 #: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
@@ -36,6 +38,7 @@ TESTED_TYPES = frozenset(
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
 _answers: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_exit_answers: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
 
 
 def fits_ragged(model: PreTrainedModel) -> bool:
@@ -48,8 +51,29 @@ def fits_ragged(model: PreTrainedModel) -> bool:
     return _answers[model]
 
 
+def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
+    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of one
+    forward, once a model object and layer."""
+    if model.config.model_type in TESTED_TYPES:
+        return True
+    answers = _exit_answers.setdefault(model, {})
+    if exit_layer not in answers:
+        with without_dropout(model):
+            answers[exit_layer] = _same_logits(model, lambda model: _Drafting(model, exit_layer))
+    return answers[exit_layer]
+
+
+class _Drafting(EarlyExitModel):
+    """Pushes tokens through the first layers one at a time, as a drafter does, before the rest sees them."""
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> torch.Tensor:
+        for i in range(ahead):
+            self.draft.logits(batch, ahead=i, num_last=1)
+        return super().logits(batch, ahead, num_last)
+
+
 @torch.no_grad()
-def _same_logits(model: PreTrainedModel) -> bool:
+def _same_logits(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel) -> bool:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
@@ -58,7 +82,7 @@ def _same_logits(model: PreTrainedModel) -> bool:
     padding = [0, 1, 3]
     batch = Batch(tokens[:, :width], padding, max_length=width + 6)
     try:
-        cached = RaggedModel(model)
+        cached = make_cached(model)
         cached.prefill(batch)
         # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
         batch.put(tokens[:, width:])
