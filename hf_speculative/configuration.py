@@ -70,6 +70,10 @@ class Options:
     confidence_threshold: float
     config: SpeculativeConfig
     early_exit: int | None = None
+    use_mtp: bool | None = None
+    speculation_type: str | None = None
+    #: nobody said how many tokens to draft: a drafter made for a number takes its own
+    length_is_default: bool = False
     generator_in_call: bool = False
     streamer: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -86,12 +90,13 @@ HANDLED_HERE = (
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
     "assistant_early_exit",
+    "use_mtp",
+    "speculation_type",
 )
 #: sources of drafts that a `generation_config` can name, in transformers' own order
-CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens")
+CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp")
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
-#: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
-FOREIGN_FIELDS = ("use_mtp", "speculation_type")
+#: options that only make sense with two tokenizers
 UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
 
 
@@ -143,9 +148,11 @@ def read_options(
         "assistant_confidence_threshold": call.pop("assistant_confidence_threshold"),
         "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
         "generator": call.pop("generator"),
+        "speculation_type": call.pop("speculation_type"),
     }
     reproducible = call.pop("reproducible")
     of_model = {name: _first(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
+    of_model["use_mtp"] = of_model["use_mtp"] or None
     config_in_call = _first(call.pop("speculative_config"), SpeculativeConfig())
     if not isinstance(config_in_call, SpeculativeConfig):
         raise TypeError(f"`speculative_config` is a {type(config_in_call).__name__}: pass a SpeculativeConfig.")
@@ -161,10 +168,10 @@ def read_options(
     else:
         draft_model = attached_draft
         if draft_model is None and attached_config.drafter is None:
-            configured = {name: call.configured(name) for name in CONFIGURED_SOURCES}
+            configured = {name: call.configured(name) or None for name in CONFIGURED_SOURCES}
             first = next((name for name, value in configured.items() if value is not None), None)
             of_model = {name: configured[name] if name == first else None for name in CONFIGURED_SOURCES}
-    lookup, early_exit = of_model["prompt_lookup_num_tokens"], of_model["assistant_early_exit"]
+    lookup = of_model["prompt_lookup_num_tokens"]
     if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     own = SpeculativeConfig(
@@ -181,6 +188,8 @@ def read_options(
         return None
     if config_in_call.schedule is not None:
         _refuse_without_effect(given, SCHEDULE_OPTIONS, "beside `speculative_config.schedule`")
+    if draft_model is None:
+        _refuse_without_effect(given, ["speculation_type"], "without `draft_model=`")
     if lookup is None:
         _refuse_without_effect(given, ["max_matching_ngram_size"], "without `prompt_lookup_num_tokens`")
     else:
@@ -193,24 +202,27 @@ def read_options(
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
     if kwargs.get("synced_gpus"):
         raise ValueError("`synced_gpus=True` is not supported together with a draft: pass `draft_model=None`.")
-    _refuse_foreign(call)
+    _refuse_unsupported(call)
 
     # What this package handles itself must not reach transformers, which would choose a mode of its own.
     hidden = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
     draft_model = load(draft_model, model)
     if draft_model is not None:
         call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
-    length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"), DEFAULT_NUM_DRAFT_TOKENS)
+    length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"))
     streamer, *tokenizers = (call.pop(name) for name in ("streamer", "tokenizer", "assistant_tokenizer"))
     return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
         max_ngram=call.first(given, "max_matching_ngram_size", DEFAULT_MAX_NGRAM),
-        num_draft_tokens=length,
+        num_draft_tokens=_first(length, DEFAULT_NUM_DRAFT_TOKENS),
         schedule_name=call.first(given, "num_assistant_tokens_schedule", "constant"),
         confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
-        early_exit=early_exit,
+        early_exit=of_model["assistant_early_exit"],
+        use_mtp=of_model["use_mtp"],
+        speculation_type=call.first(given, "speculation_type", None),
+        length_is_default=length is None,
         generator_in_call=given["generator"] is not None,
         streamer=streamer,
         tokenizer=tokenizers[0],
@@ -234,19 +246,12 @@ def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str 
         raise ValueError(f"{', '.join(useless)} has no effect {why}: {way_out}leave it out.")
 
 
-def _refuse_foreign(call: _Call) -> None:
+def _refuse_unsupported(call: _Call) -> None:
     for name in LOSSY_FIELDS:
         value = call.kwargs.get(name, call.configured(name))
         if value is not None:
             raise ValueError(
                 f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
-            )
-    for name in FOREIGN_FIELDS:
-        value = call.kwargs.get(name, call.configured(name))
-        if value:
-            raise ValueError(
-                f"`{name}={value}` is a way to draft that hf_speculative does not drive yet: leave it out, or pass "
-                "`draft_model=None` for transformers' own decoding."
             )
     for name in UNUSED_FIELDS:
         if call.kwargs.get(name) is not None:

@@ -11,13 +11,14 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from . import checks
 from .configuration import Options
-from .drafting import DraftModel, PromptLookup
+from .drafting import DraftModel, EarlyExit, Mtp, PromptLookup
 from .lookahead import ConfidenceStop, Constant, Heuristic
 from .loop import speculate
 from .models import CachedModel, EarlyExitModel, with_cache
 from .output import Output
 from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
+from .self_drafting import check_hidden_states_known, mtp_heads, tied_drafter
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
 from .types import Batch, Drafter, Rule, Schedule
@@ -61,13 +62,14 @@ class SpeculativeDecoding:
         )
         padding = checks.padding_of(model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"), input_ids)
         cache = checks.check_cache(model_kwargs.get("past_key_values"), input_ids, generation_config)
+        target, drafter = self._models(model)
+        check_hidden_states_known(cache, drafter)
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
         assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
-        target, drafter = self._models(model)
         sampler = self._sampler(model, batch, logits_processor, generation_config)
         rule = self.options.config.rule or self._default_rule(sampler, drafter)
         num_forwards_before = drafter.num_forwards
@@ -118,15 +120,27 @@ class SpeculativeDecoding:
         options = self.options
         if options.early_exit is not None:
             halves = EarlyExitModel(model, options.early_exit)
-            return halves, DraftModel(halves.draft)
+            return halves, EarlyExit(halves)
+        drafter = self._drafter(model)
+        target = with_cache(model, hidden_layers=drafter.hidden_layers)
+        drafter.follow(target)
+        return target, drafter
+
+    def _drafter(self, model: PreTrainedModel) -> Drafter:
+        options = self.options
         if options.config.drafter is not None:
-            return with_cache(model), options.config.drafter
+            return options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
-            return with_cache(model), PromptLookup(options.max_ngram)
-        assert options.draft_model is not None  # read_options returns no Options without a source of drafts
-        config = options.draft_model.config.get_text_config(decoder=True)
-        draft = with_cache(options.draft_model, is_draft=True)
-        return with_cache(model), DraftModel(draft, getattr(config, "max_position_embeddings", None))
+            return PromptLookup(options.max_ngram)
+        if options.use_mtp:
+            return Mtp(mtp_heads(model))
+        draft = options.draft_model
+        assert draft is not None  # read_options returns no Options without a source of drafts
+        made_for = tied_drafter(draft)
+        if made_for is not None:
+            return made_for(draft, model)
+        config = draft.config.get_text_config(decoder=True)
+        return DraftModel(with_cache(draft, is_draft=True), getattr(config, "max_position_embeddings", None))
 
     def _schedule(self) -> Schedule:
         options = self.options

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     GenerationMixin,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -38,6 +37,7 @@ def generate(
         num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
         prompt_lookup_num_tokens: draft by copying from the text instead.
         assistant_early_exit: draft with the model's own first layers instead, so many of them.
+        use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: a `torch.Generator` to sample from.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
@@ -62,10 +62,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     checks.check_options(options)
     checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
     checks.check_model(checks.unwrap(model, "model"), "model")
-    if options.draft_model is not None:
-        checks.check_model(options.draft_model, "draft_model")
-    if options.early_exit is not None:
-        self_drafting.check_early_exit(checks.unwrap(model, "model"), options.early_exit)
+    options = self_drafting.prepare(checks.unwrap(model, "model"), options)
     kwargs = _with_stop_strings(model, options)
     with without_dropout(options.draft_model if options.draft_model is not model else None):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
@@ -97,7 +94,7 @@ def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=target.dtype)
+        draft = self_drafting.auto_class_for(draft_model).from_pretrained(draft_model, dtype=target.dtype)
         drafts[draft_model] = draft.to(target.device).eval()
     return drafts[draft_model]
 
@@ -178,7 +175,7 @@ def attach(
     draft = _load(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        checks.check_model(draft, "draft_model")
+        self_drafting.check_draft_model(target, draft)
     target.generate = Attached(target, draft, config)
     return model
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from .models import CachedModel
     from .sampling import Sampler
 
 
@@ -167,13 +168,18 @@ class Drafter:
     Attributes:
         num_forwards: model passes so far, for the statistics.
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
+        hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
     """
 
     one_hot_proposals: bool = False
+    hidden_layers: tuple[int, ...] = ()
 
     @property
     def num_forwards(self) -> int:
         return 0
+
+    def follow(self, target: CachedModel) -> None:
+        """Called once a call, before `begin`: the target that is drafted for, with its cache and `hidden_states`."""
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         """Called once a call, before its first round: forget earlier calls."""
@@ -190,6 +196,45 @@ class Drafter:
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order."""
+
+
+class Stepwise(Drafter):
+    """A drafter that guesses one token at a time, each drawn from its own processed law. A subclass needs `step`."""
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        """Logits `(batch, any vocab)` of the token after the first `ahead` draft tokens, which are in `batch`.
+
+        A round calls it for `ahead` = 0, 1, 2, ... without a gap.
+        """
+        raise NotImplementedError
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        """What of `num_tokens` this drafter can propose."""
+        return num_tokens
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        num_tokens = self.limit(batch, num_tokens)
+        width = max(num_tokens)
+        if width == 0:
+            return Draft.empty(batch)
+        if min(num_tokens) == width:
+            limits = torch.full_like(batch.lengths, width)
+        else:
+            limits = torch.tensor(num_tokens, device=batch.lengths.device)
+        tokens, probs = [], []
+        for ahead in range(width):
+            scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)
+            token, law = sampler.propose(scores, ahead)
+            batch.put(token[:, None], ahead)
+            tokens.append(token)
+            probs.append(law)
+            stop = schedule.should_stop(scores, token)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
+                if bool((limits <= ahead + 1).all()):
+                    break
+        laws = None if probs[0] is None else torch.stack(probs, 1)
+        return Draft(torch.stack(tokens, 1), laws, limits)
 
 
 class Rule:

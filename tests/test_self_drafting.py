@@ -144,19 +144,9 @@ class CountColumns:
 def test_early_exit_runs_no_layer_twice_for_a_token(batch_size):
     """Verifying k draft tokens: layers up to the exit run for the one that the draft has not pushed, the others for k + 1."""
     model, k = deep(), 4
-    with CountColumns(model) as counted:
-        # Ends with a full round: the schedule leaves room for the target's own token.
-        with hs.record() as stats:
-            inputs = tiny.prompts(batch_size)
-            hs.generate(
-                model,
-                **inputs,
-                assistant_early_exit=EXIT,
-                num_draft_tokens=k,
-                do_sample=False,
-                max_new_tokens=NEW,
-                pad_token_id=0,
-            )
+    settings = {"assistant_early_exit": EXIT, "num_draft_tokens": k, "do_sample": False, "pad_token_id": 0}
+    with CountColumns(model) as counted, hs.record() as stats:
+        hs.generate(model, **tiny.prompts(batch_size), **settings, max_new_tokens=NEW)
     lower, upper = counted.widths[0], counted.widths[EXIT]
     assert counted.widths[EXIT - 1] == lower and counted.widths[LAYERS - 1] == upper
     assert lower[0] == upper[0] == 7 and set(lower[1:]) == {1}
@@ -177,9 +167,9 @@ def test_early_exit_drafts_with_the_truncated_model():
         batch = Batch(inputs["input_ids"], (1 - inputs["attention_mask"]).sum(1).tolist(), max_length=20)
         with torch.no_grad():
             halves = EarlyExitModel(model, EXIT)
-            found = halves.draft.logits(batch, ahead=0, num_last=1)
+            found = halves.exit_logits(batch, ahead=0)
             for row, pad in enumerate(batch.host_padding):
-                fresh = truncated(batch.tokens[row : row + 1, pad:]).logits[0, -1:]
+                fresh = truncated(batch.tokens[row : row + 1, pad:]).logits[0, -1]
                 torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
 
 

@@ -1,9 +1,9 @@
 """Early exit: the target's first layers guess, and verification runs only the others.
 
-Self-speculation of LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3). The target is two models that share all weights
-and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from what layer E gave and runs the
-rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the lower half what it
-has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for a token.
+Self-speculation of LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3). The target is two models that share all
+weights and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from what layer E gave and
+runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the lower
+half what it has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for a token.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ class EarlyExitModel(CachedModel):
     """A target whose first `exit_layer` layers draft.
 
     Attributes:
-        draft: the lower half as a model of its own, for a drafter. Its cache is this model's: there is nothing to roll back.
+        num_draft_forwards: passes of the lower half alone.
     """
+
+    num_draft_forwards: int = 0
 
     def __init__(self, model: PreTrainedModel, exit_layer: int):
         path, head = decoder_layers(model), output_head(model)
@@ -42,7 +44,6 @@ class EarlyExitModel(CachedModel):
         without_head = with_head if head is None else exchanged(model, {path: lower_layers, head: nn.Identity()})
         self.lower_models = {True: with_head, False: without_head}
         self.lower, self.upper = RaggedModel(with_head), RaggedModel(exchanged(model, {path: nn.ModuleList(upper)}))
-        self.draft = ExitDraft(self)
         self.reset()
 
     def reset(self) -> None:
@@ -56,16 +57,20 @@ class EarlyExitModel(CachedModel):
         #: what layer E gave for tokens that the upper half has not seen, `(batch, n, hidden)`; rows end in the last column
         self.states: list[Tensor] = []
 
-    def exit_logits(self, batch: Batch, ahead: int, num_last: int, head: bool = True) -> Tensor:
-        """A pass of the lower half over what it has not seen; without `head`, no logits are computed."""
+    def exit_logits(self, batch: Batch, ahead: int) -> Tensor:
+        """The exit's logits `(batch, vocab)` after the first `ahead` tokens beyond each row's length."""
+        self.num_draft_forwards += 1
+        return self._run_lower(batch, ahead, head=True)[:, 0]
+
+    def _run_lower(self, batch: Batch, ahead: int, head: bool) -> Tensor:
         self.lower.model = self.lower_models[head]
-        logits = self.lower.logits(batch, ahead, num_last)
+        logits = self.lower.logits(batch, ahead, num_last=1)
         # All passes after a round's first are one column wide, so that columns line up from the right.
         self.states.append(self.state.hidden)
         return logits
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        self.exit_logits(batch, ahead, num_last=1, head=False)
+        self._run_lower(batch, ahead, head=False)
         self.state.hidden = torch.cat(self.states, 1)
         logits = self.upper.logits(batch, ahead, num_last)
         self.num_forwards += 1
@@ -87,29 +92,6 @@ class EarlyExitModel(CachedModel):
 
     def store(self, cache, num_columns: int, padding: int):
         return self.upper.store(cache, num_columns, padding)
-
-
-class ExitDraft(CachedModel):
-    """The lower half of an `EarlyExitModel`, which keeps the cache, and forgets with it."""
-
-    def __init__(self, target: EarlyExitModel):
-        self.target = target
-
-    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        self.num_forwards += 1
-        return self.target.exit_logits(batch, ahead, num_last)
-
-    def rollback(self, batch: Batch) -> None:
-        pass
-
-    def select(self, indices: list[int]) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def prefill(self, batch: Batch) -> None:
-        pass
 
 
 class Handover:

@@ -68,7 +68,7 @@ class _Drafting(EarlyExitModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> torch.Tensor:
         for i in range(ahead):
-            self.draft.logits(batch, ahead=i, num_last=1)
+            self.exit_logits(batch, ahead=i)
         return super().logits(batch, ahead, num_last)
 
 
