@@ -29,7 +29,9 @@ def prepare(model: PreTrainedModel, options: Options) -> Options:
     check_draft_model(model, draft)
     made_for = tied_drafter(draft)
     if options.speculation_type not in (None, "dflash"):
-        raise ValueError(f"`speculation_type={options.speculation_type!r}` is not known: give 'dflash' or leave it out.")
+        raise ValueError(
+            f"`speculation_type={options.speculation_type!r}` is not known: give 'dflash' or leave it out."
+        )
     if options.speculation_type == "dflash" and made_for is not DFlash:
         raise ValueError(
             f"`speculation_type='dflash'` needs a DFlash draft, but `draft_model` is a {type(draft).__name__}: leave it out."
@@ -70,7 +72,9 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel) -> None:
         kinds = set(getattr(target, "layer_types", None) or [])
         size = draft.config.backbone_hidden_size
         misfit = target.hidden_size != size or not set(config.layer_types) <= kinds
-        needs = f"a Gemma 4 target of hidden size {size} with layers of type {', '.join(sorted(set(config.layer_types)))}"
+        needs = (
+            f"a Gemma 4 target of hidden size {size} with layers of type {', '.join(sorted(set(config.layer_types)))}"
+        )
     if misfit:
         raise ValueError(
             f"`draft_model`: {name} was made for {needs}, the target is a {type(model).__name__} of hidden size "

@@ -72,7 +72,9 @@ def state_of(model):
     """All that a call must leave alone: configs, the modules and their attributes, the weights' identities."""
     modules = {name: (id(module), sorted(vars(module))) for name, module in model.named_modules()}
     weights = {name: (weight.data_ptr(), weight.requires_grad) for name, weight in model.named_parameters()}
-    return model.config.to_dict(), model.generation_config.to_dict(), modules, weights, model.training
+    generation_config = getattr(model, "generation_config", None)
+    defaults = generation_config.to_dict() if generation_config is not None else None
+    return model.config.to_dict(), defaults, modules, weights, model.training
 
 
 # Early exit

@@ -12,9 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+EXPERTS = {
+    "first_k_dense_replace": 9,  # of the target; the MTP layers are sparse all the same
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 MTP_TYPES = {
-    "glm4_moe": tiny.GATED | {"head_dim": 8, "first_k_dense_replace": 9},
+    "glm4_moe": tiny.GATED | EXPERTS | {"head_dim": 8},
     "deepseek_v3": tiny.SMALL
+    | EXPERTS
     | {
         "intermediate_size": 64,
         "num_key_value_heads": 4,
@@ -23,7 +32,6 @@ MTP_TYPES = {
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 12,
-        "first_k_dense_replace": 9,
     },
 }
 
@@ -43,7 +51,9 @@ def hush(layers, factor: float) -> None:
 
 
 @torch.no_grad()
-def with_mtp(path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", factor=0.3, **config):
+def with_mtp(
+    path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", factor=0.3, **config
+):
     """A target loaded from a checkpoint at `path` that also holds MTP layers, as the real ones do."""
     from transformers.modeling_layers import MtpModel
 
@@ -52,6 +62,9 @@ def with_mtp(path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attent
     heads = MtpModel(model, num_mtp_layers)
     hidden = model.config.hidden_size
     for layer in heads.layers:
+        for name, tensor in layer.state_dict().items():
+            if ".gate." in name or ".experts." in name:  # MtpModel leaves these uninitialised
+                tensor.normal_(std=0.02)
         # The embedding alone goes on, with a little of the state.
         layer.eh_proj.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
         hush([layer.mtp_block], factor)
@@ -83,7 +96,7 @@ GEMMA4 = tiny.GATED | {
 
 
 @torch.no_grad()
-def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.3, **config):
+def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **config):
     """A Gemma 4 target and an assistant with its embeddings."""
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
@@ -101,8 +114,9 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.3, **config
         assistant = Gemma4AssistantForCausalLM._from_config(assistant_config, attn_implementation=attention).eval()
     for layers in (model.model.layers, assistant.model.layers):
         for layer in layers:
-            for norm in (layer.post_attention_layernorm, layer.post_feedforward_layernorm):
-                norm.weight.mul_(factor)
+            for name, weight in layer.named_parameters():
+                if name.startswith("post_"):  # the norms after each branch
+                    weight.mul_(factor)
     assistant.pre_projection.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
     assistant.post_projection.weight.copy_(torch.eye(hidden))
     assistant.lm_head.weight.copy_(model.lm_head.weight)

@@ -83,9 +83,7 @@ class DFlash(Stepwise):
         visible = (slots <= block[:, -1:, None, None]).expand(-1, 1, self.block_size, -1)
         masks = {"full_attention": visible}
         if self.attention.window is not None:
-            masks["sliding_attention"] = visible & (
-                (slots - block[:, None, :, None]).abs() <= self.attention.window
-            )
+            masks["sliding_attention"] = visible & ((slots - block[:, None, :, None]).abs() <= self.attention.window)
         return {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in masks.items()}
 
     def select(self, indices: list[int]) -> None:

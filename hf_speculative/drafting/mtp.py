@@ -44,7 +44,8 @@ class Mtp(Stepwise):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = [min(n, self.depth) for n in num_tokens]
         # A layer needs what the one before it gave in the same pass, so all start where the last of them has to.
-        starts = [min(seen[: max(num_tokens)]) for seen in self.seen]
+        depth = max(num_tokens)
+        starts = [min(seen[:depth]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
         slots, is_filler = fed_slots(starts, self.ends, self.device)
         self.cache.reserve(max(self.ends), limit=batch.max_length)
