@@ -83,7 +83,7 @@ def check_draft_model(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     return None
 
 
-def tied_drafter(draft: PreTrainedModel) -> type[Drafter] | None:
+def tied_drafter(draft: PreTrainedModel) -> type[DFlash] | type[Gemma4Assistant] | None:
     """The drafter for a model that cannot decode on its own; `None` for a causal language model."""
     if type(draft).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
         return Gemma4Assistant

@@ -1,8 +1,8 @@
 """A Gemma 4 assistant guesses: a few layers that attend to the target's own keys and values.
 
-transformers' `Gemma4AssistantForCausalLM`, asked for as `assistant_model=`. It has no cache: each step reads the embedding of the
-last token, the last state and what the target has cached, from one and the same position. transformers follows its argmax;
-here a token is drawn from its processed logits, which are then the honest law.
+transformers' `Gemma4AssistantForCausalLM`, asked for as `assistant_model=`. It has no cache: each step reads the embedding of
+the last token, the last state and what the target has cached, from one and the same position. transformers follows its
+argmax; here a token is drawn from its processed logits, which are then the honest law.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Gemma4Assistant(Stepwise):
 
     hidden_layers = (-1,)
     num_forwards = 0
+    state: Tensor
+    masks: dict[str, Tensor]
+    shared_kv_states: dict[str, tuple[Tensor, ...]]
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = exchanged(model, {})

@@ -2,8 +2,9 @@
 
 Self-speculation of LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3). The target is two models that share all
 weights and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from what layer E gave and
-runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the lower
-half what it has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for a token.
+runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the
+lower half what it has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for
+a token.
 """
 
 from __future__ import annotations

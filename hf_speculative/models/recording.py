@@ -32,9 +32,9 @@ class RecordingModel(RaggedModel):
     def run(self, **inputs):
         outputs = self.model(**inputs, output_hidden_states=self.selection)
         states = torch.cat([outputs.hidden_states[layer].to(self.device) for layer in self.recorded], -1)
-        batch, width, size = states.shape
+        size = states.shape[2]
         if self.states is None:
-            self.states = states.new_zeros(batch, self.cache.capacity, size)
+            self.states = states.new_zeros(len(states), self.cache.capacity, size)
         elif self.states.shape[1] < self.cache.capacity:
             self.states = functional.pad(self.states, (0, 0, 0, self.cache.capacity - self.states.shape[1]))
         if self.cache.slots is None:
