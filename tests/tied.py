@@ -68,6 +68,9 @@ def with_mtp(
         # The embedding alone goes on, with a little of the state.
         layer.eh_proj.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
         hush([layer.mtp_block], factor)
+        for weight in layer.mtp_block.self_attn.parameters():
+            if weight.ndim > 1:
+                weight.mul_(5.0)
     model.save_pretrained(path)
     state = load_file(path / "model.safetensors")
     first = model.config.num_hidden_layers
@@ -148,6 +151,7 @@ def with_dflash(block_size: int = 5, attention: str = "sdpa", factor: float = 0.
     return model, draft
 
 
+@torch.enable_grad()
 def _train_dflash(model, draft, steps: int) -> None:
     block_size, ids = draft.config.block_size, torch.randint(1, model.config.vocab_size, (64, 3))
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
