@@ -168,7 +168,8 @@ def read_options(
     else:
         draft_model = attached_draft
         if draft_model is None and attached_config.drafter is None:
-            configured = {name: call.configured(name) or None for name in CONFIGURED_SOURCES}
+            configured = {name: call.configured(name) for name in CONFIGURED_SOURCES}
+            configured["use_mtp"] = configured["use_mtp"] or None
             first = next((name for name, value in configured.items() if value is not None), None)
             of_model = {name: configured[name] if name == first else None for name in CONFIGURED_SOURCES}
     lookup = of_model["prompt_lookup_num_tokens"]
