@@ -1,5 +1,6 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
+from .adapters import with_adapter, without_adapter
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
 from .embedded import embedded_pair
@@ -34,4 +35,6 @@ __all__ = [
     "generate",
     "patch_transformers",
     "record",
+    "with_adapter",
+    "without_adapter",
 ]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import Options
-from .models import Inputs, fits_universal
+from .models import Inputs, Path, fits_universal
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
@@ -20,8 +20,8 @@ REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _FORGETS)
 
 def check_options(options: Options) -> None:
     """The values of the options, as far as they can be judged without the models."""
-    _check_positive_int("num_draft_tokens", options.num_draft_tokens)
-    _check_positive_int("max_matching_ngram_size", options.max_ngram)
+    check_positive_int("num_draft_tokens", options.num_draft_tokens)
+    check_positive_int("max_matching_ngram_size", options.max_ngram)
     if options.schedule_name not in SCHEDULE_NAMES:
         raise ValueError(
             f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
@@ -218,6 +218,15 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
         )
 
 
+def check_ragged(model, path: Path, what: str) -> None:
+    """Drafts that read the target's own layers or states need the cache they lie in."""
+    if path.name != "ragged":
+        raise ValueError(
+            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: use `draft_model=` or "
+            "`prompt_lookup_num_tokens=` instead, or leave it out for plain decoding."
+        )
+
+
 def why_not_speculative(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
@@ -259,7 +268,7 @@ def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
             )
 
 
-def _check_positive_int(name: str, value) -> None:
+def check_positive_int(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: give a whole number, 1 or more.")
     if value < 1:

@@ -69,6 +69,11 @@ class Options:
     schedule_name: str
     confidence_threshold: float
     config: SpeculativeConfig
+    early_exit: int | None = None
+    use_mtp: bool | None = None
+    speculation_type: str | None = None
+    #: nobody said how many tokens to draft: a drafter made for a number takes its own
+    length_is_default: bool = False
     generator_in_call: bool = False
     streamer: Any = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -84,12 +89,16 @@ HANDLED_HERE = (
     "assistant_confidence_threshold",
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
+    "assistant_early_exit",
+    "use_mtp",
+    "speculation_type",
 )
+#: sources of drafts that a `generation_config` can name, in transformers' own order
+CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp")
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
-#: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
-FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
+#: options that only make sense with two tokenizers
 UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
 
 
@@ -141,14 +150,16 @@ def read_options(
         "assistant_confidence_threshold": call.pop("assistant_confidence_threshold"),
         "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
         "generator": call.pop("generator"),
+        "speculation_type": call.pop("speculation_type"),
     }
     reproducible = call.pop("reproducible")
-    lookup = _first(call.pop("prompt_lookup_num_tokens"), getattr(call.given, "prompt_lookup_num_tokens", None))
+    of_model = {name: _first(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
+    of_model["use_mtp"] = of_model["use_mtp"] or None
     config_in_call = _first(call.pop("speculative_config"), SpeculativeConfig())
     if not isinstance(config_in_call, SpeculativeConfig):
         raise TypeError(f"`speculative_config` is a {type(config_in_call).__name__}: pass a SpeculativeConfig.")
 
-    sources = {"draft_model": draft_model, "prompt_lookup_num_tokens": lookup, "drafter": config_in_call.drafter}
+    sources = {"draft_model": draft_model, **of_model, "drafter": config_in_call.drafter}
     named = [name for name, value in sources.items() if value is not None]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
@@ -159,7 +170,11 @@ def read_options(
     else:
         draft_model = attached_draft
         if draft_model is None and attached_config.drafter is None:
-            lookup = call.configured("prompt_lookup_num_tokens")
+            configured = {name: call.configured(name) for name in CONFIGURED_SOURCES}
+            configured["use_mtp"] = configured["use_mtp"] or None
+            first = next((name for name, value in configured.items() if value is not None), None)
+            of_model = {name: configured[name] if name == first else None for name in CONFIGURED_SOURCES}
+    lookup = of_model["prompt_lookup_num_tokens"]
     if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     own = SpeculativeConfig(
@@ -167,7 +182,7 @@ def read_options(
     )
     config = own.over(config_in_call).over(attached_config)
 
-    if draft_model is None and lookup is None and config.drafter is None:
+    if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
         if config_in_call != SpeculativeConfig():
             given["speculative_config"] = config_in_call
         _refuse_without_effect(
@@ -176,6 +191,8 @@ def read_options(
         return None
     if config_in_call.schedule is not None:
         _refuse_without_effect(given, SCHEDULE_OPTIONS, "beside `speculative_config.schedule`")
+    if draft_model is None:
+        _refuse_without_effect(given, ["speculation_type"], "without `draft_model=`")
     if lookup is None:
         _refuse_without_effect(given, ["max_matching_ngram_size"], "without `prompt_lookup_num_tokens`")
     else:
@@ -188,7 +205,7 @@ def read_options(
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
     if kwargs.get("synced_gpus"):
         raise ValueError("`synced_gpus=True` is not supported together with a draft: pass `draft_model=None`.")
-    _refuse_foreign(call)
+    _refuse_unsupported(call)
 
     # What this package handles itself must not reach transformers, which would choose a mode of its own.
     hidden: dict[str, Any] = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
@@ -197,16 +214,20 @@ def read_options(
     draft_model = load(draft_model, model)
     if draft_model is not None:
         call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
-    length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"), DEFAULT_NUM_DRAFT_TOKENS)
+    length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"))
     streamer, *tokenizers = (call.pop(name) for name in ("streamer", "tokenizer", "assistant_tokenizer"))
     return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
         max_ngram=call.first(given, "max_matching_ngram_size", DEFAULT_MAX_NGRAM),
-        num_draft_tokens=length,
+        num_draft_tokens=_first(length, DEFAULT_NUM_DRAFT_TOKENS),
         schedule_name=call.first(given, "num_assistant_tokens_schedule", "constant"),
         confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
+        early_exit=of_model["assistant_early_exit"],
+        use_mtp=of_model["use_mtp"],
+        speculation_type=call.first(given, "speculation_type", None),
+        length_is_default=length is None,
         generator_in_call=given["generator"] is not None,
         streamer=streamer,
         tokenizer=tokenizers[0],
@@ -230,19 +251,12 @@ def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str 
         raise ValueError(f"{', '.join(useless)} has no effect {why}: {way_out}leave it out.")
 
 
-def _refuse_foreign(call: _Call) -> None:
+def _refuse_unsupported(call: _Call) -> None:
     for name in LOSSY_FIELDS:
         value = call.kwargs.get(name, call.configured(name))
         if value is not None:
             raise ValueError(
                 f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
-            )
-    for name in FOREIGN_FIELDS:
-        value = call.kwargs.get(name, call.configured(name))
-        if value:
-            raise ValueError(
-                f"`{name}={value}` is a way to draft that hf_speculative does not drive yet: leave it out, or pass "
-                "`draft_model=None` for transformers' own decoding."
             )
     cache = _first(call.kwargs.get("cache_implementation"), call.configured("cache_implementation"))
     if cache not in (None, "dynamic", *STATIC_CACHES):
@@ -259,6 +273,6 @@ def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
     own = ("draft_model", "assistant_model", "num_draft_tokens", "reproducible", "generator", "speculative_config")
     plain = {name: value for name, value in kwargs.items() if name not in own}
-    if _Call(model, kwargs).configured("prompt_lookup_num_tokens") is not None:
-        plain["prompt_lookup_num_tokens"] = None  # `draft_model=None` asks for plain decoding
-    return plain
+    call = _Call(model, kwargs)
+    # `draft_model=None` asks for plain decoding, whatever the generation_config names.
+    return plain | {name: None for name in CONFIGURED_SOURCES if call.configured(name) is not None}

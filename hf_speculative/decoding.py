@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,18 +10,15 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
+from .assembly import default_rule, make_sampler, make_schedule, target_and_drafter
 from .configuration import Options
-from .drafting import DraftModel, PromptLookup
-from .lookahead import ConfidenceStop, Constant, Heuristic, Together
 from .loop import speculate
-from .models import CachedModel, Inputs, RaggedModel, UniversalModel, choose, choose_for, inputs_for_draft
-from .output import Output, output_names
-from .processing import Processors
-from .sampling import Coupled, Greedy, Independent, Sampler
+from .models import Inputs
+from .output import Output
+from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
-from .types import Batch, Drafter, Rule, Schedule, padding_of
-from .verification import BlockVerification, SampledVerification
+from .types import Batch, padding_of
 
 
 @dataclass
@@ -71,16 +67,16 @@ class SpeculativeDecoding:
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None
         padding = self._padding(model, inputs, cache)
-        target = self._target(model, inputs)
-        drafter = self._drafter(model, inputs, inputs_tensor)
+        target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)
+        check_hidden_states_known(cache, drafter)
         if streamer is not None:
             streamer.put(input_ids.cpu())
 
         assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
-        sampler = self._sampler(model, batch, logits_processor, generation_config)
-        rule = self.options.config.rule or self._default_rule(sampler, drafter)
+        sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        rule = self.options.config.rule or default_rule(sampler, drafter)
         num_forwards_before = drafter.num_forwards
         drafter.begin(batch, sampler)
         if cache is not None and cache.get_seq_length():
@@ -94,7 +90,7 @@ class SpeculativeDecoding:
             stopwatch.watch("verify", target, "logits"),
             stopwatch.watch("draft", drafter, "propose"),
             stopwatch.watch("accept", rule, "__call__"),
-            self._schedule(target.keeps_rows_together or drafter.keeps_rows_together),
+            make_schedule(self.options, target.keeps_rows_together or drafter.keeps_rows_together),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),
             stopwatch.watch("accept", stopping, "cut"),
         )
@@ -153,57 +149,6 @@ class SpeculativeDecoding:
         if not is_encoder_decoder and kwargs.get("inputs_embeds") is None:
             checks.check_prompt(mask, inputs.input_ids)
         return padding_of(mask, inputs.input_ids)
-
-    def _target(self, model: PreTrainedModel, inputs: Inputs) -> CachedModel:
-        if choose_for(model, inputs).name == "ragged":
-            return RaggedModel(model)
-        checks.check_universal(model, inputs, "model")
-        return UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
-
-    def _drafter(self, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None) -> Drafter:
-        options = self.options
-        if options.config.drafter is not None:
-            return options.config.drafter
-        if options.prompt_lookup_num_tokens is not None:
-            return PromptLookup(options.max_ngram)
-        draft = options.draft_model
-        assert draft is not None  # read_options returns no Options without a source of drafts
-        max_positions = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        if choose(draft).name == "ragged":
-            # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-            return DraftModel(RaggedModel(draft, clamp_ids=True), max_positions)
-        own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
-        checks.check_universal(draft, own, "draft_model")
-        return DraftModel(UniversalModel(draft, own, clamp_ids=True), max_positions)
-
-    def _schedule(self, keep_rows_together: bool) -> Schedule:
-        options = self.options
-        schedule: Schedule
-        if options.config.schedule is not None:
-            schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-        else:
-            kind = Constant if options.schedule_name == "constant" else Heuristic
-            schedule = kind(options.num_draft_tokens)
-            if options.confidence_threshold:
-                schedule = ConfidenceStop(schedule, options.confidence_threshold)
-        return Together(schedule) if keep_rows_together else schedule
-
-    def _sampler(
-        self, model: PreTrainedModel, batch: Batch, logits_processor: LogitsProcessorList, config: GenerationConfig
-    ) -> Sampler:
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size
-        processors = Processors(logits_processor, len(batch.rows))
-        own = self.options.config
-        if not config.do_sample:
-            return Greedy(processors, vocab_size)
-        if own.reproducible:
-            return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
-        return Independent(processors, vocab_size, own.generator)
-
-    @staticmethod
-    def _default_rule(sampler: Sampler, drafter: Drafter) -> Rule:
-        one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
-        return SampledVerification() if one_hot else BlockVerification()
 
 
 def _share_prefill(batch: Batch, num_copies: int, parts) -> None:

@@ -15,15 +15,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     GenerationMixin,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
 )
 
-from . import checks
-from .configuration import Options, SpeculativeConfig, plain_kwargs, read_options
+from . import checks, self_drafting
+from .configuration import CONFIGURED_SOURCES, Options, SpeculativeConfig, plain_kwargs, read_options
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, without_dropout
 
@@ -39,6 +38,8 @@ def generate(
         draft_model: a smaller model of the same vocabulary, or the name of one; `assistant_model` means the same.
         num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
         prompt_lookup_num_tokens: draft by copying from the text instead.
+        assistant_early_exit: draft with the model's own first layers instead, so many of them.
+        use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: a `torch.Generator` to sample from.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
@@ -64,8 +65,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     checks.check_options(options)
     checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
     checks.check_model(checks.unwrap(model, "model"), "model")
-    if options.draft_model is not None:
-        checks.check_model(options.draft_model, "draft_model")
+    options = self_drafting.prepare(checks.unwrap(model, "model"), options)
     kwargs = _healed(model, plain_generate, _with_stop_strings(model, options), options)
     with without_dropout(options.draft_model if options.draft_model is not model else None):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
@@ -115,7 +115,7 @@ def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        draft = AutoModelForCausalLM.from_pretrained(draft_model, dtype=target.dtype)
+        draft = self_drafting.auto_class_for(draft_model).from_pretrained(draft_model, dtype=target.dtype)
         drafts[draft_model] = draft.to(device_of(target)).eval()
     return drafts[draft_model]
 
@@ -174,7 +174,8 @@ def attach(
 
     Args:
         model: the target.
-        draft_model: a smaller model of the same vocabulary, or the name of one.
+        draft_model: a smaller model of the same vocabulary, or the name of one; it may be left out where the model's
+            `generation_config` names a source of drafts, as `assistant_early_exit` does.
         config: further settings, the call's own come first.
 
     Returns:
@@ -184,7 +185,8 @@ def attach(
     target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
         raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model.")
-    if draft_model is None and config.drafter is None:
+    configured = any(getattr(getattr(target, "generation_config", None), name, None) for name in CONFIGURED_SOURCES)
+    if draft_model is None and config.drafter is None and not configured:
         raise ValueError("nothing to attach: give `draft_model=`, or a drafter in `config=`.")
     if draft_model is not None and config.drafter is not None:
         raise ValueError("`draft_model` and `config.drafter` are two sources of drafts: give one.")
@@ -194,7 +196,7 @@ def attach(
     draft = _load(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        checks.check_model(draft, "draft_model")
+        self_drafting.check_draft_model(target, draft)
     target.generate = Attached(target, draft, config)
     return model
 

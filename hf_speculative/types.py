@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from .models import CachedModel
     from .sampling import Sampler
 
 
@@ -174,9 +175,11 @@ class Drafter:
     Attributes:
         num_forwards: model passes so far, for the statistics.
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
+        hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
     """
 
     one_hot_proposals: bool = False
+    hidden_layers: tuple[int, ...] = ()
 
     @property
     def num_forwards(self) -> int:
@@ -186,6 +189,9 @@ class Drafter:
     def keeps_rows_together(self) -> bool:
         """It pays to keep the rows of a batch at similar lengths: see `CachedModel`."""
         return False
+
+    def follow(self, target: CachedModel) -> None:
+        """Called once a call, before `begin`: the target that is drafted for, with its cache and `hidden_states`."""
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         """Called once a call, before its first round: forget earlier calls."""

@@ -32,7 +32,7 @@ WITH_DRAFT = {
     "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
     "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
-    "early exit": ({"assistant_early_exit": 1}, ValueError, "assistant_early_exit=1.*not drive yet"),
+    "early exit": ({"assistant_early_exit": 1}, ValueError, "`draft_model` and `assistant_early_exit` are two"),
     "synced_gpus": ({"synced_gpus": True}, ValueError, "synced_gpus=True.*draft_model=None"),
     "lookbehind": ({"assistant_lookbehind": 5}, ValueError, "assistant_lookbehind.*no effect"),
     "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),

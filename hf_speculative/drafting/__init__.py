@@ -1,8 +1,14 @@
 """Stage 1: who guesses. One file a drafter; see docs/add-a-drafter.md."""
 
+from .dflash import DFlash
 from .draft_model import DraftModel
+from .early_exit import EarlyExit
+from .gemma4_assistant import Gemma4Assistant
+from .mtp import Mtp
 from .prompt_lookup import PromptLookup
 
 DRAFTERS = (DraftModel, PromptLookup)
+#: those that need a target that was made for them
+TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
 
-__all__ = ["DRAFTERS", "DraftModel", "PromptLookup"]
+__all__ = ["DRAFTERS", "TIED_DRAFTERS", "DFlash", "DraftModel", "EarlyExit", "Gemma4Assistant", "Mtp", "PromptLookup"]

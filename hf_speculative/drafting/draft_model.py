@@ -5,14 +5,15 @@ Each proposal is drawn from the draft's own processed distribution, and that ver
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from ..models import CachedModel
 from ..sampling import Sampler
-from ..types import Batch, Draft, Drafter, Schedule
+from ..types import Batch
+from .stepwise import Stepwise
 
 
-class DraftModel(Drafter):
+class DraftModel(Stepwise):
     """Drafts with a causal language model and a cache of its own.
 
     Args:
@@ -39,30 +40,8 @@ class DraftModel(Drafter):
         if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
             self.model.prefill(batch)
 
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        num_tokens = self._within_context(batch, num_tokens)
-        width = max(num_tokens)
-        if width == 0:
-            return Draft.empty(batch)
-        if min(num_tokens) == width:
-            limits = torch.full_like(batch.lengths, width)
-        else:
-            limits = torch.tensor(num_tokens, device=batch.lengths.device)
-        tokens, probs = [], []
-        for ahead in range(width):
-            logits = self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
-            scores = sampler.draft_scores(batch, logits, ahead)
-            token, law = sampler.propose(scores, ahead)
-            batch.put(token[:, None], ahead)
-            tokens.append(token)
-            probs.append(law)
-            stop = schedule.should_stop(scores, token)
-            if stop is not None:
-                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
-                if bool((limits <= ahead + 1).all()):
-                    break
-        laws = None if probs[0] is None else torch.stack(probs, 1)
-        return Draft(torch.stack(tokens, 1), laws, limits)
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
 
     def rollback(self, batch: Batch) -> None:
         self.model.rollback(batch)
@@ -70,7 +49,7 @@ class DraftModel(Drafter):
     def select(self, indices: list[int]) -> None:
         self.model.select(indices)
 
-    def _within_context(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         if self.max_positions is None:
             return num_tokens
         # The last proposal is never fed, so n proposals need length + n - 1 positions.

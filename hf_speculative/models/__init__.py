@@ -1,21 +1,33 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
 from .cached_model import CachedModel, device_of, without_dropout
-from .choice import Path, choose, choose_for, why_not_ragged
+from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
+from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft
-from .probe import fits_universal
-from .ragged import RaggedModel
+from .probe import fits_early_exit, fits_universal
+from .ragged import AttentionLayers, RaggedCache, RaggedModel
+from .recording import RecordingModel, fed_slots
+from .shallow import exchanged
 from .universal import UniversalModel
 
 __all__ = [
+    "ATTENTION",
+    "LAYER_TYPES",
+    "AttentionLayers",
     "CachedModel",
+    "EarlyExitModel",
     "Inputs",
     "Path",
+    "RaggedCache",
     "RaggedModel",
+    "RecordingModel",
     "UniversalModel",
     "choose",
     "choose_for",
     "device_of",
+    "exchanged",
+    "fed_slots",
+    "fits_early_exit",
     "fits_universal",
     "inputs_for_draft",
     "why_not_ragged",

@@ -48,6 +48,18 @@ class CachedModel:
         self.logits(batch, ahead=0, num_last=1)
         self.rollback(batch)
 
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
+
+        Of the layers that the drafter named (`Drafter.hidden_layers`), for tokens that a pass has read: all accepted ones
+        but a row's newest. What stands at other positions is filler.
+        """
+        raise NotImplementedError
+
+    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What a layer has cached, each `(batch, heads, capacity, dim)`: a row's token t stands in slot t."""
+        raise NotImplementedError
+
     def load(self, cache, batch: Batch) -> None:
         """Start from transformers' own `cache`, filled with the first columns of `batch`."""
         raise NotImplementedError

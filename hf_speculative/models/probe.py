@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
-from .cached_model import device_of, without_dropout
+from .cached_model import CachedModel, device_of, without_dropout
+from .early_exit import EarlyExitModel
 from .inputs import Inputs
 from .ragged import RaggedModel
 from .universal import UniversalModel
@@ -51,6 +53,7 @@ DOES_NOT_RUN = (
 LONGEST_WINDOW = 1024
 _fits_ragged: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _fits_universal: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_fits_early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
 
 
 def fits_ragged(model: PreTrainedModel) -> bool:
@@ -63,8 +66,29 @@ def fits_ragged(model: PreTrainedModel) -> bool:
     return _fits_ragged[model]
 
 
+def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
+    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of one
+    forward, once a model object and layer."""
+    if model.config.model_type in TESTED_TYPES:
+        return True
+    answers = _fits_early_exit.setdefault(model, {})
+    if exit_layer not in answers:
+        with without_dropout(model):
+            answers[exit_layer] = _same_logits(model, lambda model: _Drafting(model, exit_layer))
+    return answers[exit_layer]
+
+
+class _Drafting(EarlyExitModel):
+    """Pushes tokens through the first layers one at a time, as a drafter does, before the rest sees them."""
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> torch.Tensor:
+        for i in range(ahead):
+            self.exit_logits(batch, ahead=i)
+        return super().logits(batch, ahead, num_last)
+
+
 @torch.no_grad()
-def _same_logits(model: PreTrainedModel) -> bool:
+def _same_logits(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel) -> bool:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
@@ -74,7 +98,7 @@ def _same_logits(model: PreTrainedModel) -> bool:
     padding = [0, 1, 3]
     batch = Batch(tokens[:, :width], padding, max_length=width + 6)
     try:
-        cached = RaggedModel(model)
+        cached = make_cached(model)
         cached.prefill(batch)
         # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
         batch.put(tokens[:, width:])

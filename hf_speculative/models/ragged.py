@@ -151,7 +151,7 @@ class RaggedModel(CachedModel):
             position_ids = positions.clamp(max=batch.max_position)
 
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
-        outputs = self.model(
+        outputs = self.run(
             input_ids=input_ids.to(self.device),
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -164,6 +164,10 @@ class RaggedModel(CachedModel):
         self.host_seen = ends
         self.seen = batch.lengths - batch.padding + ahead
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
+
+    def run(self, **inputs):
+        """The model's own forward; a subclass may ask it for more."""
+        return self.model(**inputs)
 
     def rollback(self, batch: Batch) -> None:
         if self.seen is None:
@@ -248,6 +252,10 @@ class AttentionLayers:
             visible &= slots > query - self.window
         elif kind == "chunked_attention":
             visible &= slots >= query // self.chunk * self.chunk
+        return self.explicit(visible, dtype)
+
+    def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """A boolean mask as the model's attention takes it."""
         if not self.is_additive:
             return visible
         return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)

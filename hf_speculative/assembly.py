@@ -1,0 +1,112 @@
+"""Which parts a call gets: target, drafter, schedule, sampler, rule."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+
+from . import checks
+from .configuration import Options, SpeculativeConfig
+from .drafting import DraftModel, EarlyExit, Mtp, PromptLookup
+from .lookahead import ConfidenceStop, Constant, Heuristic, Together
+from .models import (
+    CachedModel,
+    EarlyExitModel,
+    Inputs,
+    RaggedModel,
+    RecordingModel,
+    UniversalModel,
+    choose,
+    choose_for,
+    inputs_for_draft,
+)
+from .output import output_names
+from .processing import Processors
+from .sampling import Coupled, Greedy, Independent, Sampler
+from .self_drafting import mtp_heads, tied_drafter
+from .types import Batch, Drafter, Rule, Schedule
+from .verification import BlockVerification, SampledVerification
+
+
+def target_and_drafter(
+    options: Options, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None
+) -> tuple[CachedModel, Drafter]:
+    """The target with its cache, and who drafts for it.
+
+    Args:
+        inputs: the call as the target's `generate` prepared it.
+        inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
+    """
+    path = choose_for(model, inputs)
+    if options.early_exit is not None:
+        checks.check_ragged(model, path, "assistant_early_exit")
+        halves = EarlyExitModel(model, options.early_exit)
+        return halves, EarlyExit(halves)
+    drafter = _drafter(options, model, inputs, inputs_tensor)
+    target: CachedModel
+    if drafter.hidden_layers:
+        checks.check_ragged(model, path, type(drafter).__name__)
+        target = RecordingModel(model, drafter.hidden_layers)
+    elif path.name == "ragged":
+        target = RaggedModel(model)
+    else:
+        checks.check_universal(model, inputs, "model")
+        target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
+    drafter.follow(target)
+    return target, drafter
+
+
+def _drafter(options: Options, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None) -> Drafter:
+    if options.config.drafter is not None:
+        return options.config.drafter
+    if options.prompt_lookup_num_tokens is not None:
+        return PromptLookup(options.max_ngram)
+    if options.use_mtp:
+        return Mtp(mtp_heads(model))
+    draft = options.draft_model
+    assert draft is not None  # read_options returns no Options without a source of drafts
+    made_for = tied_drafter(draft)
+    if made_for is not None:
+        return made_for(draft, model)
+    max_positions = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if choose(draft).name == "ragged":
+        # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
+        return DraftModel(RaggedModel(draft, clamp_ids=True), max_positions)
+    own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
+    checks.check_universal(draft, own, "draft_model")
+    return DraftModel(UniversalModel(draft, own, clamp_ids=True), max_positions)
+
+
+def make_schedule(options: Options, keep_rows_together: bool) -> Schedule:
+    schedule: Schedule
+    if options.config.schedule is not None:
+        schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
+    else:
+        kind = Constant if options.schedule_name == "constant" else Heuristic
+        schedule = kind(options.num_draft_tokens)
+        if options.confidence_threshold:
+            schedule = ConfidenceStop(schedule, options.confidence_threshold)
+    return Together(schedule) if keep_rows_together else schedule
+
+
+def make_sampler(
+    own: SpeculativeConfig,
+    model: PreTrainedModel,
+    batch: Batch,
+    logits_processor: LogitsProcessorList,
+    config: GenerationConfig,
+) -> Sampler:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    processors = Processors(logits_processor, len(batch.rows))
+    if not config.do_sample:
+        return Greedy(processors, vocab_size)
+    if own.reproducible:
+        return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
+    return Independent(processors, vocab_size, own.generator)
+
+
+def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:
+    one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
+    return SampledVerification() if one_hot else BlockVerification()

@@ -1,0 +1,77 @@
+"""A Gemma 4 assistant guesses: a few layers that attend to the target's own keys and values.
+
+transformers' `Gemma4AssistantForCausalLM`, asked for as `assistant_model=`. It has no cache: each step reads the embedding of
+the last token, the last state and what the target has cached, from one and the same position. transformers follows its
+argmax; here a token is drawn from its processed logits, which are then the honest law.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..models import AttentionLayers, CachedModel, exchanged
+from ..types import Batch
+from .stepwise import Stepwise
+
+
+class Gemma4Assistant(Stepwise):
+    """Drafts with an assistant that shares the target's cache.
+
+    Args:
+        model: the assistant.
+        target_model: the target, whose embeddings the assistant reads.
+    """
+
+    hidden_layers = (-1,)
+    num_forwards = 0
+    state: Tensor
+    masks: dict[str, Tensor]
+    shared_kv_states: dict[str, tuple[Tensor, ...]]
+
+    def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
+        self.model = exchanged(model, {})
+        # Masks for rows of their own length take the place of those that it would build itself.
+        self.model.create_attention_masks = lambda inputs_embeds, masks, shared_kv_states: masks
+        self.attention = AttentionLayers(model)
+        self.embed = target_model.get_input_embeddings()
+        config = target_model.config.get_text_config(decoder=True)
+        own = config.layer_types[: config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)]
+        #: the last layer of each kind that has keys and values of its own
+        self.shared = {kind: index for index, kind in enumerate(own)}
+
+    def follow(self, target: CachedModel) -> None:
+        self.target = target
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        if ahead == 0:
+            self._look_at(batch)
+        newest = batch.tokens.gather(1, batch.lengths[:, None] - 1 + ahead)
+        embedded = self.embed(newest.to(self.embed.weight.device))
+        outputs = self.model(
+            inputs_embeds=torch.cat([embedded, self.state.to(embedded.device)], -1),
+            attention_mask=self.masks,
+            position_ids=self.position[:, None],
+            shared_kv_states=self.shared_kv_states,
+            use_cache=False,
+        )
+        self.num_forwards += 1
+        self.state = outputs.last_hidden_state
+        return outputs.logits[:, -1]
+
+    def _look_at(self, batch: Batch) -> None:
+        """What stays the same for a whole round: the last state, the shared cache and the masks over it."""
+        device = self.model.device
+        self.position = (batch.lengths - batch.padding - 1).to(device)
+        self.state = self.target.hidden_states(self.position[:, None] - 1)
+        end = max(len(history) for history in batch.history) - 1
+        self.shared_kv_states = {
+            kind: tuple(part[:, :, :end] for part in self.target.keys_and_values(layer))
+            for kind, layer in self.shared.items()
+        }
+        slots, last = torch.arange(end, device=device), self.position[:, None, None, None] - 1
+        visible = {"full_attention": slots <= last}
+        if self.attention.window is not None:
+            visible["sliding_attention"] = (slots <= last) & (slots >= last - self.attention.window)
+        self.masks = {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in visible.items()}

@@ -1,0 +1,48 @@
+"""What drafters that guess one token at a time have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..sampling import Sampler
+from ..types import Batch, Draft, Drafter, Schedule
+
+
+class Stepwise(Drafter):
+    """A drafter that guesses one token at a time, each drawn from its own processed law. A subclass needs `step`."""
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        """Logits `(batch, any vocab)` of the token after the first `ahead` draft tokens, which are in `batch`.
+
+        A round calls it for `ahead` = 0, 1, 2, ... without a gap.
+        """
+        raise NotImplementedError
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        """What of `num_tokens` this drafter can propose."""
+        return num_tokens
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        num_tokens = self.limit(batch, num_tokens)
+        width = max(num_tokens)
+        if width == 0:
+            return Draft.empty(batch)
+        if min(num_tokens) == width:
+            limits = torch.full_like(batch.lengths, width)
+        else:
+            limits = torch.tensor(num_tokens, device=batch.lengths.device)
+        tokens, probs = [], []
+        for ahead in range(width):
+            scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)
+            token, law = sampler.propose(scores, ahead)
+            batch.put(token[:, None], ahead)
+            tokens.append(token)
+            probs.append(law)
+            stop = schedule.should_stop(scores, token)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
+                if bool((limits <= ahead + 1).all()):
+                    break
+        laws = None if probs[0] is None else torch.stack(probs, 1)
+        return Draft(torch.stack(tokens, 1), laws, limits)

@@ -1,0 +1,142 @@
+"""Early exit: the target's first layers guess, and verification runs only the others.
+
+Self-speculation of LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3). The target is two models that share all
+weights and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from what layer E gave and
+runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the
+lower half what it has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for
+a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..types import Batch
+from .cached_model import CachedModel
+from .ragged import RaggedModel
+from .shallow import decoder_layers, exchanged, output_head
+
+
+class EarlyExitModel(CachedModel):
+    """A target whose first `exit_layer` layers draft.
+
+    Attributes:
+        num_draft_forwards: passes of the lower half alone.
+    """
+
+    num_draft_forwards: int = 0
+
+    def __init__(self, model: PreTrainedModel, exit_layer: int):
+        path, head = decoder_layers(model), output_head(model)
+        if path is None:
+            raise ValueError("no single list of decoder layers")
+        layers = list(model.get_submodule(path))
+        self.state = Handover()
+        # Each half keeps every index occupied: models look up a layer's attention type by its place.
+        lower = [Exit(layer, self.state) if i == exit_layer - 1 else layer for i, layer in enumerate(layers)]
+        lower[exit_layer:] = [Bypass(layer, self.state) for layer in layers[exit_layer:]]
+        upper = [Bypass(layer, self.state) for layer in layers[: exit_layer - 1]]
+        upper += [Entry(layers[exit_layer - 1], self.state), *layers[exit_layer:]]
+        lower_layers = nn.ModuleList(lower)
+        with_head = exchanged(model, {path: lower_layers})
+        # Where only the hidden states are needed, the head, which may weigh as much as several layers, is left out.
+        without_head = with_head if head is None else exchanged(model, {path: lower_layers, head: nn.Identity()})
+        self.lower_models = {True: with_head, False: without_head}
+        self.lower, self.upper = RaggedModel(with_head), RaggedModel(exchanged(model, {path: nn.ModuleList(upper)}))
+        self.reset()
+
+    def reset(self) -> None:
+        self.upper.reset()
+        self.lower.cache = self.upper.cache
+        self._agree()
+
+    def _agree(self) -> None:
+        """Both halves have seen the same tokens."""
+        self.lower.host_seen, self.lower.seen = self.upper.host_seen, self.upper.seen
+        #: what layer E gave for tokens that the upper half has not seen, `(batch, n, hidden)`; rows end in the last column
+        self.states: list[Tensor] = []
+
+    def exit_logits(self, batch: Batch, ahead: int) -> Tensor:
+        """The exit's logits `(batch, vocab)` after the first `ahead` tokens beyond each row's length."""
+        self.num_draft_forwards += 1
+        return self._run_lower(batch, ahead, head=True)[:, 0]
+
+    def _run_lower(self, batch: Batch, ahead: int, head: bool) -> Tensor:
+        self.lower.model = self.lower_models[head]
+        logits = self.lower.logits(batch, ahead, num_last=1)
+        # All passes after a round's first are one column wide, so that columns line up from the right.
+        self.states.append(self.state.hidden)
+        return logits
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        self._run_lower(batch, ahead, head=False)
+        self.state.hidden = torch.cat(self.states, 1)
+        logits = self.upper.logits(batch, ahead, num_last)
+        self.num_forwards += 1
+        self.state.hidden = None
+        self._agree()
+        return logits
+
+    def rollback(self, batch: Batch) -> None:
+        self.upper.rollback(batch)
+        self._agree()
+
+    def select(self, indices: list[int]) -> None:
+        self.upper.select(indices)
+        self._agree()
+
+    def load(self, cache, batch: Batch) -> None:
+        self.upper.load(cache, batch)
+        self._agree()
+
+    def store(self, given, sequences: Tensor, padding: list[int]):
+        return self.upper.store(given, sequences, padding)
+
+
+class Handover:
+    """What passes from the lower half to the upper one.
+
+    Attributes:
+        hidden: `(batch, n, hidden)`, the output of layer E.
+        is_tuple: the model's layers return tuples.
+    """
+
+    hidden: Tensor | None = None
+    is_tuple: bool = False
+
+
+class StandIn(nn.Module):
+    """In a layer's place; anything but `forward` is asked of the layer itself."""
+
+    def __init__(self, layer: nn.Module, state: Handover):
+        super().__init__()
+        self.__dict__.update(layer=layer, state=state)  # past nn.Module: the layer is not a part of this one
+
+    def __getattr__(self, name: str):
+        return getattr(self.__dict__["layer"], name)
+
+
+class Exit(StandIn):
+    """Runs its layer and notes the output."""
+
+    def forward(self, *args, **kwargs):
+        output = self.layer(*args, **kwargs)
+        self.state.is_tuple = isinstance(output, tuple)
+        self.state.hidden = output[0] if self.state.is_tuple else output
+        return output
+
+
+class Bypass(StandIn):
+    """Does not run its layer."""
+
+    def forward(self, hidden_states: Tensor, *args, **kwargs):
+        return (hidden_states,) if self.state.is_tuple else hidden_states
+
+
+class Entry(Bypass):
+    """Goes on with what the exit noted."""
+
+    def forward(self, hidden_states: Tensor, *args, **kwargs):
+        return super().forward(self.state.hidden.to(hidden_states.device))

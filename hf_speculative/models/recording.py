@@ -1,0 +1,70 @@
+"""A target that keeps hidden states, for drafters that read them: MTP heads, DFlash, Gemma 4 assistants, EAGLE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.utils import output_capturing
+
+from .ragged import RaggedModel
+
+
+class RecordingModel(RaggedModel):
+    """A ragged model that also keeps the states of some layers, by position like keys and values: nothing to roll back.
+
+    Args:
+        layers: indices into transformers' `hidden_states`: 0 is the embeddings, -1 what the head reads.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...]):
+        self.recorded = list(layers)
+        # Older transformers keep the states of all layers for the length of a pass, newer ones those asked for.
+        can_select = hasattr(output_capturing, "selected_hidden_states")
+        self.selection: list[int] | bool = self.recorded if can_select else True
+        super().__init__(model)
+
+    def reset(self) -> None:
+        super().reset()
+        self.states: Tensor | None = None
+
+    def run(self, **inputs):
+        outputs = self.model(**inputs, output_hidden_states=self.selection)
+        states = torch.cat([outputs.hidden_states[layer].to(self.device) for layer in self.recorded], -1)
+        size = states.shape[2]
+        if self.states is None:
+            self.states = states.new_zeros(len(states), self.cache.capacity, size)
+        elif self.states.shape[1] < self.cache.capacity:
+            self.states = functional.pad(self.states, (0, 0, 0, self.cache.capacity - self.states.shape[1]))
+        if self.cache.slots is None:
+            self.states[:, self.cache.start : self.cache.end] = states
+        else:
+            self.states.scatter_(1, self.cache.slots[..., None].expand(-1, -1, size), states)
+        return outputs
+
+    def select(self, indices: list[int]) -> None:
+        super().select(indices)
+        if indices and self.states is not None:
+            self.states = self.states[torch.tensor(indices, dtype=torch.long, device=self.states.device)]
+
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        assert self.states is not None  # a drafter is first asked after the prompt's pass
+        index = positions.to(self.states.device).clamp(0, self.states.shape[1] - 1)
+        return self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[2]))
+
+    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        cached = self.cache.layers[layer]
+        return cached.keys, cached.values
+
+
+def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The columns of a pass in which row b is fed its tokens from `starts[b]` to `ends[b]`.
+
+    Returns:
+        `(batch, widest)` int64 slots, rows ending in the last column, and `(batch, widest)` bool, those that are filler.
+    """
+    first, last = torch.tensor([starts, ends], device=device)
+    width = max(end - start for start, end in zip(starts, ends, strict=True))
+    slots = last[:, None] + torch.arange(-width, 0, device=device)
+    return slots, slots < first[:, None]

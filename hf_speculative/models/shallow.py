@@ -1,0 +1,63 @@
+"""A model with some modules exchanged, and everything else shared with the original, which stays as it is.
+
+Early exit and hidden-state drafters run parts of a model. Exchanging modules in place, or a number in the config, would be seen
+by every other thread that runs the model; a shallow copy is private to the call, and holds no second copy of a weight.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def decoder_layers(model: PreTrainedModel) -> str | None:
+    """Where the model's only list of decoder layers is, `"model.layers"` say; `None` if it has none, or several."""
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    found, pending = [], list(model.named_children())
+    while pending:
+        path, module = pending.pop()
+        if isinstance(module, nn.ModuleList):
+            found += [path] if len(module) == num_layers else []
+        else:
+            pending += [(f"{path}.{name}", child) for name, child in module.named_children()]
+    return found[0] if len(found) == 1 else None
+
+
+def output_head(model: PreTrainedModel) -> str | None:
+    """The name under which the model holds the layer that makes logits; `None` if it is not the model's own child."""
+    head = model.get_output_embeddings()
+    return next((name for name, child in model.named_children() if child is head), None)
+
+
+def is_patched(model: PreTrainedModel) -> bool:
+    """The model's `forward`, or that of a module on the way to its layers, was replaced by one that a copy would not run."""
+    *way, _ = (decoder_layers(model) or "").split(".")
+    modules = [model, *(model.get_submodule(".".join(way[: depth + 1])) for depth in range(len(way)))]
+    return any("forward" in vars(module) and not hasattr(module, "_hf_hook") for module in modules)
+
+
+def exchanged(model: PreTrainedModel, modules: dict[str, nn.Module]) -> PreTrainedModel:
+    """A shallow copy of `model` that has `modules` at these paths. Only the modules on the way there are copied."""
+    top = _shallow(model)
+    copied: dict[str, nn.Module] = {"": top}
+    for path, module in modules.items():
+        *way, name = path.split(".")
+        for depth, step in enumerate(way):
+            here, there = ".".join(way[:depth]), ".".join(way[: depth + 1])
+            if there not in copied:
+                copied[there] = copied[here]._modules[step] = _shallow(copied[here]._modules[step])
+        copied[".".join(way)]._modules[name] = module
+    return top
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    # transformers would install the hooks of `output_hidden_states` on the shared layers a second time.
+    if hasattr(module, "_hf_hook"):
+        # accelerate's device hook, bound to the original; the modules below have hooks of their own.
+        twin.__dict__.pop("forward", None)
+    twin._output_capturing_hooks_installed = True
+    return twin
