@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from .checks import check_model, check_positive_int, check_ragged
 from .configuration import Options
 from .drafting import DFlash, Gemma4Assistant
-from .models import ATTENTION, LAYER_TYPES, fits_early_exit
+from .models import ATTENTION, LAYER_TYPES, choose, fits_early_exit
 from .models.shallow import decoder_layers, is_patched
 from .types import Drafter
 
