@@ -11,6 +11,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 from .configuration import Options
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
+from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies
 
 SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -52,24 +53,61 @@ def check_options(options: Options) -> None:
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
 
 
-def check_tokenizers(
-    tokenizer: PreTrainedTokenizerBase | None, draft_tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    """Two models of one width may still mean different tokens; only their tokenizers can tell."""
-    if tokenizer is None and draft_tokenizer is not None:
+def check_tokenizers(options: Options) -> None:
+    """Tokenizers and what is set for them, as far as they can be judged without the models."""
+    config = options.config
+    if config.draft_tokenizer is not None and config.tokenizer is None:
         raise ValueError(
-            "`assistant_tokenizer` has no effect without `tokenizer`, to compare it with: give both or neither."
+            "`draft_tokenizer` (or `assistant_tokenizer`) has no effect without `tokenizer`, to compare it with: give both or "
+            "neither."
         )
-    if tokenizer is None or draft_tokenizer is None or tokenizer is draft_tokenizer:
-        return
-    target, draft = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    differing = [token for token, index in target.items() if draft.get(token, index) != index]
-    if differing or not (target.keys() <= draft.keys() or draft.keys() <= target.keys()):
-        example = differing[0] if differing else next(iter(target.keys() ^ draft.keys()))
+    if config.draft_tokenizer is not None and options.draft_model is None:
+        raise ValueError("`draft_tokenizer` has no effect without `draft_model`: leave it out.")
+    for name, value in (("tokenizer", config.tokenizer), ("draft_tokenizer", config.draft_tokenizer)):
+        if config.draft_tokenizer is not None and not isinstance(value, PreTrainedTokenizerBase):
+            raise TypeError(f"`{name}` is a {type(value).__name__}: pass a transformers tokenizer.")
+    if config.vocabulary_mapping is not None:
+        if config.vocabulary_mapping not in MAPPINGS:
+            raise ValueError(f"`vocabulary_mapping={config.vocabulary_mapping!r}` is not one of {', '.join(MAPPINGS)}.")
+        if config.draft_tokenizer is None:
+            raise ValueError(
+                f"`vocabulary_mapping={config.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
+                "give both, or leave it out."
+            )
+    for name, value in options.lookbehinds.items():
+        _check_positive_int(name, value)
+
+
+def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
+    """How the draft can propose for `model`; `None` where no tokenizers were given, that is for one vocabulary.
+
+    Raises:
+        ValueError: it cannot, or an option for vocabularies that differ has no effect.
+    """
+    config, draft = options.config, options.draft_model
+    match = None
+    if draft is not None and config.tokenizer is not None and config.draft_tokenizer is not None:
+        vocab_size, draft_vocab_size = (m.config.get_text_config(decoder=True).vocab_size for m in (model, draft))
+        match = compare_vocabularies(
+            config.tokenizer,
+            config.draft_tokenizer,
+            vocab_size,
+            draft_vocab_size,
+            do_sample=do_sample,
+            mapping=config.vocabulary_mapping,
+        )
+        if match.strategy is None:
+            raise ValueError(
+                f"`draft_model` cannot draft through `draft_tokenizer`: {match.reason}. Use another draft."
+            )
+    strategy = match.strategy if match is not None else "same"
+    if options.lookbehinds_in_call and strategy != "strings":
+        names = " and ".join(f"`{name}`" for name in options.lookbehinds_in_call)
         raise ValueError(
-            f"`tokenizer` and `assistant_tokenizer` give different ids to the same text (for example {example!r}): a draft "
-            "must share the target's vocabulary. Choose a draft of the same family."
+            f"{names} has no effect on a draft that proposes tokens: leave it out, or set "
+            "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
         )
+    return match
 
 
 def check_generation(

@@ -31,6 +31,9 @@ class SpeculativeConfig:
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: source of randomness; torch's global one by default.
         allow_lossy: accept a rule that does not declare itself lossless.
+        tokenizer, draft_tokenizer: those of the target and of the draft, where their vocabularies differ.
+        vocabulary_mapping: how a draft with another vocabulary proposes: `"intersection"`, tokens that both have, or
+            `"strings"`, text that is encoded anew. Chosen by the vocabularies by default (docs/different-tokenizers.md).
     """
 
     num_draft_tokens: int | None = None
@@ -40,6 +43,9 @@ class SpeculativeConfig:
     reproducible: bool | None = None
     generator: torch.Generator | None = None
     allow_lossy: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    vocabulary_mapping: str | None = None
 
     def __post_init__(self):
         if self.schedule is not None and self.num_draft_tokens is not None:
@@ -71,8 +77,9 @@ class Options:
     config: SpeculativeConfig
     generator_in_call: bool = False
     streamer: Any = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None
+    #: how many tokens of the committed text are encoded again, with `vocabulary_mapping="strings"` only
+    lookbehinds: dict[str, int] = field(default_factory=dict)
+    lookbehinds_in_call: list[str] = field(default_factory=list)
     #: what goes on to transformers' generate
     generate_kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +95,7 @@ HANDLED_HERE = (
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: transformers' own ways to draft that this package does not drive (yet), and options that only make sense with them
 FOREIGN_FIELDS = ("assistant_early_exit", "use_mtp", "speculation_type")
-UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
+LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
 
 
 class _Call:
@@ -139,7 +146,9 @@ def read_options(
         "assistant_confidence_threshold": call.pop("assistant_confidence_threshold"),
         "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
         "generator": call.pop("generator"),
-    }
+        "draft_tokenizer": call.pop("draft_tokenizer", "assistant_tokenizer"),
+    } | {name: call.pop(name) for name in LOOKBEHINDS}
+    tokenizer = call.pop("tokenizer")
     reproducible = call.pop("reproducible")
     lookup = _first(call.pop("prompt_lookup_num_tokens"), getattr(call.given, "prompt_lookup_num_tokens", None))
     config_in_call = _first(call.pop("speculative_config"), SpeculativeConfig())
@@ -151,7 +160,7 @@ def read_options(
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
-        attached_config = replace(attached_config, drafter=None)
+        attached_config = replace(attached_config, drafter=None, draft_tokenizer=None, vocabulary_mapping=None)
     elif switched_off:
         attached_config = SpeculativeConfig()
     else:
@@ -161,7 +170,11 @@ def read_options(
     if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     own = SpeculativeConfig(
-        num_draft_tokens=given["num_draft_tokens"], generator=given["generator"], reproducible=reproducible
+        num_draft_tokens=given["num_draft_tokens"],
+        generator=given["generator"],
+        reproducible=reproducible,
+        tokenizer=tokenizer,
+        draft_tokenizer=given["draft_tokenizer"],
     )
     config = own.over(config_in_call).over(attached_config)
 
@@ -194,7 +207,6 @@ def read_options(
     if draft_model is not None:
         call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
     length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"), DEFAULT_NUM_DRAFT_TOKENS)
-    streamer, *tokenizers = (call.pop(name) for name in ("streamer", "tokenizer", "assistant_tokenizer"))
     return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
@@ -204,9 +216,9 @@ def read_options(
         confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
         generator_in_call=given["generator"] is not None,
-        streamer=streamer,
-        tokenizer=tokenizers[0],
-        assistant_tokenizer=tokenizers[1],
+        streamer=call.pop("streamer"),
+        lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
+        lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
         generate_kwargs=call.kwargs | hidden,
     )
 
@@ -240,14 +252,19 @@ def _refuse_foreign(call: _Call) -> None:
                 f"`{name}={value}` is a way to draft that hf_speculative does not drive yet: leave it out, or pass "
                 "`draft_model=None` for transformers' own decoding."
             )
-    for name in UNUSED_FIELDS:
-        if call.kwargs.get(name) is not None:
-            raise ValueError(f"`{name}` has no effect with models that share a tokenizer: leave it out.")
 
 
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
-    own = ("draft_model", "assistant_model", "num_draft_tokens", "reproducible", "generator", "speculative_config")
+    own = (
+        "draft_model",
+        "assistant_model",
+        "num_draft_tokens",
+        "reproducible",
+        "generator",
+        "draft_tokenizer",
+        "speculative_config",
+    )
     plain = {name: value for name, value in kwargs.items() if name not in own}
     if _Call(model, kwargs).configured("prompt_lookup_num_tokens") is not None:
         plain["prompt_lookup_num_tokens"] = None  # `draft_model=None` asks for plain decoding

@@ -11,7 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from . import checks
 from .configuration import Options
-from .drafting import DraftModel, PromptLookup
+from .drafting import DraftModel, PromptLookup, StringMatch, TokenIntersection
 from .lookahead import ConfidenceStop, Constant, Heuristic
 from .loop import speculate
 from .models import CachedModel, with_cache
@@ -20,6 +20,7 @@ from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
+from .translation import LOOKBEHIND, Translation
 from .types import Batch, Drafter, Rule, Schedule
 from .verification import BlockVerification, SampledVerification
 
@@ -67,7 +68,7 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
-        target, drafter = with_cache(model), self._drafter()
+        target, drafter = with_cache(model), self._drafter(model, generation_config)
         sampler = self._sampler(model, batch, logits_processor, generation_config)
         rule = self.options.config.rule or self._default_rule(sampler, drafter)
         num_forwards_before = drafter.num_forwards
@@ -81,7 +82,7 @@ class SpeculativeDecoding:
         rounds = speculate(
             batch,
             stopwatch.watch("verify", target, "logits"),
-            stopwatch.watch("draft", drafter, "propose"),
+            stopwatch.watch("draft", drafter, "propose", "rollback"),
             stopwatch.watch("accept", rule, "__call__"),
             self._schedule(),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),
@@ -113,17 +114,30 @@ class SpeculativeDecoding:
             from_draft=output.from_draft(),
         )
 
-    def _drafter(self) -> Drafter:
+    def _drafter(self, model: PreTrainedModel, generation_config: GenerationConfig) -> Drafter:
         options = self.options
+        match = checks.check_vocabularies(options, model, bool(generation_config.do_sample))
         if options.config.drafter is not None:
             return options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
             return PromptLookup(options.max_ngram)
         assert options.draft_model is not None  # read_options returns no Options without a source of drafts
         config = options.draft_model.config.get_text_config(decoder=True)
-        return DraftModel(
-            with_cache(options.draft_model, is_draft=True), getattr(config, "max_position_embeddings", None)
+        draft = with_cache(options.draft_model, is_draft=True)
+        max_positions = getattr(config, "max_position_embeddings", None)
+        if match is None or match.strategy == "same":
+            return DraftModel(draft, max_positions)
+        own, vocab_size = options.config, model.config.get_text_config(decoder=True).vocab_size
+        translation = Translation(
+            own.tokenizer,
+            own.draft_tokenizer,
+            vocab_size,
+            config.vocab_size,
+            target_lookbehind=options.lookbehinds.get("target_lookbehind", LOOKBEHIND),
+            draft_lookbehind=options.lookbehinds.get("assistant_lookbehind", LOOKBEHIND),
         )
+        kind = StringMatch if match.strategy == "strings" else TokenIntersection
+        return kind(draft, translation, max_positions)
 
     def _schedule(self) -> Schedule:
         options = self.options

@@ -34,7 +34,9 @@ def generate(
     Args:
         model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/correctness.md).
         inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.
-        draft_model: a smaller model of the same vocabulary, or the name of one; `assistant_model` means the same.
+        draft_model: a smaller model, or the name of one; `assistant_model` means the same.
+        tokenizer, draft_tokenizer: of the model and of the draft, where their vocabularies differ; `assistant_tokenizer` means
+            the same as the latter.
         num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
         prompt_lookup_num_tokens: draft by copying from the text instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
@@ -59,7 +61,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
     checks.check_options(options)
-    checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
+    checks.check_tokenizers(options)
     checks.check_model(checks.unwrap(model, "model"), "model")
     if options.draft_model is not None:
         checks.check_model(options.draft_model, "draft_model")
@@ -76,11 +78,11 @@ def _with_stop_strings(model, options: Options) -> dict[str, Any]:
     stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
     if stop_strings is None:
         return kwargs
-    if options.tokenizer is None:
+    if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     if configured:
         kwargs["stop_strings"] = None
-    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.tokenizer)
+    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
 
@@ -153,8 +155,8 @@ def attach(
 
     Args:
         model: the target.
-        draft_model: a smaller model of the same vocabulary, or the name of one.
-        config: further settings, the call's own come first.
+        draft_model: a smaller model, or the name of one.
+        config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
 
     Returns:
         The same `model`.

@@ -2,7 +2,9 @@
 
 from .draft_model import DraftModel
 from .prompt_lookup import PromptLookup
+from .string_match import StringMatch
+from .token_intersection import TokenIntersection
 
-DRAFTERS = (DraftModel, PromptLookup)
+DRAFTERS = (DraftModel, PromptLookup, StringMatch, TokenIntersection)
 
-__all__ = ["DRAFTERS", "DraftModel", "PromptLookup"]
+__all__ = ["DRAFTERS", "DraftModel", "PromptLookup", "StringMatch", "TokenIntersection"]
