@@ -106,6 +106,13 @@ class Transcript:
         other.text, other.ids, other.ends = bytearray(self.text), list(self.ids), list(self.ends)
         return other
 
+    def begin(self, prompt: list[int]) -> None:
+        """Read the prompt. It is encoded on its own: in the target's ids, too, nothing merges across its end."""
+        self.advance(prompt, [])
+        cuts_anywhere = not (self.translation.draft.adds_space or self.translation.target.adds_space)
+        if cuts_anywhere and self._end() == len(self.text):
+            self.text, self.ends = bytearray(), []
+
     def advance(self, history: list[int], drafted: list[int]) -> int:
         """Read what was committed since the last call.
 
@@ -191,11 +198,15 @@ class Transcript:
         first = len(self.ids) - len(self.ends)
         skip = 0
         if start:
-            places = {(self.ends[i], self.ids[first + i]): i for i in range(start, len(self.ends))}
-            for j, place in enumerate(zip(ends, ids, strict=True)):
-                if place in places:
-                    start, skip = places[place] + 1, j + 1
-                    break
+            begin, old = self.ends[start - 1], range(start, len(self.ends))
+            # Best, both have a token in common; else, both have a token that ends in the same place.
+            same = {(self.ends[i], self.ids[first + i]): i for i in old} | {(self.ends[i], None): i for i in old}
+            new = [*zip(ends, ids, strict=True)], [(end, None) for end in ends]
+            found = [(same[place], j) for places in new for j, place in enumerate(places) if place in same]
+            if found:
+                start, skip = found[0][0] + 1, found[0][1] + 1
+            else:
+                skip = sum(end == begin for end in ends)  # a space that belongs to no text
         self.ids[first + start :] = ids[skip:]
         self.ends[start:] = ends[skip:]
 

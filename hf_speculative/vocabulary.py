@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 
 ROLES = ("eos", "bos", "pad", "unk", "sep", "cls", "mask")
 MAPPINGS = ("intersection", "strings")
-#: share of the draft's tokens that the target must know, for proposals of single tokens rather than of text
-SAMPLING_SHARE, GREEDY_SHARE = 0.8, 0.98
+#: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as some of
+#: the likeliest tokens are missing; sampled, a law to verify with is worth more (measured: docs/different-tokenizers.md).
+SAMPLING_SHARE, GREEDY_SHARE = 0.6, 0.98
 #: below this share of a text's letters, a tokenizer cannot carry text at all
 LEAST_LETTERS = 0.5
 SAMPLE = """\
@@ -52,7 +53,7 @@ class Vocabulary:
         roles: `eos`, `bos`, ... to ids; a tokenizer may use one id for several.
         prefix: special tokens that the tokenizer puts before a text, its BOS convention.
         adds_space: a text that begins without a space is encoded as if it had one.
-        letters: share of the letters of `SAMPLE` that survive.
+        sample: ids of `SAMPLE`, and `letters` the share of its letters that they hold.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -73,7 +74,8 @@ class Vocabulary:
         starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
         self.prefix = full[: starts[0]] if bare and starts else []
         self.adds_space = self.text_of(bare).startswith(b" ")
-        found = self.text_of(_encode(tokenizer, SAMPLE)).decode(errors="ignore")
+        self.sample = _encode(tokenizer, SAMPLE)
+        found = self.text_of(self.sample).decode(errors="ignore")
         self.letters = sum(map(str.isalnum, found)) / sum(map(str.isalnum, SAMPLE))
 
     def _reader(self):
@@ -110,14 +112,16 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids)
 
 
-_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, Vocabulary]] = WeakKeyDictionary()
+_vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple, Vocabulary]] = WeakKeyDictionary()
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    """Read once a tokenizer, and again when it has got new tokens."""
+    """Read once a tokenizer, and again when it has got new tokens, or others for its roles."""
+    signs = (len(tokenizer), *tokenizer.all_special_ids, *map(str, tokenizer.special_tokens_map.items()))
+    signs += tuple(tokenizer("a", verbose=False).input_ids)
     known = _vocabularies.get(tokenizer)
-    if known is None or known[0] != len(tokenizer):
-        known = _vocabularies[tokenizer] = (len(tokenizer), Vocabulary(tokenizer))
+    if known is None or known[0] != signs:
+        known = _vocabularies[tokenizer] = (signs, Vocabulary(tokenizer))
     return known[1]
 
 
@@ -130,8 +134,14 @@ def shared_tokens(target: Vocabulary, draft: Vocabulary, vocab_size: int, draft_
     pairs = [(draft.roles[role], target.roles[role]) for role in ROLES if role in draft.roles and role in target.roles]
     contents = {content: index for index, content in target.specials.items()}
     pairs += [(index, contents[content]) for index, content in draft.specials.items() if content in contents]
-    ids = {piece: index for index, piece in _ordinary(target, vocab_size)}
-    pairs += [(index, ids[piece]) for index, piece in reversed(_ordinary(draft, draft_vocab_size)) if piece in ids]
+    ours, theirs = (
+        {(piece, index in v.fallbacks): index for index, piece in enumerate(v.pieces[:size]) if piece}
+        for v, size in ((target, vocab_size), (draft, draft_vocab_size))
+    )
+    # A byte may have two tokens, one of them for bytes that are no text: like goes with like first.
+    for swapped in (False, True):
+        keys = [(index, (piece, is_fallback != swapped)) for (piece, is_fallback), index in theirs.items()]
+        pairs += [(index, ours[key]) for index, key in keys if key in ours]
     shared: dict[int, int] = {}
     taken: set[int] = set()
     for index, target_index in pairs:
@@ -140,12 +150,6 @@ def shared_tokens(target: Vocabulary, draft: Vocabulary, vocab_size: int, draft_
             shared[index] = target_index
             taken.add(target_index)
     return shared
-
-
-def _ordinary(vocabulary: Vocabulary, vocab_size: int) -> list[tuple[int, bytes]]:
-    """Tokens that stand for text; where two stand for the same, the one for the lone byte comes first."""
-    found = [(index, piece) for index, piece in enumerate(vocabulary.pieces[:vocab_size]) if piece]
-    return sorted(found, key=lambda entry: entry[0] not in vocabulary.fallbacks)
 
 
 @functools.lru_cache(maxsize=16)
@@ -163,16 +167,17 @@ class VocabularyMatch:
         strategy: `same` (ids mean the same), `intersection` (proposals are tokens that both have), `strings` (the draft's text
             is encoded anew), or `None` where neither can work.
         num_shared: tokens that both have.
-        share_of_draft: share of the draft's tokens, as they occur in a text, that the target has, too: an estimate of the
-            mass that the draft's law leaves on the intersection.
+        share_of_draft: share of the draft's tokens, as they occur in `SAMPLE`, that the target has, too: an estimate of the
+            mass that the draft's law has on the intersection.
+        share_of_target: the same the other way round: no other tokens of the target's can be guessed.
         reason: one line, for people.
     """
 
     strategy: str | None
     num_shared: int
     share_of_draft: float
+    share_of_target: float
     reason: str
-    shared: dict[int, int] = field(repr=False, compare=False, default_factory=dict)
 
 
 def compare_vocabularies(
@@ -182,7 +187,6 @@ def compare_vocabularies(
     draft_vocab_size: int | None = None,
     do_sample: bool = False,
     mapping: str | None = None,
-    text: str = SAMPLE,
 ) -> VocabularyMatch:
     """How `draft_tokenizer`'s model can draft for `tokenizer`'s.
 
@@ -191,22 +195,23 @@ def compare_vocabularies(
         do_sample: token-level intersection pays when sampling, because it hands over a law; matching strings keeps all of
             the draft's vocabulary, and that is what counts when greedy.
         mapping: `"intersection"` or `"strings"` to insist on one.
-        text: what to measure `share_of_draft` on.
     """
     target, draft = vocabulary_of(tokenizer), vocabulary_of(draft_tokenizer)
     vocab_size = len(target.pieces) if vocab_size is None else vocab_size
     draft_vocab_size = len(draft.pieces) if draft_vocab_size is None else draft_vocab_size
     shared = shared_tokens(target, draft, vocab_size, draft_vocab_size)
-    ids = _encode(draft_tokenizer, text)
-    share = sum(index in shared for index in ids) / len(ids) if ids else 0.0
+    of_draft = _share(draft.sample, shared)
+    of_target = _share(target.sample, shared.values())
+    share = min(of_draft, of_target)
 
     def match(strategy: str | None, reason: str) -> VocabularyMatch:
-        return VocabularyMatch(strategy, len(shared), share, reason, shared)
+        return VocabularyMatch(strategy, len(shared), of_draft, of_target, reason)
 
     if mapping is None and _is_same(target, draft):
         return match("same", "both vocabularies give the same ids to the same tokens")
     counted = (
-        f"the target has {len(shared)} of the draft's {len(draft.tokens)} tokens, {share:.0%} of what occurs in text"
+        f"they share {len(shared)} tokens, in text {of_draft:.0%} of the draft's ({len(draft.tokens)} in all) and "
+        f"{of_target:.0%} of the target's ({len(target.tokens)})"
     )
     lossy = next((name for name, v in (("draft", draft), ("target", target)) if v.letters < LEAST_LETTERS), None)
     has_ordinary = any(draft.pieces[index] for index in shared)
@@ -219,3 +224,8 @@ def compare_vocabularies(
     if wanted == "strings":
         return match(None, f"the {lossy}'s tokenizer loses most of a text; {counted}")
     return match(None, f"they have no token of text in common; {counted}")
+
+
+def _share(ids: list[int], known) -> float:
+    known = set(known)
+    return sum(index in known for index in ids) / max(1, len(ids))

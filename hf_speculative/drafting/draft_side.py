@@ -34,7 +34,8 @@ class DraftSide:
         """The draft's own batch, with the prompts of `batch` if this is the first round."""
         if self.batch is None:
             self.transcripts = [Transcript(self.translation, self.by_token) for _ in batch.rows]
-            for transcript, history in zip(self.transcripts, batch.history, strict=True):
+            for transcript, history, pad in zip(self.transcripts, batch.history, batch.host_padding, strict=True):
+                transcript.begin(history[: batch.prompt_width - pad])
                 transcript.advance(history, [])
             width = max(len(transcript.ids) for transcript in self.transcripts)
             padding = [width - len(transcript.ids) for transcript in self.transcripts]
