@@ -6,12 +6,11 @@ import inspect
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 
 from .configuration import Options
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
-from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies
 
 SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -23,6 +22,8 @@ def check_options(options: Options) -> None:
     """The values of the options, as far as they can be judged without the models."""
     _check_positive_int("num_draft_tokens", options.num_draft_tokens)
     _check_positive_int("max_matching_ngram_size", options.max_ngram)
+    for name in options.lookbehinds:
+        _check_positive_int(name, options.lookbehinds[name])
     if options.schedule_name not in SCHEDULE_NAMES:
         raise ValueError(
             f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
@@ -51,63 +52,6 @@ def check_options(options: Options) -> None:
         )
     if config.generator is not None and not isinstance(config.generator, torch.Generator):
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
-
-
-def check_tokenizers(options: Options) -> None:
-    """Tokenizers and what is set for them, as far as they can be judged without the models."""
-    config = options.config
-    if config.draft_tokenizer is not None and config.tokenizer is None:
-        raise ValueError(
-            "`draft_tokenizer` (or `assistant_tokenizer`) has no effect without `tokenizer`, to compare it with: give both or "
-            "neither."
-        )
-    if config.draft_tokenizer is not None and options.draft_model is None:
-        raise ValueError("`draft_tokenizer` has no effect without `draft_model`: leave it out.")
-    for name, value in (("tokenizer", config.tokenizer), ("draft_tokenizer", config.draft_tokenizer)):
-        if config.draft_tokenizer is not None and not isinstance(value, PreTrainedTokenizerBase):
-            raise TypeError(f"`{name}` is a {type(value).__name__}: pass a transformers tokenizer.")
-    if config.vocabulary_mapping is not None:
-        if config.vocabulary_mapping not in MAPPINGS:
-            raise ValueError(f"`vocabulary_mapping={config.vocabulary_mapping!r}` is not one of {', '.join(MAPPINGS)}.")
-        if config.draft_tokenizer is None:
-            raise ValueError(
-                f"`vocabulary_mapping={config.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
-                "give both, or leave it out."
-            )
-    for name, value in options.lookbehinds.items():
-        _check_positive_int(name, value)
-
-
-def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
-    """How the draft can propose for `model`; `None` where no tokenizers were given, that is for one vocabulary.
-
-    Raises:
-        ValueError: it cannot, or an option for vocabularies that differ has no effect.
-    """
-    config, draft = options.config, options.draft_model
-    match = None
-    if draft is not None and config.tokenizer is not None and config.draft_tokenizer is not None:
-        vocab_size, draft_vocab_size = (m.config.get_text_config(decoder=True).vocab_size for m in (model, draft))
-        match = compare_vocabularies(
-            config.tokenizer,
-            config.draft_tokenizer,
-            vocab_size,
-            draft_vocab_size,
-            do_sample=do_sample,
-            mapping=config.vocabulary_mapping,
-        )
-        if match.strategy is None:
-            raise ValueError(
-                f"`draft_model` cannot draft through `draft_tokenizer`: {match.reason}. Use another draft."
-            )
-    strategy = match.strategy if match is not None else "same"
-    if options.lookbehinds_in_call and strategy != "strings":
-        names = " and ".join(f"`{name}`" for name in options.lookbehinds_in_call)
-        raise ValueError(
-            f"{names} has no effect on a draft that proposes tokens: leave it out, or set "
-            "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
-        )
-    return match
 
 
 def check_generation(

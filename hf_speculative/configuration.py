@@ -160,7 +160,9 @@ def read_options(
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
-        attached_config = replace(attached_config, drafter=None, draft_tokenizer=None, vocabulary_mapping=None)
+        attached_config = replace(attached_config, drafter=None)
+        if draft_model is not attached_draft:  # what was attached along with a draft is about that draft
+            attached_config = replace(attached_config, draft_tokenizer=None, vocabulary_mapping=None)
     elif switched_off:
         attached_config = SpeculativeConfig()
     else:

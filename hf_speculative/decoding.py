@@ -11,16 +11,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from . import checks
 from .configuration import Options
-from .drafting import DraftModel, PromptLookup, StringMatch, TokenIntersection
+from .drafting import PromptLookup
 from .lookahead import ConfidenceStop, Constant, Heuristic
 from .loop import speculate
 from .models import CachedModel, with_cache
 from .output import Output
+from .pairing import drafter_for
 from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
-from .translation import LOOKBEHIND, Translation
 from .types import Batch, Drafter, Rule, Schedule
 from .verification import BlockVerification, SampledVerification
 
@@ -116,28 +116,11 @@ class SpeculativeDecoding:
 
     def _drafter(self, model: PreTrainedModel, generation_config: GenerationConfig) -> Drafter:
         options = self.options
-        match = checks.check_vocabularies(options, model, bool(generation_config.do_sample))
         if options.config.drafter is not None:
             return options.config.drafter
         if options.prompt_lookup_num_tokens is not None:
             return PromptLookup(options.max_ngram)
-        assert options.draft_model is not None  # read_options returns no Options without a source of drafts
-        config = options.draft_model.config.get_text_config(decoder=True)
-        draft = with_cache(options.draft_model, is_draft=True)
-        max_positions = getattr(config, "max_position_embeddings", None)
-        if match is None or match.strategy == "same":
-            return DraftModel(draft, max_positions)
-        own, vocab_size = options.config, model.config.get_text_config(decoder=True).vocab_size
-        translation = Translation(
-            own.tokenizer,
-            own.draft_tokenizer,
-            vocab_size,
-            config.vocab_size,
-            target_lookbehind=options.lookbehinds.get("target_lookbehind", LOOKBEHIND),
-            draft_lookbehind=options.lookbehinds.get("assistant_lookbehind", LOOKBEHIND),
-        )
-        kind = StringMatch if match.strategy == "strings" else TokenIntersection
-        return kind(draft, translation, max_positions)
+        return drafter_for(options, model, bool(generation_config.do_sample))
 
     def _schedule(self) -> Schedule:
         options = self.options

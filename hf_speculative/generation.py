@@ -24,6 +24,7 @@ from . import checks
 from .configuration import Options, SpeculativeConfig, plain_kwargs, read_options
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import without_dropout
+from .pairing import check_tokenizers
 
 
 def generate(
@@ -61,7 +62,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
     checks.check_options(options)
-    checks.check_tokenizers(options)
+    check_tokenizers(options)
     checks.check_model(checks.unwrap(model, "model"), "model")
     if options.draft_model is not None:
         checks.check_model(options.draft_model, "draft_model")

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 ROLES = ("eos", "bos", "pad", "unk", "sep", "cls", "mask")
 MAPPINGS = ("intersection", "strings")
-#: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as some of
-#: the likeliest tokens are missing; sampled, a law to verify with is worth more (measured: docs/different-tokenizers.md).
+#: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as
+#: some of the likeliest tokens are missing; sampled, a law is worth more (measured: docs/different-tokenizers.md).
 SAMPLING_SHARE, GREEDY_SHARE = 0.6, 0.98
 #: below this share of a text's letters, a tokenizer cannot carry text at all
 LEAST_LETTERS = 0.5

@@ -143,8 +143,9 @@ def test_the_end_is_mapped():
 def test_turns_of_a_conversation():
     """Special tokens within the text: mapped by role or content where both have them, else left out."""
     target, draft = TOKENIZERS["byte level, BOS"], TOKENIZERS["metaspace"]
-    ids = target("one").input_ids + [target.eos_token_id] + target("two", add_special_tokens=False).input_ids
-    ids += [target.pad_token_id, target.bos_token_id] + target("three", add_special_tokens=False).input_ids
+    one, two, three = (target(word, add_special_tokens=False).input_ids for word in ("one", "two", "three"))
+    between = [target.pad_token_id, target.bos_token_id]
+    ids = [target.bos_token_id, *one, target.eos_token_id, *two, *between, *three]
     for by_token in (True, False):
         row = Transcript(translation(target, draft), by_token)
         for end in range(1, len(ids) + 1):
