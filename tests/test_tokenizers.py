@@ -7,7 +7,14 @@ import tiny
 import tongues
 import torch
 from test_law import SAMPLES, VOCAB, assert_law, exact_law, sample
-from transformers import StoppingCriteria, set_seed
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    set_seed,
+)
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
@@ -35,7 +42,7 @@ PAIRS = {
     ),
     "metaspace draft, BOS": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, SPACED), SPACED, (0.3, 0.2)),
     "metaspace target": (tongues.moved(TARGET, TOKENIZER, UNSPACED), UNSPACED, DRAFT, TOKENIZER, (0.3, 0.2)),
-    "random bytes": (TINY, SMALL, tongues.moved(tiny.noisy_copy(TINY), SMALL, BIG), BIG, (0.3, 0.0)),
+    "random bytes": (TINY, SMALL, tongues.moved(tiny.noisy_copy(TINY), SMALL, BIG), BIG, (0.2, 0.0)),
     "word pieces": (TINY, SMALL, tiny.llama(seed=4, vocab_size=200), tongues.word_piece(170), (0.0, 0.0)),
 }
 
@@ -86,20 +93,14 @@ def test_reproducible_sampling_equals_plain(name, mapping):
         assert stats.draft_acceptance_rate >= least / 4
 
 
-def test_strings_by_default_when_greedy_and_tokens_when_sampled():
-    target, draft = tiny.llama(vocab_size=len(SMALL)), tiny.llama(seed=4, vocab_size=498)
-    kinds = []
-    for do_sample in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            for kind in (StringMatch, TokenIntersection):
-                original = kind.propose
-                patch.setattr(kind, "propose", lambda s, *a, o=original: kinds.append(type(s)) or o(s, *a))
-            kwargs = tongues.speaking(draft, SMALL, tongues.metaspace(500))
-            hs.generate(target, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=3, pad_token_id=0)
-    assert kinds == [StringMatch, TokenIntersection] or set(kinds[:1]) | set(kinds[-1:]) == {
-        StringMatch,
-        TokenIntersection,
-    }
+@pytest.mark.parametrize(("do_sample", "kind"), [(False, StringMatch), (True, TokenIntersection)])
+def test_strings_by_default_when_greedy_and_tokens_when_sampled(monkeypatch, do_sample, kind):
+    asked = []
+    monkeypatch.setattr(kind, "propose", lambda *args: asked.append(1) or hs.Draft.empty(args[1]))
+    draft = tiny.llama(seed=4, vocab_size=498)
+    kwargs = tongues.speaking(draft, SMALL, tongues.metaspace(500))
+    hs.generate(TINY, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=4, pad_token_id=0)
+    assert asked
 
 
 # The law
@@ -124,7 +125,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i in (1, 2))) for i, n in enumerate(SETTINGS)]
+)
 def test_the_law_of_token_intersection(letters, name):
     kwargs = tongues.speaking(letters[2], letters[1], letters[3], "intersection", num_draft_tokens=3)
     with hs.record() as statistics:
@@ -135,8 +138,8 @@ def test_the_law_of_token_intersection(letters, name):
         assert_law(samples, exact_law(letters[0], prompt, **SETTINGS[name]))
 
 
+@pytest.mark.slow
 def test_the_law_of_string_match(letters):
-    kwargs = tongues.speaking(letters[2], letters[1], letters[3], "intersection", num_draft_tokens=3)
     drafter = StringMatch(with_cache(letters[2], is_draft=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
     kwargs = {"speculative_config": SpeculativeConfig(drafter=drafter, num_draft_tokens=3)}
     with hs.record() as statistics:
@@ -177,16 +180,9 @@ def test_the_law_handed_over_is_the_one_drawn_from(letters):
     drafter = Watched(with_cache(draft, is_draft=True), Translation(tokenizer, draft_tokenizer, VOCAB, VOCAB))
     settings = {"temperature": 0.7, "top_k": 4, "repetition_penalty": 1.3}
 
-    def law(history, logits):
-        from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
-        from transformers import TemperatureLogitsWarper as Temperature
-        from transformers import TopKLogitsWarper as TopK
-
-        return LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3), Temperature(0.7), TopK(4)])(
-            history, logits
-        ).softmax(-1)
-
-    drafter.law = law
+    warpers = (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(4))
+    processors = LogitsProcessorList(warpers)
+    drafter.law = lambda history, logits: processors(history, logits).softmax(-1)
     config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
     ids = torch.tensor([[5, 2, 3, 1], [4, 6, 2, 2]])
     hs.generate(target, ids, speculative_config=config, do_sample=True, **settings, max_new_tokens=40, pad_token_id=0)
@@ -281,29 +277,33 @@ def test_cached_logits_are_fresh_logits(kind, name):
     assert num_compared > 10
 
 
-def test_the_end_token_of_the_draft_is_the_targets(letters):
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_the_end_token_of_the_draft_is_the_targets(kind):
     """A draft that says its own end token proposes the target's."""
     tokenizer, draft_tokenizer = tongues.characters("abcdefg", eos="!"), tongues.characters("gfedcba", eos="?")
-    target = tiny.llama(seed=3, vocab_size=8, layers=1, hidden=16)
-    draft = tongues.moved(target, tokenizer, draft_tokenizer)
+    target = tiny.llama(seed=8, vocab_size=8, layers=1, hidden=16)
     ids = torch.tensor([[1, 2, 3]])
-    plain = target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=None, pad_token_id=0)[0, 3:].tolist()
-    if 7 not in plain:  # have it say so
-        with torch.no_grad():
-            for model, end in ((target, 7), (draft, draft_tokenizer.eos_token_id)):
-                model.get_output_embeddings().weight[end] *= 4
-        plain = target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=None, pad_token_id=0)[
-            0, 3:
-        ].tolist()
-    assert 7 in plain
-    settings = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": 7, "pad_token_id": 0}
-    for kind in (TokenIntersection, StringMatch):
-        drafter = kind(with_cache(draft, is_draft=True), Translation(tokenizer, draft_tokenizer, 8, 8))
-        config = SpeculativeConfig(drafter=drafter, num_draft_tokens=4)
-        with hs.record() as stats:
-            found = hs.generate(target, ids, **settings, speculative_config=config)
-        assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
-        assert stats.draft_acceptance_rate == 1 or stats.num_spec_steps == 0
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    said = target.generate(ids, **settings)[0, 3:].tolist()
+    token = next(token for i, token in enumerate(said) if i > 1 and token not in said[:i])
+    with torch.no_grad():  # the end takes the place of a token that the target says in good time
+        for weight in (target.get_output_embeddings().weight, target.get_input_embeddings().weight):
+            weight[[token, 7]] = weight[[7, token]]
+    draft = tongues.moved(target, tokenizer, draft_tokenizer)
+    settings["eos_token_id"] = 7
+    proposed = []
+
+    class Noted(kind):
+        def propose(self, *args):
+            draft = super().propose(*args)
+            proposed.extend(draft.tokens[0, : int(draft.num_tokens[0])].tolist())
+            return draft
+
+    drafter = Noted(with_cache(draft, is_draft=True), Translation(tokenizer, draft_tokenizer, 8, 8))
+    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
+    found = hs.generate(target, ids, **settings, speculative_config=config)
+    assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
+    assert 7 in proposed
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
@@ -326,7 +326,7 @@ def test_everything_on_the_targets_side_goes_on_working(mapping):
     set_seed(1)
     with hs.record() as stats:
         assert hs.generate(target, **inputs, **settings, **draft).tolist() == expected.tolist()
-    assert sum(len(row) for row in expected[:, inputs["input_ids"].shape[1] :]) > 0 and stats.num_draft_forwards > 0
+    assert stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
