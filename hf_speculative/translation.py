@@ -192,6 +192,11 @@ class Transcript:
         if begin + num_bytes > self._end():
             ids, ends = self.translation.encode_draft(window)
             self._splice(start, ids, [begin + end for end in ends])
+            # What the draft's tokenizer drops is not tried again: the window would grow with it.
+            if self.ends:
+                self.ends[-1] = begin + num_bytes
+            else:
+                self.text = self.text[begin + num_bytes :]
 
     def _splice(self, start: int, ids: list[int], ends: list[int]) -> None:
         """Replace the ids from the segment's `start` on, keeping those that lacked their context in this encoding."""

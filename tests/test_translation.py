@@ -165,6 +165,22 @@ def test_text_that_looks_like_a_special_token_is_text():
 
 
 @pytest.mark.parametrize("by_token", [True, False], ids=["by token", "strings"])
+def test_text_that_the_draft_cannot_write_is_not_encoded_again_and_again(by_token):
+    pair = translation(TOKENIZERS["byte level"], tongues.characters("abcde"))
+    history = TOKENIZERS["byte level"]("abc").input_ids
+    row, costs = Transcript(pair, by_token), []
+    row.begin(history)
+    for _ in range(40):
+        history += TOKENIZERS["byte level"]("XYZ").input_ids
+        before = pair.num_characters
+        row.advance(history, [])
+        costs.append(pair.num_characters - before)
+    assert max(costs) <= 10
+    row.advance(history + TOKENIZERS["byte level"]("d").input_ids, [])
+    assert text_of(row) == b"abcd"
+
+
+@pytest.mark.parametrize("by_token", [True, False], ids=["by token", "strings"])
 def test_a_round_costs_the_same_at_any_length(by_token):
     """Characters encoded in a round, at 1,000 and at 8,000 tokens of context."""
     pair = translation(TOKENIZERS["byte level, BOS"], TOKENIZERS["metaspace"])
