@@ -361,9 +361,10 @@ def test_tokenizers_can_be_attached():
         with hs.record() as stats:
             assert target.generate(**inputs, **settings).tolist() == expected.tolist()
         assert stats.num_accepted_draft_tokens > 0
-        assert target.generate(**inputs, **settings, draft_model=DRAFT).tolist() == expected.tolist(), (
-            "of its own family"
-        )
+        with hs.record() as family:
+            found = target.generate(**inputs, **settings, draft_model=DRAFT)
+        assert found.tolist() == expected.tolist()
+        assert family.draft_acceptance_rate > 0.3, "the attached draft's tokenizer is not that of another draft"
         assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
         with hs.record() as again:
             target.generate(**inputs, **settings, draft_model=draft)
