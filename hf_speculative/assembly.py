@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
 from . import checks
 from .configuration import Options, SpeculativeConfig
-from .drafting import DraftModel, EarlyExit, Mtp, PromptLookup
+from .drafting import EarlyExit, Mtp, PromptLookup
 from .lookahead import ConfidenceStop, Constant, Heuristic, Together
 from .models import (
     CachedModel,
@@ -18,11 +18,10 @@ from .models import (
     RaggedModel,
     RecordingModel,
     UniversalModel,
-    choose,
     choose_for,
-    inputs_for_draft,
 )
 from .output import output_names
+from .pairing import draft_model_drafter
 from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .self_drafting import mtp_heads, tied_drafter
@@ -70,13 +69,7 @@ def _drafter(options: Options, model: PreTrainedModel, inputs: Inputs, inputs_te
     made_for = tied_drafter(draft)
     if made_for is not None:
         return made_for(draft, model)
-    max_positions = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if choose(draft).name == "ragged":
-        # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-        return DraftModel(RaggedModel(draft, clamp_ids=True), max_positions)
-    own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
-    checks.check_universal(draft, own, "draft_model")
-    return DraftModel(UniversalModel(draft, own, clamp_ids=True), max_positions)
+    return draft_model_drafter(options, model, inputs, inputs_tensor)
 
 
 def make_schedule(options: Options, keep_rows_together: bool) -> Schedule:

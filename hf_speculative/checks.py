@@ -22,6 +22,8 @@ def check_options(options: Options) -> None:
     """The values of the options, as far as they can be judged without the models."""
     check_positive_int("num_draft_tokens", options.num_draft_tokens)
     check_positive_int("max_matching_ngram_size", options.max_ngram)
+    for name in options.lookbehinds:
+        check_positive_int(name, options.lookbehinds[name])
     if options.schedule_name not in SCHEDULE_NAMES:
         raise ValueError(
             f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
@@ -50,26 +52,6 @@ def check_options(options: Options) -> None:
         )
     if config.generator is not None and not isinstance(config.generator, torch.Generator):
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
-
-
-def check_tokenizers(
-    tokenizer: PreTrainedTokenizerBase | None, draft_tokenizer: PreTrainedTokenizerBase | None
-) -> None:
-    """Two models of one width may still mean different tokens; only their tokenizers can tell."""
-    if tokenizer is None and draft_tokenizer is not None:
-        raise ValueError(
-            "`assistant_tokenizer` has no effect without `tokenizer`, to compare it with: give both or neither."
-        )
-    if tokenizer is None or draft_tokenizer is None or tokenizer is draft_tokenizer:
-        return
-    target, draft = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    differing = [token for token, index in target.items() if draft.get(token, index) != index]
-    if differing or not (target.keys() <= draft.keys() or draft.keys() <= target.keys()):
-        example = differing[0] if differing else next(iter(target.keys() ^ draft.keys()))
-        raise ValueError(
-            f"`tokenizer` and `assistant_tokenizer` give different ids to the same text (for example {example!r}): a draft "
-            "must share the target's vocabulary. Choose a draft of the same family."
-        )
 
 
 def check_generation(

@@ -31,6 +31,9 @@ class SpeculativeConfig:
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: source of randomness; torch's global one by default.
         allow_lossy: accept a rule that does not declare itself lossless.
+        tokenizer, draft_tokenizer: those of the target and of the draft, where their vocabularies differ.
+        vocabulary_mapping: how a draft with another vocabulary proposes: `"intersection"`, tokens that both have, or
+            `"strings"`, text that is encoded anew. Chosen by the vocabularies by default (docs/different-tokenizers.md).
     """
 
     num_draft_tokens: int | None = None
@@ -40,6 +43,9 @@ class SpeculativeConfig:
     reproducible: bool | None = None
     generator: torch.Generator | None = None
     allow_lossy: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    vocabulary_mapping: str | None = None
 
     def __post_init__(self):
         if self.schedule is not None and self.num_draft_tokens is not None:
@@ -76,8 +82,9 @@ class Options:
     length_is_default: bool = False
     generator_in_call: bool = False
     streamer: Any = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    assistant_tokenizer: PreTrainedTokenizerBase | None = None
+    #: how many tokens of the committed text are encoded again, with `vocabulary_mapping="strings"` only
+    lookbehinds: dict[str, int] = field(default_factory=dict)
+    lookbehinds_in_call: list[str] = field(default_factory=list)
     #: what goes on to transformers' generate
     generate_kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -98,8 +105,7 @@ CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens", "use_m
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
-#: options that only make sense with two tokenizers
-UNUSED_FIELDS = ("assistant_lookbehind", "target_lookbehind")
+LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
 
 
 class _Call:
@@ -151,7 +157,9 @@ def read_options(
         "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
         "generator": call.pop("generator"),
         "speculation_type": call.pop("speculation_type"),
-    }
+        "draft_tokenizer": call.pop("draft_tokenizer", "assistant_tokenizer"),
+    } | {name: call.pop(name) for name in LOOKBEHINDS}
+    tokenizer = call.pop("tokenizer")
     reproducible = call.pop("reproducible")
     of_model = {name: _first(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
     of_model["use_mtp"] = of_model["use_mtp"] or None
@@ -165,6 +173,8 @@ def read_options(
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
         attached_config = replace(attached_config, drafter=None)
+        if draft_model is not attached_draft:  # what was attached along with a draft is about that draft
+            attached_config = replace(attached_config, draft_tokenizer=None, vocabulary_mapping=None)
     elif switched_off:
         attached_config = SpeculativeConfig()
     else:
@@ -178,7 +188,11 @@ def read_options(
     if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     own = SpeculativeConfig(
-        num_draft_tokens=given["num_draft_tokens"], generator=given["generator"], reproducible=reproducible
+        num_draft_tokens=given["num_draft_tokens"],
+        generator=given["generator"],
+        reproducible=reproducible,
+        tokenizer=tokenizer,
+        draft_tokenizer=given["draft_tokenizer"],
     )
     config = own.over(config_in_call).over(attached_config)
 
@@ -215,7 +229,6 @@ def read_options(
     if draft_model is not None:
         call.levels.append(_first(getattr(draft_model, "generation_config", None), GenerationConfig()))
     length = _first(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"))
-    streamer, *tokenizers = (call.pop(name) for name in ("streamer", "tokenizer", "assistant_tokenizer"))
     return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
@@ -229,9 +242,9 @@ def read_options(
         speculation_type=call.first(given, "speculation_type", None),
         length_is_default=length is None,
         generator_in_call=given["generator"] is not None,
-        streamer=streamer,
-        tokenizer=tokenizers[0],
-        assistant_tokenizer=tokenizers[1],
+        streamer=call.pop("streamer"),
+        lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
+        lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
         generate_kwargs=call.kwargs | hidden,
     )
 
@@ -264,14 +277,19 @@ def _refuse_unsupported(call: _Call) -> None:
             f"`cache_implementation={cache!r}` cannot be taken back when a draft is rejected: leave it out, or pass "
             "`draft_model=None` for plain decoding."
         )
-    for name in UNUSED_FIELDS:
-        if call.kwargs.get(name) is not None:
-            raise ValueError(f"`{name}` has no effect with models that share a tokenizer: leave it out.")
 
 
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
-    own = ("draft_model", "assistant_model", "num_draft_tokens", "reproducible", "generator", "speculative_config")
+    own = (
+        "draft_model",
+        "assistant_model",
+        "num_draft_tokens",
+        "reproducible",
+        "generator",
+        "draft_tokenizer",
+        "speculative_config",
+    )
     plain = {name: value for name, value in kwargs.items() if name not in own}
     call = _Call(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.

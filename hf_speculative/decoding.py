@@ -88,7 +88,7 @@ class SpeculativeDecoding:
         rounds = speculate(
             batch,
             stopwatch.watch("verify", target, "logits"),
-            stopwatch.watch("draft", drafter, "propose"),
+            stopwatch.watch("draft", drafter, "propose", "rollback"),
             stopwatch.watch("accept", rule, "__call__"),
             make_schedule(self.options, target.keeps_rows_together or drafter.keeps_rows_together),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),

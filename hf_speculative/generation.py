@@ -25,6 +25,7 @@ from . import checks, self_drafting
 from .configuration import CONFIGURED_SOURCES, Options, SpeculativeConfig, plain_kwargs, read_options
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, without_dropout
+from .pairing import check_tokenizers
 
 
 def generate(
@@ -35,7 +36,9 @@ def generate(
     Args:
         model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/correctness.md).
         inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.
-        draft_model: a smaller model of the same vocabulary, or the name of one; `assistant_model` means the same.
+        draft_model: a smaller model, or the name of one; `assistant_model` means the same.
+        tokenizer, draft_tokenizer: of the model and of the draft, where their vocabularies differ; `assistant_tokenizer` means
+            the same as the latter.
         num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
         prompt_lookup_num_tokens: draft by copying from the text instead.
         assistant_early_exit: draft with the model's own first layers instead, so many of them.
@@ -63,7 +66,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
     checks.check_options(options)
-    checks.check_tokenizers(options.tokenizer, options.assistant_tokenizer)
+    check_tokenizers(options)
     checks.check_model(checks.unwrap(model, "model"), "model")
     options = self_drafting.prepare(checks.unwrap(model, "model"), options)
     kwargs = _healed(model, plain_generate, _with_stop_strings(model, options), options)
@@ -79,11 +82,11 @@ def _with_stop_strings(model, options: Options) -> dict[str, Any]:
     stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
     if stop_strings is None:
         return kwargs
-    if options.tokenizer is None:
+    if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     if configured:
         kwargs["stop_strings"] = None
-    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.tokenizer)
+    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
 
@@ -94,9 +97,11 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
     if not next((value for value in settings if value is not None), False):
         return kwargs
-    checks.check_healing(model, kwargs, options.tokenizer)
+    checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
-    healed = GenerationMixin.heal_tokens(SimpleNamespace(generate=plain_generate), kwargs[name], options.tokenizer)
+    healed = GenerationMixin.heal_tokens(
+        SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
+    )
     checks.check_healed(healed, kwargs[name])
     mask = kwargs.get("attention_mask")
     return kwargs | {
@@ -174,9 +179,9 @@ def attach(
 
     Args:
         model: the target.
-        draft_model: a smaller model of the same vocabulary, or the name of one; it may be left out where the model's
-            `generation_config` names a source of drafts, as `assistant_early_exit` does.
-        config: further settings, the call's own come first.
+        draft_model: a smaller model, or the name of one; it may be left out where the model's `generation_config` names a
+            source of drafts, as `assistant_early_exit` does.
+        config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
 
     Returns:
         The same `model`.

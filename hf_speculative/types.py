@@ -136,11 +136,13 @@ class Batch:
 
     def put(self, tokens: Tensor, ahead: int = 0) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
-        end = max(self.host_lengths) + ahead + tokens.shape[1] + 1  # and the token that the target will add
-        if end > (width := self.tokens.shape[1]):
-            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
+        self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
         columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
         self.tokens.scatter_(1, columns, tokens)
+
+    def _reserve(self, end: int) -> None:
+        if end > (width := self.tokens.shape[1]):
+            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
     def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
         """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
@@ -158,6 +160,19 @@ class Batch:
             self.host_lengths[row] += num_accepted + 1
             self.history[row] += new_tokens[-1]
         return new_tokens, [numbers[0] for numbers in read]
+
+    def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
+        """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
+        width = max(map(len, tails))
+        self._reserve(max(starts) + width + 1)
+        packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
+        first, lengths, tokens = torch.tensor(packed, device=self.tokens.device).split([1, 1, width], 1)
+        self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
+        self.lengths = lengths[:, 0]
+        for row, (start, tail) in enumerate(zip(starts, tails, strict=True)):
+            self.host_lengths[row] = start + len(tail)
+            del self.history[row][start - self.host_padding[row] :]
+            self.history[row] += tail
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""

@@ -95,7 +95,11 @@ WITH_DRAFT = {
         ValueError,
         "`draft_model` and `prompt_lookup_num_tokens`",
     ),
-    "assistant_tokenizer alone": ({"assistant_tokenizer": object()}, ValueError, "`assistant_tokenizer` has no effect"),
+    "assistant_tokenizer alone": (
+        {"assistant_tokenizer": object()},
+        ValueError,
+        "`assistant_tokenizer`. has no effect",
+    ),
     "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
 }

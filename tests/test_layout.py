@@ -53,7 +53,7 @@ def test_parts_import_no_other_part(folder):
     for path in (PACKAGE / folder).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level == 2:
-                assert node.module.split(".")[0] in ("types", "models", "sampling"), (
+                assert node.module.split(".")[0] in ("types", "models", "sampling", "translation"), (
                     f"{path.name} imports {node.module}"
                 )
 

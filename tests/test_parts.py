@@ -2,18 +2,32 @@
 
 import pytest
 import tiny
+import tongues
 from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup
+from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup, StringMatch, TokenIntersection
 from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic, Together
 from hf_speculative.models import RaggedModel
+from hf_speculative.translation import Translation
 from hf_speculative.verification import RULES, SampledVerification
+
+LETTERS = "".join(map(chr, range(0x3041, 0x3041 + tiny.VOCAB)))
+TOKENIZERS = tongues.characters(LETTERS), tongues.characters("abc" + LETTERS[::-1])
+
+
+def in_other_letters(kind, draft):
+    """A drafter for a vocabulary of other ids."""
+    draft = tongues.moved(draft, *TOKENIZERS)
+    return kind(RaggedModel(draft, clamp_ids=True), Translation(*TOKENIZERS, tiny.VOCAB, tiny.VOCAB + 3))
+
 
 MAKE_DRAFTER = {
     DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
     PromptLookup: lambda draft: PromptLookup(max_ngram=2),
+    StringMatch: lambda draft: in_other_letters(StringMatch, draft),
+    TokenIntersection: lambda draft: in_other_letters(TokenIntersection, draft),
 }
 MAKE_SCHEDULE = {
     Constant: lambda: Constant(3),

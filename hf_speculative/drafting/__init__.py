@@ -6,9 +6,22 @@ from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .mtp import Mtp
 from .prompt_lookup import PromptLookup
+from .string_match import StringMatch
+from .token_intersection import TokenIntersection
 
-DRAFTERS = (DraftModel, PromptLookup)
+DRAFTERS = (DraftModel, PromptLookup, StringMatch, TokenIntersection)
 #: those that need a target that was made for them
 TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
 
-__all__ = ["DRAFTERS", "TIED_DRAFTERS", "DFlash", "DraftModel", "EarlyExit", "Gemma4Assistant", "Mtp", "PromptLookup"]
+__all__ = [
+    "DRAFTERS",
+    "TIED_DRAFTERS",
+    "DFlash",
+    "DraftModel",
+    "EarlyExit",
+    "Gemma4Assistant",
+    "Mtp",
+    "PromptLookup",
+    "StringMatch",
+    "TokenIntersection",
+]

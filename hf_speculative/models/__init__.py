@@ -8,7 +8,7 @@ from .probe import fits_early_exit, fits_universal
 from .ragged import AttentionLayers, RaggedCache, RaggedModel
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
-from .universal import UniversalModel
+from .universal import TextModel, UniversalModel
 
 __all__ = [
     "ATTENTION",
@@ -21,6 +21,7 @@ __all__ = [
     "RaggedCache",
     "RaggedModel",
     "RecordingModel",
+    "TextModel",
     "UniversalModel",
     "choose",
     "choose_for",

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import (
     Cache,
@@ -19,6 +20,7 @@ from transformers import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
+from ..types import Batch
 from .rewind import copy_of
 
 
@@ -86,19 +88,28 @@ def inputs_for_draft(
             given.pop("attention_mask", None)
             if "encoder_outputs" in inspect.signature(draft.forward).parameters:
                 given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+    return _captured(draft, given, inputs.generation_config.max_length, num_copies)
+
+
+def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
+    """What a decoder-only model's own `generate` makes of the prompts of `batch`."""
+    width = batch.prompt_width
+    mask = torch.arange(width, device=batch.tokens.device) >= batch.padding[:, None]
+    given = {"input_ids": batch.tokens[:, :width], "attention_mask": mask.long()}
+    return _captured(model, given, max_length=width + 1)
+
+
+def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, num_copies: int = 1) -> Inputs:
     prepared: list[Inputs] = []
 
     def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
     config = GenerationConfig(
-        max_length=inputs.generation_config.max_length,
-        num_return_sequences=num_copies,
-        do_sample=num_copies > 1,
-        pad_token_id=0,
+        max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0
     )
     # The class's own `generate`, past what is attached to the object and what a subclass does around it.
-    GenerationMixin.generate(draft, **given, generation_config=config, custom_generate=capture)
+    GenerationMixin.generate(model, **given, generation_config=config, custom_generate=capture)
     return prepared[0]
 
 

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from ..types import Batch
 from .cached_model import CachedModel, device_of
-from .inputs import Inputs
+from .inputs import Inputs, text_inputs
 from .rewind import Crop, Snapshot, rewinder
 
 
@@ -38,11 +38,14 @@ class UniversalModel(CachedModel):
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
         self.model, self.inputs, self.keep = model, inputs, keep
         self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
-        self.width = inputs.input_ids.shape[1]
         self.num_forwards = 0
-        self.reset()
+        self._begin()
 
     def reset(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.width = self.inputs.input_ids.shape[1]
         self.kwargs = self.inputs.fresh_kwargs(self.model)
         self.ids = self.inputs.input_ids.long()
         self.rows = list(range(self.ids.shape[0]))
@@ -141,7 +144,7 @@ class UniversalModel(CachedModel):
         covered = self.rewinder.take_back(self.covered, column)
         if covered is None:
             ids, rows, settled = self.ids, self.rows, self.settled
-            self.reset()
+            self._begin()
             self.ids, self.rows, self.settled = ids, rows, settled
         else:
             self.covered, self.kwargs[self.cache_name] = covered, self.rewinder.cache
@@ -203,6 +206,31 @@ class UniversalModel(CachedModel):
         self.num_forwards += 1
         if self.keep:
             self.last = (first, {name: outputs[name] for name in self.keep if outputs.get(name) is not None})
+
+
+class TextModel(UniversalModel):
+    """A decoder-only model on the universal path that reads the batch it is first asked about, not the target's prompt."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model, self.keep, self.last_id, self.num_forwards = model, (), None, 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.is_waiting = True
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        if self.is_waiting:
+            self.inputs, self.is_waiting = text_inputs(self.model, batch), False
+            self._begin()
+        return super().logits(batch, ahead, num_last)
+
+    def rollback(self, batch: Batch) -> None:
+        if not self.is_waiting:
+            super().rollback(batch)
+
+    def select(self, indices: list[int]) -> None:
+        if not self.is_waiting:
+            super().select(indices)
 
 
 def _attention_layers(cache) -> list:

@@ -1,0 +1,95 @@
+"""A draft with another tokenizer guesses text.
+
+String-level exact match (Timor et al. 2025, arXiv 2502.05202, section 3; "universal assisted generation" in transformers).
+The draft writes in its own vocabulary, all of it. What it wrote is encoded with the target's tokenizer, and the tokens that
+follow the committed ones are proposed. No law comes with them: they are verified as one-hot, for which the draft's likeliest
+token is the best guess.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..models import CachedModel
+from ..sampling import Sampler
+from ..translation import Translation
+from ..types import Batch, Draft, Drafter, Schedule
+from .draft_side import DraftSide
+
+
+class StringMatch(Drafter):
+    """Drafts text with a causal language model of another vocabulary.
+
+    Reads the draft's tokens from the device, once a round more than other drafters.
+
+    Args:
+        model: the draft model with its cache.
+        translation: the two tokenizers.
+        max_positions: the longest sequence the draft can take; a batch with a longer row is decoded plainly.
+    """
+
+    one_hot_proposals = True
+
+    def __init__(self, model: CachedModel, translation: Translation, max_positions: int | None = None):
+        self.side = DraftSide(model, translation, by_token=False, max_positions=max_positions)
+        self.drafted: list[list[int]] | None = None
+
+    @property
+    def num_forwards(self) -> int:
+        return self.side.model.num_forwards
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.side.reset()
+        self.drafted = None
+
+    def prefill(self, batch: Batch) -> None:
+        own = self.side.start(batch)
+        if max(self.side.within_context([1] * len(batch.rows))):
+            self.side.model.prefill(own)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        own = self.side.start(batch)
+        limits = self.side.within_context([math.ceil(n / self._tokens_per_draft_token(batch)) for n in num_tokens])
+        if max(limits) == 0:
+            return Draft.empty(batch)
+        going = torch.tensor(limits, device=batch.lengths.device)
+        steps = []
+        for ahead in range(max(limits)):
+            logits = self.side.model.logits(own, ahead=ahead, num_last=1)[:, 0]
+            scores = logits[:, : len(self.side.translation.draft.pieces)].float()  # beyond stands padding
+            token = scores.argmax(-1)
+            own.put(token[:, None], ahead)
+            steps.append(token)
+            stop = schedule.should_stop(scores, token)
+            if stop is not None:
+                going = torch.where(stop, going.clamp(max=ahead + 1), going)
+                if bool((going <= ahead + 1).all()):
+                    break
+        *read, last = torch.stack([*steps, going]).tolist()  # the host has to see the text
+        self.drafted = [[step[row] for step in read[:limit]] for row, limit in enumerate(last)]
+        found = [
+            transcript.candidates(ids, history, n) if n else []
+            for transcript, ids, history, n in zip(
+                self.side.transcripts, self.drafted, batch.history, num_tokens, strict=True
+            )
+        ]
+        width = max(map(len, found))
+        if width == 0:
+            return Draft.empty(batch)
+        device = batch.tokens.device
+        tokens = torch.tensor([ids + [0] * (width - len(ids)) for ids in found], device=device)
+        return Draft(tokens, None, torch.tensor([len(ids) for ids in found], device=device))
+
+    def rollback(self, batch: Batch) -> None:
+        self.side.follow(batch, self.drafted)
+        self.drafted = None
+
+    def select(self, indices: list[int]) -> None:
+        self.side.select(indices)
+
+    def _tokens_per_draft_token(self, batch: Batch) -> float:
+        """How many of the target's tokens a draft token stands for, 1 at least: no more draft steps than tokens asked for."""
+        assert self.side.batch is not None
+        return max(1.0, sum(map(len, batch.history)) / sum(map(len, self.side.batch.history)))

@@ -1,0 +1,117 @@
+"""A target and a draft model, of one vocabulary or of two: which drafter fits, and why none does."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from . import checks
+from .configuration import Options
+from .drafting import DraftModel, StringMatch, TokenIntersection
+from .models import CachedModel, Inputs, RaggedModel, TextModel, UniversalModel, choose, inputs_for_draft
+from .translation import LOOKBEHIND, Translation
+from .types import Drafter
+from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies
+
+
+def draft_model_drafter(
+    options: Options, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None
+) -> Drafter:
+    """The drafter that drives `options.draft_model` for the target `model`.
+
+    Args:
+        inputs: the call as the target's `generate` prepared it.
+        inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
+
+    Raises:
+        ValueError: the two vocabularies do not go together.
+    """
+    match = check_vocabularies(options, model, bool(inputs.generation_config.do_sample))
+    draft = options.draft_model
+    assert draft is not None
+    max_positions = getattr(_text_config(draft), "max_position_embeddings", None)
+    is_ragged, has_own_text = choose(draft).name == "ragged", match is not None and match.strategy != "same"
+    cached: CachedModel
+    if is_ragged:
+        # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
+        cached = RaggedModel(draft, clamp_ids=True)
+    else:
+        if has_own_text and draft.config.is_encoder_decoder:
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} reads the prompt through an encoder, in another vocabulary than the "
+                "target's: use a draft with the target's tokenizer."
+            )
+        own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
+        checks.check_universal(draft, own, "draft_model")
+        cached = TextModel(draft) if has_own_text else UniversalModel(draft, own, clamp_ids=True)
+    if match is None or match.strategy == "same":
+        return DraftModel(cached, max_positions)
+    translation = Translation(
+        options.config.tokenizer,
+        options.config.draft_tokenizer,
+        _text_config(model).vocab_size,
+        _text_config(draft).vocab_size,
+        target_lookbehind=options.lookbehinds.get("target_lookbehind", LOOKBEHIND),
+        draft_lookbehind=options.lookbehinds.get("assistant_lookbehind", LOOKBEHIND),
+    )
+    return (StringMatch if match.strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
+
+
+def check_tokenizers(options: Options) -> None:
+    """Tokenizers and what is set for them, as far as they can be judged without the models."""
+    config = options.config
+    if config.draft_tokenizer is not None and config.tokenizer is None:
+        raise ValueError(
+            "`draft_tokenizer` (or `assistant_tokenizer`) has no effect without `tokenizer`, to compare it with: give both or "
+            "neither."
+        )
+    useless = [*(["draft_tokenizer"] if config.draft_tokenizer is not None else []), *options.lookbehinds_in_call]
+    if options.draft_model is None and useless:
+        names = ", ".join(f"`{name}`" for name in useless)
+        raise ValueError(f"{names} has no effect without `draft_model`: leave it out.")
+    for name, value in (("tokenizer", config.tokenizer), ("draft_tokenizer", config.draft_tokenizer)):
+        if config.draft_tokenizer is not None and not isinstance(value, PreTrainedTokenizerBase):
+            raise TypeError(f"`{name}` is a {type(value).__name__}: pass a transformers tokenizer.")
+    if config.vocabulary_mapping is not None:
+        if config.vocabulary_mapping not in MAPPINGS:
+            raise ValueError(f"`vocabulary_mapping={config.vocabulary_mapping!r}` is not one of {', '.join(MAPPINGS)}.")
+        if config.draft_tokenizer is None:
+            raise ValueError(
+                f"`vocabulary_mapping={config.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
+                "give both, or leave it out."
+            )
+
+
+def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
+    """How the draft can propose for `model`; `None` where no tokenizers were given, that is for one vocabulary.
+
+    Raises:
+        ValueError: it cannot, or an option for vocabularies that differ has no effect.
+    """
+    config, draft = options.config, options.draft_model
+    match = None
+    if draft is not None and config.tokenizer is not None and config.draft_tokenizer is not None:
+        match = compare_vocabularies(
+            config.tokenizer,
+            config.draft_tokenizer,
+            _text_config(model).vocab_size,
+            _text_config(draft).vocab_size,
+            do_sample=do_sample,
+            mapping=config.vocabulary_mapping,
+        )
+        if match.strategy is None:
+            raise ValueError(
+                f"`draft_model` cannot draft through `draft_tokenizer`: {match.reason}. Use another draft."
+            )
+    strategy = match.strategy if match is not None else "same"
+    if options.lookbehinds_in_call and strategy != "strings":
+        names = " and ".join(f"`{name}`" for name in options.lookbehinds_in_call)
+        raise ValueError(
+            f"{names} has no effect on a draft that proposes tokens: leave it out, or set "
+            "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
+        )
+    return match
+
+
+def _text_config(model: PreTrainedModel):
+    return model.config.get_text_config(decoder=True)
