@@ -1,6 +1,7 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
 from .adapters import with_adapter, without_adapter
+from .compatibility import Compatibility, check
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
 from .embedded import embedded_pair
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Compatibility",
     "Draft",
     "Drafter",
     "GenerateSpeculativeOutput",
@@ -30,6 +32,7 @@ __all__ = [
     "Statistics",
     "Verdict",
     "attach",
+    "check",
     "detach",
     "embedded_pair",
     "generate",

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from . import embedded
+from . import compatibility, embedded
 from .comparison import Comparison, PromptError, Runner, read_prompts
+from .self_drafting import auto_class_for
 
 app = typer.Typer(
     help="Speculative decoding for transformers: exact, batched, measured.",
@@ -147,6 +149,53 @@ def generate(
         _print_table(out, comparison, num_draft_tokens, is_exact)
 
 
+@app.command()
+def check(
+    model: Annotated[
+        str | None, typer.Argument(help="Target: a Hub name or folder. Default: the embedded pair.")
+    ] = None,
+    draft_model: Annotated[str | None, typer.Argument(help="Draft: a Hub name or folder.")] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="For sampling: another strategy may fit vocabularies.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; by default cuda where there is one.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
+) -> None:
+    """Can the draft draft for the target? By which path, with which vocabulary strategy, and why.
+
+    Both caches are tried, by comparing logits. Exits with 1 if the pair does not work.
+
+        hf-speculative check
+        hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B
+    """
+    with _clean_errors():
+        if dtype not in DTYPES:
+            raise ValueError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}.")
+        with Console(stderr=True).status("loading both models and comparing logits"):
+            target, draft, tokenizer = _load(model, draft_model, DTYPES[dtype], device)
+            draft_tokenizer = AutoTokenizer.from_pretrained(draft_model) if draft_model else tokenizer
+            answer = compatibility.check(target, draft, tokenizer, draft_tokenizer, do_sample=sample)
+    if as_json:
+        typer.echo(json.dumps(asdict(answer)))
+    else:
+        _print_answer(Console(), answer)
+    if not answer:
+        raise typer.Exit(1)
+
+
+def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
+    table = Table("", "model", "path", "logits differ by", "because it", title_justify="left")
+    for role, report in (("target", answer.target), ("draft", answer.draft)):
+        if report is not None:
+            deviation = "" if report.deviation is None else f"{report.deviation:.1e} deviations"
+            table.add_row(role, report.name, report.path or "[red]none[/]", deviation, report.why or "")
+    console.print(table)
+    if answer.vocabulary is not None:
+        console.print(f"vocabulary strategy: [bold]{answer.vocabulary.strategy}[/]; {answer.vocabulary.reason}")
+    console.print("[green]compatible[/]" if answer else f"[red]not compatible[/]: {answer.reason}")
+
+
 def _without_broken(prompts: Iterator[str | PromptError], console: Console) -> Iterator[str]:
     for prompt in prompts:
         if isinstance(prompt, PromptError):
@@ -181,7 +230,7 @@ def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device
     if model is None or draft_model is None:
         target, draft, tokenizer = embedded.embedded_pair(dtype=dtype)
     else:
-        target, draft = (AutoModelForCausalLM.from_pretrained(name, dtype=dtype) for name in (model, draft_model))
+        target, draft = (auto_class_for(name).from_pretrained(name, dtype=dtype) for name in (model, draft_model))
         tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, __version__
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+    __version__,
+)
 
 from .checks import check_model, check_positive_int, check_ragged
 from .configuration import Options
@@ -95,9 +104,12 @@ def tied_drafter(draft: PreTrainedModel) -> type[DFlash] | type[Gemma4Assistant]
 
 
 def auto_class_for(name: str):
-    """The class that loads a draft given by name: block-diffusion drafts have no head, so that they are no causal models."""
+    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others."""
     config = AutoConfig.from_pretrained(name)
-    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
+    classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
+    if config.is_encoder_decoder:  # some have a decoder-only class as well
+        del classes[0]
+    return next((kind for kind in classes if type(config) in kind._model_mapping), AutoModel)
 
 
 def check_early_exit(model: PreTrainedModel, exit_layer: int) -> None:

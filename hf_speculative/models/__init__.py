@@ -3,8 +3,8 @@
 from .cached_model import CachedModel, device_of, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
-from .inputs import Inputs, inputs_for_draft
-from .probe import fits_early_exit, fits_universal
+from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
+from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import AttentionLayers, RaggedCache, RaggedModel
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
@@ -31,6 +31,11 @@ __all__ = [
     "fits_early_exit",
     "fits_universal",
     "inputs_for_draft",
+    "prepared_inputs",
+    "ragged_deviation",
+    "text_inputs",
+    "tolerance",
+    "universal_deviation",
     "why_not_ragged",
     "without_dropout",
 ]

@@ -12,7 +12,6 @@ from ..types import padding_of
 from .inputs import Inputs
 from .probe import fits_ragged
 
-PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "labels"}
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = ("sdpa", "eager")
 
@@ -47,9 +46,8 @@ def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
 def _why_not_ids_alone(inputs: Inputs) -> str | None:
     """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
     kwargs, config = inputs.model_kwargs, inputs.generation_config
-    others = [name for name, value in kwargs.items() if name not in PLAIN_INPUTS and not _is_nothing(value)]
-    if others:
-        return f"is given {', '.join(others)}"
+    if not inputs.is_text:
+        return f"is given {', '.join(inputs.others)}"
     if config.prefill_chunk_size is not None:
         return "reads its prompt in chunks"
     if config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions):
@@ -61,11 +59,6 @@ def _why_not_ids_alone(inputs: Inputs) -> str | None:
     if positions is not None and not _is_plain(positions, mask, inputs.input_ids):
         return "is given positions of its own"
     return None
-
-
-def _is_nothing(value) -> bool:
-    """Keywords that transformers fills in without anything given: `None`, `False`, `{}`."""
-    return value is None or value is False or (isinstance(value, dict) and not value)
 
 
 def _is_plain(positions: torch.Tensor, mask: torch.Tensor | None, input_ids: torch.Tensor) -> bool:

@@ -23,6 +23,9 @@ from transformers.utils import ModelOutput
 from ..types import Batch
 from .rewind import copy_of
 
+#: what any model is given with its ids
+TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *ALL_CACHE_NAMES}
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -42,6 +45,20 @@ class Inputs:
     def cache_name(self) -> str:
         """The keyword that the model's cache goes by."""
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
+
+    @property
+    def is_text(self) -> bool:
+        """Nothing but ids and what follows from them."""
+        return not self.others
+
+    @property
+    def others(self) -> list[str]:
+        """What else the model is given; `{}` and `False` stand for nothing, transformers fills them in."""
+
+        def is_nothing(value) -> bool:
+            return value is None or value is False or (isinstance(value, dict) and not value)
+
+        return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
 
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
@@ -97,6 +114,11 @@ def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
     mask = torch.arange(width, device=batch.tokens.device) >= batch.padding[:, None]
     given = {"input_ids": batch.tokens[:, :width], "attention_mask": mask.long()}
     return _captured(model, given, max_length=width + 1)
+
+
+def prepared_inputs(model: PreTrainedModel, given: dict[str, Any]) -> Inputs:
+    """What a model's own `generate` makes of the keywords `given`."""
+    return _captured(model, given, max_length=given.get("input_ids", torch.empty(1, 8)).shape[1] + 32)
 
 
 def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, num_copies: int = 1) -> Inputs:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..types import Batch
 from .cached_model import CachedModel, device_of, without_dropout
 from .early_exit import EarlyExitModel
-from .inputs import Inputs
+from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel
 from .universal import UniversalModel
 
@@ -51,19 +51,16 @@ DOES_NOT_RUN = (
 )
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
-_fits_ragged: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_fits_universal: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_fits_early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, bool]] = WeakKeyDictionary()
+#: columns of a prompt of ids alone that the universal path is tried on, and its rows
+LONGEST_PROMPT, MOST_ROWS = 16, 2
+_ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
+_universal: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
+_early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
 
 def fits_ragged(model: PreTrainedModel) -> bool:
     """True for a tested type; otherwise compares logits on random tokens, once a model object."""
-    if model.config.model_type in TESTED_TYPES:
-        return True
-    if model not in _fits_ragged:
-        with without_dropout(model):
-            _fits_ragged[model] = _same_logits(model)
-    return _fits_ragged[model]
+    return model.config.model_type in TESTED_TYPES or ragged_deviation(model) <= tolerance(model)
 
 
 def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
@@ -71,11 +68,49 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
     forward, once a model object and layer."""
     if model.config.model_type in TESTED_TYPES:
         return True
-    answers = _fits_early_exit.setdefault(model, {})
-    if exit_layer not in answers:
+    known = _early_exit.setdefault(model, {})
+    if exit_layer not in known:
         with without_dropout(model):
-            answers[exit_layer] = _same_logits(model, lambda model: _Drafting(model, exit_layer))
-    return answers[exit_layer]
+            known[exit_layer] = _deviation_from_one_forward(model, lambda model: _Drafting(model, exit_layer))
+    return known[exit_layer] <= tolerance(model)
+
+
+def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
+    """Compares logits on the call's own prompt: passes of several tokens, taken back, with plain steps of one token."""
+    return universal_deviation(model, inputs, is_draft) <= tolerance(model)
+
+
+def tolerance(model: PreTrainedModel) -> float:
+    """How far logits may lie apart by rounding alone, in standard deviations of the logits."""
+    return 1e-3 if model.dtype == torch.float32 else 5e-2
+
+
+def ragged_deviation(model: PreTrainedModel) -> float:
+    """How far the ragged cache's logits lie from those of one forward, in their standard deviations; infinite if it fails."""
+    if model not in _ragged:
+        with without_dropout(model):
+            _ragged[model] = _deviation_from_one_forward(model, RaggedModel)
+    return _ragged[model]
+
+
+def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> float:
+    """The same for the universal path, on the prompt of a call, against plain steps.
+
+    Asked once a model object; `inputs` are left as they were. What plain decoding raises about its inputs is passed on, a draft
+    just does not fit.
+    """
+    if model not in _universal:
+        with without_dropout(model), torch.no_grad():
+            _universal[model] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
+    return _universal[model]
+
+
+def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
+    """A long prompt of ids alone costs time, and near the model's last position there is no room to try."""
+    if model.config.is_encoder_decoder or not inputs.is_text or inputs.input_ids.shape[1] == 0:
+        return inputs
+    ids = inputs.input_ids[:MOST_ROWS, -LONGEST_PROMPT:].clamp(max=model.get_input_embeddings().weight.shape[0] - 1)
+    return text_inputs(model, Batch(ids, [0] * len(ids), max_length=LONGEST_PROMPT + 1))
 
 
 class _Drafting(EarlyExitModel):
@@ -88,7 +123,7 @@ class _Drafting(EarlyExitModel):
 
 
 @torch.no_grad()
-def _same_logits(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel) -> bool:
+def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
@@ -111,28 +146,16 @@ def _same_logits(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel]
         mask = torch.arange(width + 3, device=device) >= batch.padding[:, None]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         fresh = model(batch.tokens[:, : width + 3], attention_mask=mask.long(), position_ids=positions).logits
-        return all(
-            _close(found[row], fresh[row, length - 1 : length + 1]) for row, length in enumerate(batch.host_lengths)
+        return max(
+            _deviation(found[row], fresh[row, length - 1 : length + 1]) for row, length in enumerate(batch.host_lengths)
         )
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
-        return False
+        return torch.inf
 
 
-def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
-    """Compares logits on the call's own prompt: passes of several tokens, taken back, with plain steps of one token.
-
-    Asked once a model object; `inputs` are left as they were. What plain decoding raises about its inputs is passed on, a draft
-    just does not fit.
-    """
-    if model not in _fits_universal:
-        with without_dropout(model), torch.no_grad():
-            _fits_universal[model] = _same_as_steps(model, inputs, is_draft)
-    return _fits_universal[model]
-
-
-def _same_as_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool) -> bool:
+def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool) -> float:
     width, num_rows = inputs.input_ids.shape[1], inputs.input_ids.shape[0]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -159,8 +182,8 @@ def _same_as_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool) -> bo
     except DOES_NOT_RUN:
         if not plain and not is_draft:
             raise
-        return False
-    return _close(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
+        return torch.inf
+    return _deviation(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
 
 
 def _extend(batch: Batch, tokens: Tensor) -> None:
@@ -169,9 +192,9 @@ def _extend(batch: Batch, tokens: Tensor) -> None:
     batch.host_lengths = [length + tokens.shape[1] for length in batch.host_lengths]
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def _deviation(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape:
-        return False
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+        return torch.inf
     expected = expected.float()
-    return torch.allclose(found.float(), expected, rtol=0, atol=tolerance * expected.std().item())
+    deviation = ((found.float() - expected).abs().max() / expected.std()).item()
+    return deviation if deviation == deviation else torch.inf
