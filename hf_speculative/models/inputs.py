@@ -98,6 +98,7 @@ def inputs_for_draft(
         if _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
         elif target.main_input_name == draft.main_input_name or draft.main_input_name not in given:
+            given = {name: value for name, value in given.items() if value is not inputs_tensor}  # under another name
             given[draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt

@@ -7,6 +7,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import tiny
 import torch
@@ -14,6 +15,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import hf_speculative as hs
+from hf_speculative import assembly
+from hf_speculative.models import choose_for
 
 from .configs import tiny_config
 from .inputs import prompts
@@ -162,7 +165,7 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
         for noise in NOISES:
             draft = tiny.noisy_copy(model, noise)
             try:
-                found = speculative(model, draft, inputs)
+                found, path = speculative(model, draft, inputs)
             except Exception as error:
                 if not is_refusal(error):
                     raise Raised(f"{named(error)} [{where(error)}]") from error
@@ -176,13 +179,7 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
             result.acceptance = found.statistics.draft_acceptance_rate
             if 0 < result.acceptance < 1:
                 break
-    result.outcome, result.message, result.notes = path_of(model), "", notes
-
-
-def path_of(model) -> str:
-    """`ragged` or `universal`: which cache speculative decoding chose for the model."""
-    choose = getattr(hs.models, "choose", None)
-    return "ragged" if choose is None else choose(model).name
+    result.outcome, result.message, result.notes = path, "", notes
 
 
 GREEDY = {
@@ -199,7 +196,11 @@ def plain(model, inputs: dict):
 
 
 def speculative(model, draft, inputs: dict):
-    return hs.generate(model, **inputs, **GREEDY, draft_model=draft)
+    """What it gives, and the path that this very call took."""
+    with mock.patch.object(assembly, "choose_for", wraps=assembly.choose_for) as chosen:
+        found = hs.generate(model, **inputs, **GREEDY, draft_model=draft)
+    path = choose_for(*chosen.call_args.args).name
+    return found, path
 
 
 def num_prompt_tokens(model, output) -> int:

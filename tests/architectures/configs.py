@@ -50,7 +50,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"intermediate_size_mlp|mlp_dim|.*_mlp_dim|feed_forward_size", 48),
     (r"(.*_)?(hidden_size|d_model|n_embd|emb_dim|embedding_dim|width|embed_dim|dim_model)", HIDDEN),
     (r".*(hidden_size|embedding_size|_embed_dim|embed_proj_dim|projection_dim|(in|out|input|output)_dim)", HIDDEN),
-    (r"index_topk", 8),
+    (r"index_topk|keep_window_size", 64),
 ]  # fmt: skip
 TOKEN = re.compile(r"(?!.*per_token|use_).*(_token_id|_token_index|_token|_token_ids)")
 NOT_SIZES = {"transformers_version", "architectures", "dtype", "_name_or_path", "id2label", "label2id"}
