@@ -129,7 +129,11 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
     config = GenerationConfig(
-        max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0
+        max_length=max_length,
+        num_return_sequences=num_copies,
+        do_sample=num_copies > 1,
+        pad_token_id=0,
+        use_cache=True,  # some models' configs switch it off
     )
     # The class's own `generate`, past what is attached to the object and what a subclass does around it.
     GenerationMixin.generate(model, **given, generation_config=config, custom_generate=capture)

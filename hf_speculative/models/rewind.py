@@ -81,7 +81,12 @@ def copy_of(cache):
 
 def rewinder(cache, column: int) -> Crop | Snapshot:
     """The way that fits `cache`, which holds `column` columns."""
-    return Crop(cache, column) if getattr(cache, "is_croppable", False) else Snapshot(cache, column)
+    if not getattr(cache, "is_croppable", False):
+        return Snapshot(cache, column)
+    # Layers that hold an image beside those that hold the text have another length, and must not be cut.
+    layers = getattr(cache, "self_attention_cache", cache).layers
+    lengths = {layer.get_seq_length() for layer in layers if getattr(layer, "is_initialized", False)}
+    return Crop(cache, column) if len(lengths) <= 1 else Snapshot(cache, column)
 
 
 def _copied(state: dict) -> dict:
