@@ -15,7 +15,7 @@ SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _FORGETS)
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS)
 
 
 def check_options(options: Options) -> None:

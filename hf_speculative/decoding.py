@@ -81,7 +81,7 @@ class SpeculativeDecoding:
         drafter.begin(batch, sampler)
         if cache is not None and cache.get_seq_length():
             target.load(cache, batch)
-        elif (num_copies := generation_config.num_return_sequences or 1) > 1:
+        elif (num_copies := generation_config.num_return_sequences or 1) > 1 and batch.prompt_width:
             _share_prefill(batch, num_copies, (target, drafter))
 
         output, statistics = Output(input_ids, generation_config, target, streamer), Statistics(num_calls=1)

@@ -29,7 +29,7 @@ def draft_model_drafter(
     match = check_vocabularies(options, model, bool(inputs.generation_config.do_sample))
     draft = options.draft_model
     assert draft is not None
-    max_positions = getattr(_text_config(draft), "max_position_embeddings", None)
+    max_positions = _max_positions(draft)
     is_ragged, has_own_text = choose(draft).name == "ragged", match is not None and match.strategy != "same"
     cached: CachedModel
     if is_ragged:
@@ -40,6 +40,11 @@ def draft_model_drafter(
             raise ValueError(
                 f"`draft_model`: {type(draft).__name__} reads the prompt through an encoder, in another vocabulary than the "
                 "target's: use a draft with the target's tokenizer."
+            )
+        if inputs.input_ids.shape[1] == 0:
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "
+                "`input_ids=` as well, or use another draft."
             )
         own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
         checks.check_universal(draft, own, "draft_model")
@@ -111,6 +116,13 @@ def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool
             "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
         )
     return match
+
+
+def _max_positions(model: PreTrainedModel) -> int | None:
+    """The longest text the model can take, as far as its config says."""
+    config = _text_config(model)
+    names = ("max_position_embeddings", "max_target_positions", "n_positions")
+    return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
 
 
 def _text_config(model: PreTrainedModel):

@@ -87,6 +87,57 @@ def test_inputs_embeds(target, draft, with_ids):
         assert stats.num_draft_tokens > 0
 
 
+def test_inputs_embeds_ask_for_everything_back(target, draft):
+    inputs = tiny.prompts(3)
+    given = {"inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach()}
+    given |= {"attention_mask": inputs["attention_mask"], "return_dict_in_generate": True, "output_hidden_states": True}
+    expected = target.generate(**given, **NEW)
+    found = hs.generate(target, **given, **NEW, draft_model=draft)
+    same(found.hidden_states, expected.hidden_states)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_inputs_embeds_several_sequences_a_prompt(target, draft):
+    embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
+    settings = NEW | {"inputs_embeds": embeds, "do_sample": True, "num_return_sequences": 3}
+    set_seed(0)
+    expected = target.generate(**settings)
+    set_seed(0)
+    assert hs.generate(target, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
+
+
+def test_a_universal_draft_needs_the_ids(target):
+    embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
+    with pytest.raises(ValueError, match=r"BloomForCausalLM needs the prompt's ids.*pass `input_ids=`"):
+        hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
+    """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
+    model = build("causal", name)
+    first = prompts("causal", model, batch_size)
+    plain = model.generate(**first, **NEW)
+    new = plain[:, first["input_ids"].shape[1] :].tolist()
+    eos = [[t for i, t in enumerate(row) if t not in row[:i]][-1] for row in new]  # each row's last new kind of token
+    stops = NEW | {"eos_token_id": eos, "return_dict_in_generate": True}
+    expected = model.generate(**first, **stops, past_key_values=DynamicCache(config=model.config))
+    cache = DynamicCache(config=model.config)
+    found = hs.generate(model, **first, **stops, past_key_values=cache, draft_model=model)
+    assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
+    assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
+    for ours, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
+        if hasattr(theirs, "keys"):
+            assert ours.keys.shape == theirs.keys.shape
+    done = found.sequences.shape[1] - first["input_ids"].shape[1]
+    more = torch.randint(1, 60, (batch_size, 4))
+    kept = torch.cat([first["attention_mask"], torch.ones(batch_size, done + 4).long()], 1)
+    second = {"input_ids": torch.cat([found.sequences, more], 1), "attention_mask": kept}
+    again = model.generate(**second, **NEW, past_key_values=expected.past_key_values).tolist()
+    assert model.generate(**second, **NEW, past_key_values=cache).tolist() == again
+
+
 def test_positions_of_the_users_own():
     """A gap in them, say for a prompt cut in the middle: plain decoding counts on from the last."""
     target = tiny.build("gpt2")

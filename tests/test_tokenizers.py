@@ -6,6 +6,7 @@ import pytest
 import tiny
 import tongues
 import torch
+from architectures import check as architectures
 from test_law import SAMPLES, VOCAB, assert_law, exact_law, sample
 from transformers import (
     LogitsProcessorList,
@@ -464,3 +465,25 @@ def test_tokenizers_of_one_vocabulary_draft_as_without():
         found = hs.generate(TARGET, **kwargs, tokenizer=TOKENIZER, assistant_tokenizer=longer)
     assert found.tolist() == expected.tolist()
     assert stats.num_accepted_draft_tokens == without.num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("mapping", ["strings", "intersection"])
+@pytest.mark.parametrize("model_type", ["bloom", "mamba2"])
+def test_a_draft_on_the_universal_path(model_type, mapping):
+    """Its cache is transformers' own, and its prompt is the text in its own ids."""
+    target = architectures.build("causal", model_type)
+    letters = "".join(map(chr, [10, *range(0x20, 0x7F), *range(0x4E00, 0x4E00 + target.config.vocab_size - 96)]))
+    tokenizer, draft_tokenizer = tongues.characters(letters), tongues.characters("äöü" + letters[::-1])
+    draft = tongues.moved(tiny.noisy_copy(target, noise=0.02), tokenizer, draft_tokenizer)
+    inputs = architectures.prompts("causal", target, 3)
+    settings = inputs | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(
+            target,
+            **settings,
+            draft_model=draft,
+            tokenizer=tokenizer,
+            draft_tokenizer=draft_tokenizer,
+            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping),
+        )
+    assert found.tolist() == target.generate(**settings).tolist() and stats.draft_acceptance_rate > 0.3

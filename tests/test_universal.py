@@ -158,6 +158,7 @@ def test_a_wrong_cache_is_found_out(monkeypatch):
         return original(*args, input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 
     monkeypatch.setattr(model, "forward", forgetful)
+    monkeypatch.setattr(probe, "is_tested_universal", lambda model: False)
     inputs, draft = prompts("causal", model, 2), tiny.llama(vocab_size=99)
     with pytest.raises(ValueError, match=r"BloomForCausalLM gives other logits.*draft_model=None"):
         hs.generate(model, **inputs, **NEW, draft_model=draft)
@@ -189,12 +190,48 @@ def test_any_kind_drafts_for_any_kind():
 
 def test_a_draft_with_a_shorter_context_falls_back_to_plain():
     target, draft = build("seq2seq", "bart"), build("seq2seq", "bart")
-    draft.config.max_position_embeddings = 12
+    draft.config.max_position_embeddings = 12  # Whisper's config calls it max_target_positions
     inputs = prompts("seq2seq", target, 2)
     with hs.record() as stats:
         found = hs.generate(target, **inputs, **NEW, draft_model=draft)
     assert found.tolist() == target.generate(**inputs, **NEW).tolist()
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate == 1 and stats.num_target_forwards > 12
+
+
+@pytest.mark.parametrize(("mapping", "name"), [("seq2seq", "bart"), ("causal", "gpt_neo"), ("causal", "gpt2")])
+def test_up_to_the_last_position(mapping, name):
+    """A row near the end is fed along while others draft further: there is no position beyond the table."""
+    model = build(mapping, name)
+    inputs, config = prompts(mapping, model, 3), model.config
+    positions = getattr(config, "max_position_embeddings", None) or config.n_positions
+    settings = {"max_length": positions, "do_sample": False, "pad_token_id": 0}
+    settings |= {"return_dict_in_generate": True, "output_hidden_states": True}  # the universal path, for gpt2 as well
+    expected = model.generate(**inputs, **settings).sequences
+    for draft in (tiny.noisy_copy(model), model):
+        assert hs.generate(model, **inputs, **settings, draft_model=draft).sequences.tolist() == expected.tolist()
+
+
+def test_a_decoder_prompt_near_the_last_position():
+    """Trying the cache must not run past the table, nor call a model unfit that then fits for ever."""
+    model = build("seq2seq", "bart")
+    positions = model.config.max_position_embeddings
+    inputs = prompts("seq2seq", model, 1)
+    ids = torch.randint(3, 60, (1, positions - 3), generator=torch.Generator().manual_seed(0))
+    ids[0, 0] = model.generation_config.decoder_start_token_id
+    inputs |= {"decoder_input_ids": ids, "max_length": positions, "do_sample": False}
+    assert hs.generate(model, **inputs, draft_model=model).tolist() == model.generate(**inputs).tolist()
+
+
+def test_what_the_drafts_own_generation_config_asks_for():
+    """Beams and stop strings of a checkpoint's are not the call's."""
+    model = build("seq2seq", "bart")
+    draft = tiny.noisy_copy(model)
+    draft.generation_config.num_beams, draft.generation_config.stop_strings = 4, ["x"]
+    before = draft.generation_config.to_dict()
+    inputs = prompts("seq2seq", model, 3)
+    found = hs.generate(model, **inputs, **NEW, draft_model=draft)
+    assert found.tolist() == model.generate(**inputs, **NEW).tolist()
+    assert draft.generation_config.to_dict() == before
 
 
 def whisper(decoder_layers=2, cls=None, **overrides):

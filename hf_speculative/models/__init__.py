@@ -8,6 +8,7 @@ from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance,
 from .ragged import AttentionLayers, RaggedCache, RaggedModel
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
+from .tested import is_tested_universal
 from .universal import TextModel, UniversalModel
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "fits_early_exit",
     "fits_universal",
     "inputs_for_draft",
+    "is_tested_universal",
     "prepared_inputs",
     "ragged_deviation",
     "text_inputs",

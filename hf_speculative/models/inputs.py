@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -128,15 +129,20 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
+    # A shallow copy with a bare generation_config: what the model's own asks for, beams for instance, is not asked for here.
+    bare = copy.copy(model)
+    tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
+    bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
     config = GenerationConfig(
         max_length=max_length,
         num_return_sequences=num_copies,
         do_sample=num_copies > 1,
         pad_token_id=0,
-        use_cache=True,  # some models' configs switch it off
+        num_beams=1,
+        use_cache=True,
     )
     # The class's own `generate`, past what is attached to the object and what a subclass does around it.
-    GenerationMixin.generate(model, **given, generation_config=config, custom_generate=capture)
+    GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)
     return prepared[0]
 
 

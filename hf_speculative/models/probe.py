@@ -14,30 +14,9 @@ from .cached_model import CachedModel, device_of, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel
+from .tested import TESTED_TYPES, is_tested_universal
 from .universal import UniversalModel
 
-#: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
-TESTED_TYPES = frozenset(
-    {
-        "cohere",
-        "gemma",
-        "gemma3_text",
-        "gpt2",
-        "gpt_neox",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "stablelm",
-        "starcoder2",
-    }
-)
 #: what a model raises that does not run through a cache of ours at all
 DOES_NOT_RUN = (
     RuntimeError,
@@ -52,9 +31,9 @@ DOES_NOT_RUN = (
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
-LONGEST_PROMPT, MOST_ROWS = 16, 2
+LONGEST_PROMPT, NUM_ROWS = 16, 2
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_universal: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
+_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], float]] = WeakKeyDictionary()
 _early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
 
@@ -76,8 +55,9 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
-    """Compares logits on the call's own prompt: passes of several tokens, taken back, with plain steps of one token."""
-    return universal_deviation(model, inputs, is_draft) <= tolerance(model)
+    """True for a type that tests/architectures compares; otherwise compares logits on the call's own prompt: passes of several
+    tokens, taken back, with plain steps of one token."""
+    return is_tested_universal(model) or universal_deviation(model, inputs, is_draft) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -96,20 +76,26 @@ def ragged_deviation(model: PreTrainedModel) -> float:
 def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> float:
     """The same for the universal path, on the prompt of a call, against plain steps.
 
-    Asked once a model object; `inputs` are left as they were. What plain decoding raises about its inputs is passed on, a draft
-    just does not fit.
+    Asked once a model object and kind of inputs; `inputs` are left as they were. What plain decoding raises about its inputs
+    is passed on, a draft just does not fit.
     """
-    if model not in _universal:
+    known = _universal.setdefault(model, {})
+    kind = tuple(inputs.others)
+    if kind not in known:
         with without_dropout(model), torch.no_grad():
-            _universal[model] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
-    return _universal[model]
+            known[kind] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
+    return known[kind]
 
 
 def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
-    """A long prompt of ids alone costs time, and near the model's last position there is no room to try."""
-    if model.config.is_encoder_decoder or not inputs.is_text or inputs.input_ids.shape[1] == 0:
+    """A long prompt of ids costs time, and near the model's last position there is no room to try; one row says too little."""
+    if model.config.is_encoder_decoder:
+        kwargs = {name: value for name, value in inputs.model_kwargs.items() if not name.startswith("decoder_")}
+        return Inputs(inputs.input_ids[:, :1], inputs.generation_config, kwargs)
+    if not inputs.is_text or inputs.input_ids.shape[1] == 0:
         return inputs
-    ids = inputs.input_ids[:MOST_ROWS, -LONGEST_PROMPT:].clamp(max=model.get_input_embeddings().weight.shape[0] - 1)
+    ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=model.get_input_embeddings().weight.shape[0] - 1)
+    ids = ids.expand(NUM_ROWS, -1) if len(ids) == 1 else ids
     return text_inputs(model, Batch(ids, [0] * len(ids), max_length=LONGEST_PROMPT + 1))
 
 

@@ -34,6 +34,14 @@ class Crop:
         self.column = column
         return column
 
+    def finish(self):
+        """The cache as plain `generate` leaves it: nothing beyond a window, nothing recorded."""
+        self.cache.crop(0)
+        for layer in getattr(self.cache, "self_attention_cache", self.cache).layers:
+            if hasattr(layer, "record_past"):
+                layer.record_past = False
+        return self.cache
+
 
 class Snapshot:
     """Anything with a state that runs on: it is put back as it was, and what was kept since is fed again.
@@ -60,6 +68,9 @@ class Snapshot:
             return None
         self.cache = copy_of(self.state)
         return self.column
+
+    def finish(self):
+        return self.cache
 
 
 def copy_of(cache):

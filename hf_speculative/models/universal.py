@@ -47,7 +47,7 @@ class UniversalModel(CachedModel):
     def _begin(self) -> None:
         self.width = self.inputs.input_ids.shape[1]
         self.kwargs = self.inputs.fresh_kwargs(self.model)
-        self.ids = self.inputs.input_ids.long()
+        self.ids = self.inputs.input_ids.long().clone()
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
         self.settled = torch.iinfo(torch.int64).max  # columns that are right for the rows that are done, too
@@ -55,7 +55,8 @@ class UniversalModel(CachedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         newest = [length + ahead for length in batch.host_lengths]
-        start, end = min(newest) - num_last, max(newest)
+        # A row near the end may be fed beyond it, because others draft further: nothing reads that, and no position is there.
+        start, end = min(newest) - num_last, min(max(newest), batch.max_length)
         self._read(batch)
         self._go_back(start)
         logits = None if self.has_prompt else self._prefill()
@@ -71,10 +72,10 @@ class UniversalModel(CachedModel):
         assert logits is not None  # the newest token of some row has not been fed
         first = end - logits.shape[1]  # the column of the first logits
         logits = logits[self.rows].to(batch.tokens.device)
-        if min(newest) == end:
+        if min(newest) == max(newest):
             return logits[:, -num_last:]
         columns = torch.tensor([n - num_last - first for n in newest], device=logits.device)
-        columns = columns[:, None] + torch.arange(num_last, device=logits.device)
+        columns = (columns[:, None] + torch.arange(num_last, device=logits.device)).clamp(max=logits.shape[1] - 1)
         return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[2]))
 
     def prefill(self, batch: Batch) -> None:
@@ -94,25 +95,26 @@ class UniversalModel(CachedModel):
         """Nothing to do: the cache is among the inputs."""
 
     def store(self, given, sequences: Tensor, padding: list[int]):
-        self._go_back(min(self.covered, self.settled))
+        # A stop inside a block and rows that were done early leave columns that are not those of the final text.
+        width = min(sequences.shape[1], self.ids.shape[1])
+        differing = (self.ids[:, :width] != sequences[:, :width]).any(0).nonzero().flatten().tolist()
+        last = sequences.shape[1] - 1
+        self._go_back(min(self.covered, self.settled, last, *differing[:1]))
         self.ids = sequences.clone()
         if not self.has_prompt:
             self._prefill()
-        if self.covered < sequences.shape[1] - 1:
-            self._feed(sequences.shape[1] - 1, num_logits=1)
-        cache = self.rewinder.cache
-        for layer in _attention_layers(cache):
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
+        if self.covered < last:
+            self._feed(last, num_logits=1)
+        cache = self.rewinder.finish()
         if given is None:
             return cache
         vars(given).update(vars(cache))
         return given
 
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
-        first, outputs = self.last
+        first, outputs, is_prompt = self.last
         layers = outputs[name]
-        if first == 0:  # the prompt's: all its columns, as in plain `generate`
+        if is_prompt:  # all its columns, as in plain `generate`
             return tuple(layer[row : row + 1] for layer in layers)
         i = column - first
         if name.endswith("hidden_states"):
@@ -165,7 +167,7 @@ class UniversalModel(CachedModel):
         }
         self.known = self.width + 1  # columns that the growing inputs cover
         self.covered = self.width
-        self._record(outputs, first=0)
+        self._record(outputs, first=0, is_prompt=True)
         self.cache_name = next(
             (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
         )
@@ -202,10 +204,11 @@ class UniversalModel(CachedModel):
             outputs, dict(self.kwargs), is_encoder_decoder=self.model.config.is_encoder_decoder
         )
 
-    def _record(self, outputs, first: int) -> None:
+    def _record(self, outputs, first: int, is_prompt: bool = False) -> None:
         self.num_forwards += 1
         if self.keep:
-            self.last = (first, {name: outputs[name] for name in self.keep if outputs.get(name) is not None})
+            kept = {name: outputs[name] for name in self.keep if outputs.get(name) is not None}
+            self.last = (first, kept, is_prompt)
 
 
 class TextModel(UniversalModel):
