@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+QUANTIZED := .venv/.quantized
 
 .PHONY: demo test test-slow test-gpu quality docs clean help
 
@@ -18,16 +19,20 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
+$(QUANTIZED): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantized]'
+	touch $@
+
 demo: $(READY)
 	$(BIN)/hf-speculative generate
 
-test: $(READY)
+test: $(QUANTIZED)
 	$(BIN)/python -m pytest
 
-test-slow: $(READY)
+test-slow: $(QUANTIZED)
 	$(BIN)/python -m pytest -m slow
 
-test-gpu: $(READY)
+test-gpu: $(QUANTIZED)
 	$(BIN)/python -m pytest -m gpu
 
 quality: $(READY)
