@@ -142,9 +142,9 @@ def test_reproducible_sampling_equals_plain_sampling(target, draft, unrelated):
 
 def test_reproducible_sampling_redraws_noise_rather_than_keep_it(target, draft, unrelated, monkeypatch):
     """Rows that drift apart need noise of many steps: with room for one step only, the output is the same."""
-    from hf_speculative import decoding
+    from hf_speculative import assembly
 
-    class Forgetful(decoding.Coupled):
+    class Forgetful(assembly.Coupled):
         def __init__(self, *args):
             super().__init__(*args, max_bytes=1)
             assert self.max_kept == 1
@@ -152,7 +152,7 @@ def test_reproducible_sampling_redraws_noise_rather_than_keep_it(target, draft, 
     kwargs = tiny.prompts(4) | {"do_sample": True, "top_k": 0, "max_new_tokens": 40, "pad_token_id": 0}
     set_seed(5)
     expected = target.generate(**kwargs)
-    monkeypatch.setattr(decoding, "Coupled", Forgetful)
+    monkeypatch.setattr(assembly, "Coupled", Forgetful)
     set_seed(5)
     assert hs.generate(target, **kwargs, draft_model=draft, reproducible=True).tolist() == expected.tolist()
 

@@ -18,6 +18,13 @@ def kind(request):
     return model, lambda batch_size: prompts(KINDS[request.param], model, batch_size)
 
 
+@pytest.fixture(params=[name for name, mapping in KINDS.items() if mapping == "causal"])
+def decoder(request):
+    """Without an encoder: those have a prompt, and transformers guides them."""
+    model = build("causal", request.param)
+    return model, lambda batch_size: prompts("causal", model, batch_size)
+
+
 def same(found, expected):
     """Nested tuples of tensors: shapes equal, numbers close."""
     if isinstance(expected, torch.Tensor):
@@ -148,10 +155,8 @@ def test_positions_of_the_users_own():
     assert hs.generate(target, **inputs, **NEW, draft_model=draft).tolist() == expected.tolist()
 
 
-def test_a_prompt_in_chunks(kind):
-    model, inputs = kind
-    if model.config.is_encoder_decoder:
-        pytest.skip("its prompt is one token")
+def test_a_prompt_in_chunks(decoder):
+    model, inputs = decoder
     given = inputs(3)
     with tiny.CountForwards(model) as forwards:
         found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=60))
@@ -164,10 +169,8 @@ NEGATIVE = torch.randint(1, 60, (3, 4), generator=torch.Generator().manual_seed(
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("negative", [None, NEGATIVE], ids=["last token", "negative prompt"])
-def test_guidance(kind, negative, do_sample):
-    model, inputs = kind
-    if model.config.is_encoder_decoder:
-        pytest.skip("transformers guides decoder-only models")
+def test_guidance(decoder, negative, do_sample):
+    model, inputs = decoder
     settings = NEW | {"guidance_scale": 1.7, "do_sample": do_sample, "negative_prompt_ids": negative}
     set_seed(0)
     expected = model.generate(**inputs(3), **settings)
