@@ -1,5 +1,7 @@
 """A sample of all model types, over all mappings; `python -m tests.architectures` runs the rest and writes the page."""
 
+from collections import Counter
+
 import pytest
 from architectures import page
 from architectures.check import MAPPINGS, examine, types_of
@@ -37,4 +39,5 @@ def test_every_type_is_exact_or_refused():
     jobs = [(mapping, model_type) for mapping in MAPPINGS for model_type in types_of(mapping)]
     results = list(run(jobs, num_processes=2, seconds=120, gigabytes=12))
     assert not [result for result in results if result.outcome in ("raised", "wrong")]
-    assert len([result for result in results if result.outcome != "unbuilt"]) > 250
+    exact = Counter(result.mapping for result in results if result.outcome in ("ragged", "universal"))
+    assert exact["causal"] >= 145 and min(exact["seq2seq"], exact["image-text"]) >= 25 and exact["speech"] >= 10
