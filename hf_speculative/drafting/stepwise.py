@@ -19,6 +19,9 @@ class Stepwise(Drafter):
         """
         raise NotImplementedError
 
+    def drawn(self, tokens: Tensor, ahead: int) -> None:
+        """`tokens (batch,)` were drawn from the last step's law, and are in `batch`."""
+
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         """What of `num_tokens` this drafter can propose."""
         return num_tokens
@@ -37,6 +40,7 @@ class Stepwise(Drafter):
             scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)
             token, law = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
+            self.drawn(token, ahead)
             tokens.append(token)
             probs.append(law)
             stop = schedule.should_stop(scores, token)

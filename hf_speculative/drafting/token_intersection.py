@@ -13,11 +13,12 @@ from torch import Tensor
 from ..models import CachedModel
 from ..sampling import Sampler
 from ..translation import Translation
-from ..types import Batch, Draft, Drafter, Schedule
+from ..types import Batch
 from .draft_side import DraftSide
+from .stepwise import Stepwise
 
 
-class TokenIntersection(Drafter):
+class TokenIntersection(Stepwise):
     """Drafts with a causal language model of another vocabulary, token by token.
 
     Args:
@@ -46,37 +47,21 @@ class TokenIntersection(Drafter):
         if max(self.side.within_context([1] * len(batch.rows))):
             self.side.model.prefill(own)
 
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        own = self.side.start(batch)
-        num_tokens = self.side.within_context(num_tokens)
-        width = max(num_tokens)
-        if width == 0:
-            return Draft.empty(batch)
-        limits = torch.tensor(num_tokens, device=batch.lengths.device)
-        tokens, probs = [], []
-        for ahead in range(width):
-            logits = self.side.model.logits(own, ahead=ahead, num_last=1)[:, 0]
-            scores = sampler.draft_scores(batch, self._in_target_ids(logits, sampler.vocab_size), ahead)
-            token, law = sampler.propose(scores, ahead)
-            batch.put(token[:, None], ahead)
-            own.put(self.to_draft[token][:, None], ahead)
-            tokens.append(token)
-            probs.append(law)
-            stop = schedule.should_stop(scores, token)
-            if stop is not None:
-                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
-                if bool((limits <= ahead + 1).all()):
-                    break
-        laws = None if probs[0] is None else torch.stack(probs, 1)
-        return Draft(torch.stack(tokens, 1), laws, limits)
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        self.own = self.side.start(batch)
+        return self.side.within_context(num_tokens)
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        """The draft's logits in the target's ids, `(batch, vocab)`: what is not shared is impossible."""
+        logits = self.side.model.logits(self.own, ahead=ahead, num_last=1)[:, 0]
+        moved = logits.new_full((logits.shape[0], len(self.to_draft)), -torch.inf)
+        return moved.index_copy_(1, self.target_ids, logits.index_select(1, self.draft_ids))
+
+    def drawn(self, tokens: Tensor, ahead: int) -> None:
+        self.own.put(self.to_draft[tokens][:, None], ahead)
 
     def rollback(self, batch: Batch) -> None:
         self.side.follow(batch, None)
 
     def select(self, indices: list[int]) -> None:
         self.side.select(indices)
-
-    def _in_target_ids(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """`(batch, draft vocab)` to `(batch, vocab_size)`: what is not shared is impossible."""
-        moved = logits.new_full((logits.shape[0], vocab_size), -torch.inf)
-        return moved.index_copy_(1, self.target_ids, logits.index_select(1, self.draft_ids))
