@@ -71,7 +71,9 @@ class UniversalModel(CachedModel):
             logits = fed if logits is None or start >= self.width else torch.cat([logits, fed], 1)
         assert logits is not None  # the newest token of some row has not been fed
         first = end - logits.shape[1]  # the column of the first logits
-        logits = logits[self.rows].to(batch.tokens.device)
+        if len(self.rows) < len(logits):
+            logits = logits[self.rows]
+        logits = logits.to(batch.tokens.device)
         if min(newest) == max(newest):
             return logits[:, -num_last:]
         columns = torch.tensor([n - num_last - first for n in newest], device=logits.device)
