@@ -22,9 +22,10 @@ from transformers import (
 )
 
 from . import checks, self_drafting
-from .configuration import CONFIGURED_SOURCES, Options, SpeculativeConfig, plain_kwargs, read_options
+from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, without_dropout
+from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
 
 
