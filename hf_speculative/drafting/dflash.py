@@ -59,7 +59,7 @@ class DFlash(Stepwise):
         context, is_filler = fed_slots(self.seen, ends, self.device)
         block = torch.tensor(ends, device=self.device)[:, None] + torch.arange(self.block_size, device=self.device)
         end = max(ends) + self.block_size
-        self.cache.reserve(end, limit=batch.max_length + self.block_size)
+        self.cache.reserve(len(ends), end, limit=batch.max_length + self.block_size)
         self.cache.end = end
         self.cache.slots = torch.cat([context.masked_fill(is_filler, self.cache.capacity - 1), block], 1)
         context = context.masked_fill(is_filler, 0)
@@ -89,6 +89,4 @@ class DFlash(Stepwise):
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]
-        index = torch.tensor(indices, dtype=torch.long, device=self.device)
-        for layer in self.cache.layers:
-            layer.select(index)
+        self.cache.select(indices)

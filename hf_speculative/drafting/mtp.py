@@ -49,7 +49,7 @@ class Mtp(Stepwise):
         starts = [min(seen[:depth]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
         slots, is_filler = fed_slots(starts, self.ends, self.device)
-        self.cache.reserve(max(self.ends), limit=batch.max_length)
+        self.cache.reserve(len(starts), max(self.ends), limit=batch.max_length)
         self.cache.end = max(self.ends)
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
@@ -77,6 +77,4 @@ class Mtp(Stepwise):
 
     def select(self, indices: list[int]) -> None:
         self.seen = [list(self.seen[i]) for i in indices]
-        index = torch.tensor(indices, dtype=torch.long, device=self.device)
-        for layer in self.cache.layers:
-            layer.select(index)
+        self.cache.select(indices)

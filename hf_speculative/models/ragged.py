@@ -19,7 +19,8 @@ from transformers.cache_utils import CacheLayerMixin
 from ..types import Batch
 from .cached_model import CachedModel, device_of
 
-MIN_CAPACITY = 256
+#: slots that are allocated ahead of what a pass needs, if the request may use them
+MAX_AHEAD = 1024
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -46,14 +47,19 @@ class RaggedLayer(CacheLayerMixin):
         if self.keys.shape[2] < cache.capacity:
             grow = (0, 0, 0, cache.capacity - self.keys.shape[2])
             self.keys, self.values = functional.pad(self.keys, grow), functional.pad(self.values, grow)
+        keys, values = self.filled()
         if cache.slots is None:
-            self.keys[:, :, cache.start : cache.end] = key_states
-            self.values[:, :, cache.start : cache.end] = value_states
+            keys[:, :, cache.start : cache.end] = key_states
+            values[:, :, cache.start : cache.end] = value_states
         else:
             slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
-            self.keys.scatter_(2, slots.expand_as(key_states), key_states)
-            self.values.scatter_(2, slots.expand_as(value_states), value_states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
+            keys.scatter_(2, slots.expand_as(key_states), key_states)
+            values.scatter_(2, slots.expand_as(value_states), value_states)
+        return keys[:, :, : cache.end], values[:, :, : cache.end]
+
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows still running; rows that left keep their lanes behind them."""
+        return self.keys[: self.cache.num_rows], self.values[: self.cache.num_rows]
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -65,9 +71,16 @@ class RaggedLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def select(self, index: Tensor) -> None:
-        if self.is_initialized:
-            index = index.to(self.keys.device)
+    def select(self, indices: list[int]) -> None:
+        if not self.is_initialized:
+            return
+        if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
+            for lane, row in enumerate(indices):
+                if lane != row:
+                    self.keys[lane] = self.keys[row]
+                    self.values[lane] = self.values[row]
+        else:
+            index = torch.tensor(indices, device=self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
 
 
@@ -79,17 +92,29 @@ class RaggedCache(Cache):
         end: slots `[0, end)` are what attention sees.
         slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
         capacity: slots allocated; the last one is the spare.
+        num_rows: rows running, the first ones of those allocated.
     """
 
     def __init__(self, windows: list[int | None]):
-        self.start, self.end, self.capacity = 0, 0, 0
+        self.start, self.end, self.capacity, self.num_rows = 0, 0, 0, 0
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
 
-    def reserve(self, end: int, limit: int) -> None:
-        """Room for slots `[0, end)` and the spare one; capacity doubles, so that growing costs O(1) a token."""
+    def reserve(self, num_rows: int, end: int, limit: int) -> None:
+        """Room for slots `[0, end)` of so many rows and for the spare one.
+
+        As much as the request can use at most, `limit`, where that is not far; beyond, capacity doubles, so that growing costs
+        O(1) a token.
+        """
+        self.num_rows = num_rows
         if end + 1 > self.capacity:
-            self.capacity = max(end + 1, min(max(2 * end, MIN_CAPACITY), limit + 1))
+            self.capacity = max(end + 1, min(max(2 * end, end + MAX_AHEAD), limit + 1))
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        for layer in self.layers:
+            layer.select(indices)
+        self.num_rows = len(indices)
 
 
 class RaggedModel(CachedModel):
@@ -121,7 +146,7 @@ class RaggedModel(CachedModel):
         ends = [length + ahead for length in lengths]
         width = max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
         end = max(ends)
-        self.cache.reserve(end, limit=batch.max_length + ahead)
+        self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end = end - width, end
 
         uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
@@ -181,17 +206,15 @@ class RaggedModel(CachedModel):
     def select(self, indices: list[int]) -> None:
         if not indices or self.seen is None:  # the last rows stay where they are, for `store`
             return
-        index = torch.tensor(indices, dtype=torch.long, device=self.seen.device)
         self.host_seen = [self.host_seen[i] for i in indices]
-        self.seen = self.seen[index]
-        for layer in self.cache.layers:
-            layer.select(index)
+        self.seen = self.seen[torch.tensor(indices, dtype=torch.long, device=self.seen.device)]
+        self.cache.select(indices)
 
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
-        self.cache.reserve(length, limit=length)
+        self.cache.reserve(len(batch.rows), length, limit=length)
         for layer, given in zip(self.cache.layers, cache.layers, strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
@@ -208,7 +231,7 @@ class RaggedModel(CachedModel):
         num_columns = sequences.shape[1] - 1 - padding[0]
         for index, layer in enumerate(self.cache.layers):
             if layer.is_initialized:
-                kept = [part[:, :, :num_columns].clone() for part in (layer.keys, layer.values)]
+                kept = [part[:, :, :num_columns].clone() for part in layer.filled()]
                 stored.update(*(functional.pad(part, (0, 0, padding[0], 0)) for part in kept), index)
         if given is None:
             return stored

@@ -54,8 +54,7 @@ class RecordingModel(RaggedModel):
         return self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[2]))
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        cached = self.cache.layers[layer]
-        return cached.keys, cached.values
+        return self.cache.layers[layer].filled()
 
 
 def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
