@@ -15,10 +15,10 @@ from .models import (
     CachedModel,
     EarlyExitModel,
     Inputs,
-    RaggedModel,
     RecordingModel,
     UniversalModel,
     choose_for,
+    ragged_model,
 )
 from .output import output_names
 from .pairing import draft_model_drafter
@@ -38,7 +38,7 @@ def target_and_drafter(
         inputs: the call as the target's `generate` prepared it.
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
-    path = choose_for(model, inputs)
+    path, own = choose_for(model, inputs), options.config
     if options.early_exit is not None:
         checks.check_ragged(model, path, "assistant_early_exit")
         halves = EarlyExitModel(model, options.early_exit)
@@ -49,7 +49,7 @@ def target_and_drafter(
         checks.check_ragged(model, path, type(drafter).__name__)
         target = RecordingModel(model, drafter.hidden_layers)
     elif path.name == "ragged":
-        target = RaggedModel(model)
+        target = ragged_model(model, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
     else:
         checks.check_universal(model, inputs, "model")
         target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))

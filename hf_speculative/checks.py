@@ -38,8 +38,13 @@ def check_options(options: Options) -> None:
     for name, value, kind in (("rule", config.rule, Rule), ("schedule", config.schedule, Schedule)):
         if value is not None and not isinstance(value, kind):
             raise TypeError(f"`{name}={value!r}`: pass an object of a subclass of hf_speculative.{kind.__name__}.")
-    if config.reproducible not in (None, True, False):
-        raise TypeError(f"`reproducible={config.reproducible!r}`: pass True or False.")
+    for name in ("reproducible", "compile", "cuda_graphs"):
+        if getattr(config, name) not in (None, True, False):
+            raise TypeError(f"`{name}={getattr(config, name)!r}`: pass True or False.")
+    if config.cuda_graphs and not torch.cuda.is_available():
+        raise ValueError(
+            "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
+        )
     if config.rule is not None and not config.rule.lossless and not config.allow_lossy:
         raise ValueError(
             f"the rule {type(config.rule).__name__} does not declare itself lossless, so that the output would not have the "

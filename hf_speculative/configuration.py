@@ -23,6 +23,9 @@ class SpeculativeConfig:
         schedule: your own schedule, in place of `num_assistant_tokens_schedule` and `assistant_confidence_threshold`.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: source of randomness; torch's global one by default.
+        compile: compile the passes of both models by torch.compile: the first call takes long, later ones are faster
+            (docs/benchmarks.md). Kept in memory until `detach`, or until the model goes.
+        cuda_graphs: on a CUDA device, capture the passes of both models once and replay them, compiled or not.
         allow_lossy: accept a rule that does not declare itself lossless.
         tokenizer, draft_tokenizer: those of the target and of the draft, where their vocabularies differ.
         vocabulary_mapping: how a draft with another vocabulary proposes: `"intersection"`, tokens that both have, or
@@ -35,6 +38,8 @@ class SpeculativeConfig:
     schedule: Schedule | None = None
     reproducible: bool | None = None
     generator: torch.Generator | None = None
+    compile: bool | None = None
+    cuda_graphs: bool | None = None
     allow_lossy: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None

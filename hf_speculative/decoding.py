@@ -109,6 +109,8 @@ class SpeculativeDecoding:
             streamer.end()
         sequences = output.sequences()
         stored = target.store(cache, sequences, padding) if as_dict or cache is not None else None
+        for part in (target, drafter):
+            part.release()
         if not as_dict:
             return sequences
         result = self._as_dict(model, inputs, output, stored)

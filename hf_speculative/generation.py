@@ -24,7 +24,7 @@ from transformers import (
 from . import checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .models import device_of, without_dropout
+from .models import device_of, pool, without_dropout
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
 
@@ -46,6 +46,7 @@ def generate(
         use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: a `torch.Generator` to sample from.
+        compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
         **generate_kwargs: anything else that `model.generate` takes.
 
@@ -208,10 +209,16 @@ def attach(
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
-    """Undo `attach`; returns the same `model`. A model without a draft stays as it is."""
+    """Undo `attach`; returns the same `model`. A model without a draft stays as it is.
+
+    The memory that was kept for the next call, caches and compiled passes, is let go, that of the draft included.
+    """
     target = checks.unwrap(model, "model")
-    if isinstance(vars(target).get("generate"), Attached):
+    attached = vars(target).get("generate")
+    if isinstance(attached, Attached):
         del target.generate
+        pool.release(attached.draft_model)
+    pool.release(target)
     return model
 
 

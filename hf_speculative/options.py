@@ -16,6 +16,8 @@ from .configuration import Options, SpeculativeConfig, first_given
 DEFAULT_NUM_DRAFT_TOKENS = 5
 DEFAULT_MAX_NGRAM = 3
 SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+#: fields of `SpeculativeConfig` that a call may give by name as well
+SWITCHES = ("reproducible", "compile", "cuda_graphs")
 HANDLED_HERE = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -86,7 +88,7 @@ def read_options(
         "draft_tokenizer": call.pop("draft_tokenizer", "assistant_tokenizer"),
     } | {name: call.pop(name) for name in LOOKBEHINDS}
     tokenizer = call.pop("tokenizer")
-    reproducible = call.pop("reproducible")
+    switches = {name: call.pop(name) for name in SWITCHES}
     of_model = {name: first_given(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
     of_model["use_mtp"] = of_model["use_mtp"] or None
     config_in_call = first_given(call.pop("speculative_config"), SpeculativeConfig())
@@ -116,7 +118,7 @@ def read_options(
     own = SpeculativeConfig(
         num_draft_tokens=given["num_draft_tokens"],
         generator=given["generator"],
-        reproducible=reproducible,
+        **switches,
         tokenizer=tokenizer,
         draft_tokenizer=given["draft_tokenizer"],
     )
@@ -125,6 +127,7 @@ def read_options(
     if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
         if config_in_call != SpeculativeConfig():
             given["speculative_config"] = config_in_call
+        given |= {name: switches[name] for name in ("compile", "cuda_graphs")}
         _refuse_without_effect(
             given, given.keys(), "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`"
         )
@@ -206,7 +209,7 @@ def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
         "draft_model",
         "assistant_model",
         "num_draft_tokens",
-        "reproducible",
+        *SWITCHES,
         "generator",
         "draft_tokenizer",
         "speculative_config",

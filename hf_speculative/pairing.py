@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import checks
 from .configuration import Options
 from .drafting import DraftModel, StringMatch, TokenIntersection
-from .models import CachedModel, Inputs, RaggedModel, TextModel, UniversalModel, choose, inputs_for_draft
+from .models import CachedModel, Inputs, TextModel, UniversalModel, choose, inputs_for_draft, ragged_model
 from .translation import LOOKBEHIND, Translation
 from .types import Drafter
 from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies
@@ -34,7 +34,8 @@ def draft_model_drafter(
     cached: CachedModel
     if is_ragged:
         # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-        cached = RaggedModel(draft, clamp_ids=True)
+        own = options.config
+        cached = ragged_model(draft, True, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
     else:
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(
@@ -46,9 +47,9 @@ def draft_model_drafter(
                 f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "
                 "`input_ids=` as well, or use another draft."
             )
-        own = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
-        checks.check_universal(draft, own, "draft_model")
-        cached = TextModel(draft) if has_own_text else UniversalModel(draft, own, clamp_ids=True)
+        prepared = inputs_for_draft(draft, model, inputs, options.generate_kwargs, inputs_tensor)
+        checks.check_universal(draft, prepared, "draft_model")
+        cached = TextModel(draft) if has_own_text else UniversalModel(draft, prepared, clamp_ids=True)
     if match is None or match.strategy == "same":
         return DraftModel(cached, max_positions)
     translation = Translation(

@@ -221,6 +221,9 @@ class Drafter:
     def rollback(self, batch: Batch) -> None:
         """The round is over and `batch` has its new lengths: forget whatever was not accepted."""
 
+    def release(self) -> None:
+        """The call is over: memory may be kept for the next one."""
+
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order."""
 

@@ -49,6 +49,9 @@ class DraftModel(Stepwise):
     def select(self, indices: list[int]) -> None:
         self.model.select(indices)
 
+    def release(self) -> None:
+        self.model.release()
+
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         if self.max_positions is None:
             return num_tokens

@@ -7,7 +7,6 @@ target. All layers keep the entry that goes back to the target's state t in slot
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots

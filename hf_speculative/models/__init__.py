@@ -1,13 +1,16 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
+from . import pool
 from .cached_model import CachedModel, device_of, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
+from .masks import AttentionLayers
 from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
-from .ragged import AttentionLayers, RaggedCache, RaggedModel
+from .ragged import RaggedCache, RaggedModel
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
+from .static import StaticModel, ragged_model, why_eager
 from .tested import is_tested_universal
 from .universal import TextModel, UniversalModel
 
@@ -22,6 +25,7 @@ __all__ = [
     "RaggedCache",
     "RaggedModel",
     "RecordingModel",
+    "StaticModel",
     "TextModel",
     "UniversalModel",
     "choose",
@@ -33,11 +37,14 @@ __all__ = [
     "fits_universal",
     "inputs_for_draft",
     "is_tested_universal",
+    "pool",
     "prepared_inputs",
     "ragged_deviation",
+    "ragged_model",
     "text_inputs",
     "tolerance",
     "universal_deviation",
+    "why_eager",
     "why_not_ragged",
     "without_dropout",
 ]

@@ -43,6 +43,9 @@ class CachedModel:
         """Forget everything: another batch begins."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """The call is over: memory may be kept for the next one."""
+
     def prefill(self, batch: Batch) -> None:
         """Feed all tokens of `batch`, for nothing but the cache."""
         self.logits(batch, ahead=0, num_last=1)

@@ -9,6 +9,7 @@ slice, and the model builds the masks that it builds in plain `generate`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
+from . import pool
 from .cached_model import CachedModel, device_of
+from .masks import AttentionLayers
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
@@ -39,14 +42,12 @@ class RaggedLayer(CacheLayerMixin):
         self.keys = key_states.new_zeros(batch, heads, self.cache.capacity, key_states.shape[3])
         self.values = value_states.new_zeros(batch, value_states.shape[1], self.cache.capacity, value_states.shape[3])
         self.is_initialized = True
+        self.cache.captured.clear()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         cache = self.cache
-        if self.keys.shape[2] < cache.capacity:
-            grow = (0, 0, 0, cache.capacity - self.keys.shape[2])
-            self.keys, self.values = functional.pad(self.keys, grow), functional.pad(self.values, grow)
         keys, values = self.filled()
         if cache.slots is None:
             keys[:, :, cache.start : cache.end] = key_states
@@ -56,6 +57,12 @@ class RaggedLayer(CacheLayerMixin):
             keys.scatter_(2, slots.expand_as(key_states), key_states)
             values.scatter_(2, slots.expand_as(value_states), value_states)
         return keys[:, :, : cache.end], values[:, :, : cache.end]
+
+    def grow(self) -> None:
+        """Make room for as many slots as the cache now has."""
+        if self.is_initialized:
+            more = (0, 0, 0, self.cache.capacity - self.keys.shape[2])
+            self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the rows still running; rows that left keep their lanes behind them."""
@@ -82,6 +89,7 @@ class RaggedLayer(CacheLayerMixin):
         else:
             index = torch.tensor(indices, device=self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+            self.cache.captured.clear()
 
 
 class RaggedCache(Cache):
@@ -92,11 +100,15 @@ class RaggedCache(Cache):
         end: slots `[0, end)` are what attention sees.
         slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
         capacity: slots allocated; the last one is the spare.
-        num_rows: rows running, the first ones of those allocated.
+        num_rows: rows running, the first ones of those allocated; 0 between calls.
+        used: slots that this call has written to, from 0 on.
+        compiled, captured: passes over this cache by kind, see `StaticModel`; captured ones hold addresses of keys and values.
     """
 
     def __init__(self, windows: list[int | None]):
-        self.start, self.end, self.capacity, self.num_rows = 0, 0, 0, 0
+        self.compiled: dict[tuple, Callable[..., Tensor]] = {}
+        self.captured: dict[tuple, Callable[..., Tensor]] = {}
+        self.start, self.end, self.capacity, self.num_rows, self.used = 0, 0, 0, 0, 0
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
 
@@ -106,9 +118,27 @@ class RaggedCache(Cache):
         As much as the request can use at most, `limit`, where that is not far; beyond, capacity doubles, so that growing costs
         O(1) a token.
         """
-        self.num_rows = num_rows
+        self.num_rows, self.used = num_rows, max(self.used, end)
         if end + 1 > self.capacity:
             self.capacity = max(end + 1, min(max(2 * end, end + MAX_AHEAD), limit + 1))
+            self.captured.clear()
+            for layer in self.layers:
+                layer.grow()
+
+    def begin(self, num_rows: int, limit: int) -> None:
+        """A call begins: what is allocated stays if it is about what the request needs, emptied; else it goes."""
+        if self.num_rows:
+            return
+        allocated = [layer for layer in self.layers if layer.is_initialized]
+        if allocated and num_rows <= allocated[0].keys.shape[0] and self.capacity <= 4 * max(limit, MAX_AHEAD):
+            for part in (part for layer in allocated for part in (layer.keys, layer.values)):
+                # No mask hides an inf: its weight is 0, and 0 times inf is not a number.
+                part[:, :, : self.used] = part[:, :, -1:] = 0
+        else:
+            self.capacity = 0
+            for layer in allocated:
+                layer.is_initialized, layer.keys, layer.values = False, None, None
+        self.used = 0
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
@@ -129,36 +159,25 @@ class RaggedModel(CachedModel):
         self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
+        self.cache = RaggedCache(self.layers.windows)
         self.reset()
         self.device = device_of(model)
         self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:
-        self.cache = RaggedCache(self.layers.windows)
+        if self.cache.num_rows or not self.cache.capacity:
+            self.cache = pool.take(self.model) or RaggedCache(self.layers.windows)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        if self.seen is None:
-            self.host_seen = [0] * len(batch.rows)
-            self.seen = torch.zeros_like(batch.lengths)
-        lengths = [n - pad for n, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
-        ends = [length + ahead for length in lengths]
-        width = max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
+        ends, width = self._begin(batch, ahead)
+        assert self.seen is not None
         end = max(ends)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end = end - width, end
-
         uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
-        if max(batch.host_lengths) == min(batch.host_lengths):
-            last = batch.host_lengths[0] + ahead
-            input_ids = batch.tokens[:, last - width : last]
-        else:
-            columns = (batch.lengths + ahead - width)[:, None] + torch.arange(width, device=batch.tokens.device)
-            # Short rows reach back before their first column; what stands there is filler.
-            input_ids = batch.tokens.gather(1, columns.clamp(min=0))
-        if self.last_id is not None:
-            input_ids = input_ids.clamp(max=self.last_id)
+        input_ids = self._input_ids(batch, ahead, width)
         if uniform:
             self.cache.slots = None
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
@@ -177,7 +196,7 @@ class RaggedModel(CachedModel):
 
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         outputs = self.run(
-            input_ids=input_ids.to(self.device),
+            input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=self.cache,
@@ -185,10 +204,34 @@ class RaggedModel(CachedModel):
             return_dict=True,
             **keep,
         )
+        self._finish(batch, ahead, ends)
+        return outputs.logits[:, -num_last:].to(batch.tokens.device)
+
+    def _begin(self, batch: Batch, ahead: int) -> tuple[list[int], int]:
+        """Each row's tokens once the pass is over, and the columns that the widest row feeds."""
+        if self.seen is None:
+            self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
+            self.host_seen = [0] * len(batch.rows)
+            self.seen = torch.zeros_like(batch.lengths)
+        ends = [n - pad + ahead for n, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
+        return ends, max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
+
+    def _input_ids(self, batch: Batch, ahead: int, width: int) -> Tensor:
+        """`(batch, width)` ids of the columns before each row's end; what a shorter row has before its first is filler."""
+        if max(batch.host_lengths) == min(batch.host_lengths):
+            last = batch.host_lengths[0] + ahead
+            input_ids = batch.tokens[:, last - width : last]
+        else:
+            columns = (batch.lengths + ahead - width)[:, None] + torch.arange(width, device=batch.tokens.device)
+            input_ids = batch.tokens.gather(1, columns.clamp(min=0))
+        if self.last_id is not None:
+            input_ids = input_ids.clamp(max=self.last_id)
+        return input_ids.to(self.device)
+
+    def _finish(self, batch: Batch, ahead: int, ends: list[int]) -> None:
         self.num_forwards += 1
         self.host_seen = ends
         self.seen = batch.lengths - batch.padding + ahead
-        return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
     def run(self, **inputs):
         """The model's own forward; a subclass may ask it for more."""
@@ -209,6 +252,11 @@ class RaggedModel(CachedModel):
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[torch.tensor(indices, dtype=torch.long, device=self.seen.device)]
         self.cache.select(indices)
+
+    def release(self) -> None:
+        self.cache.num_rows = 0
+        pool.give_back(self.model, self.cache)
+        self.cache = RaggedCache(self.layers.windows)
 
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
@@ -237,48 +285,3 @@ class RaggedModel(CachedModel):
             return stored
         given.layers = stored.layers
         return given
-
-
-class AttentionLayers:
-    """What each layer of a model attends to, and the explicit masks that say so.
-
-    Follows `transformers.masking_utils.create_masks_for_generate`: a dict of masks by layer type where the config lists
-    `layer_types`, else one mask for all layers.
-    """
-
-    def __init__(self, model: PreTrainedModel):
-        self.config = model.config.get_text_config(decoder=True)
-        self.is_additive = self.config._attn_implementation == "eager"
-        self.types: list[str] | None = getattr(self.config, "layer_types", None)
-        self.window: int | None = getattr(self.config, "sliding_window", None)
-        self.chunk: int | None = getattr(self.config, "attention_chunk_size", None)
-        if self.types is None:
-            self.windows = [self.window] * self.config.num_hidden_layers
-        else:
-            self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
-
-    def masks(self, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Masks for queries at `positions (batch, q)` over slots `[0, end)`: `(batch, 1, q, end)`."""
-        if self.types is not None:
-            return {kind: self._mask(kind, positions, end, dtype) for kind in set(self.types)}
-        if self.window is not None:
-            return self._mask("sliding_attention", positions, end, dtype)
-        if self.chunk is not None:
-            return self._mask("chunked_attention", positions, end, dtype)
-        return self._mask("full_attention", positions, end, dtype)
-
-    def _mask(self, kind: str, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
-        slots = torch.arange(end, device=positions.device)
-        query = positions[:, None, :, None]
-        visible = slots <= query
-        if kind == "sliding_attention":
-            visible &= slots > query - self.window
-        elif kind == "chunked_attention":
-            visible &= slots >= query // self.chunk * self.chunk
-        return self.explicit(visible, dtype)
-
-    def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        """A boolean mask as the model's attention takes it."""
-        if not self.is_additive:
-            return visible
-        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)

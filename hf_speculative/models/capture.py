@@ -1,0 +1,51 @@
+"""Capturing a pass: run once under observation, then replayed without Python.
+
+The seam is thin so that the logic around it is tested without a GPU: see tests/test_static.py for a capture that replays the
+operations it saw on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Capture(Protocol):
+    """Makes a replay out of a function of tensors.
+
+    A replay takes inputs of the same shapes, and gives a tensor that the next replay overwrites. Whatever the function reads
+    or writes besides its inputs stays where it is in memory: weights, keys and values.
+    """
+
+    def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]: ...
+
+
+class CudaGraphs:
+    """Captures CUDA graphs, which share one pool of memory."""
+
+    def __init__(self):
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+        buffers = tuple(tensor.clone() for tensor in inputs)
+        # Lazy initialisations, of cuBLAS say, must not be captured; a pass may be repeated, it writes the same slots again.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                function(*buffers)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            output = function(*buffers)
+
+        def replay(*tensors: Tensor) -> Tensor:
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            graph.replay()
+            return output
+
+        return replay

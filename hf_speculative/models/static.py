@@ -1,0 +1,150 @@
+"""Ragged passes of static shape, which can be compiled, and captured once and replayed.
+
+Everything that changes from pass to pass comes in tensors of one shape: the ids, where each row's columns go, what each row has
+seen. Attention looks at a number of slots from a short ladder, not at exactly those in use. So a few kinds of pass, by rows,
+columns and slots, serve a whole generation; what a round accepted changes no shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..types import Batch
+from .capture import Capture, CudaGraphs
+from .masks import AttentionLayers
+from .ragged import RaggedCache, RaggedModel
+
+#: passes of more columns than this, prompts, run eagerly: they are few, and of all lengths
+MAX_COLUMNS = 32
+#: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
+MIN_SLOTS, STEPS = 256, 4
+
+
+def ragged_model(
+    model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, cuda_graphs: bool = False
+) -> RaggedModel:
+    """A ragged model whose passes run as asked, or eagerly where they cannot (`why_eager`)."""
+    if not (compile or cuda_graphs) or why_eager(model) is not None:
+        return RaggedModel(model, clamp_ids)
+    return StaticModel(model, clamp_ids, compile, CudaGraphs() if cuda_graphs else None)
+
+
+def why_eager(model: PreTrainedModel) -> str | None:
+    """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook"):
+            return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"
+        if hasattr(module, "base_layer"):
+            return f"has adapters, which are switched on and off outside of a pass ({name})"
+    if getattr(model, "hf_quantizer", None) is not None and not model.hf_quantizer.is_compileable:
+        return "is quantised in a way that does not compile"
+    return None
+
+
+def ladder(num_slots: int) -> int:
+    """The slots that a pass over `num_slots` looks at: at most a quarter more, from few different numbers."""
+    step = max(MIN_SLOTS, 2 ** ((num_slots - 1).bit_length() - 1) // STEPS)
+    return -(-num_slots // step) * step
+
+
+def ragged_pass(
+    model: PreTrainedModel,
+    cache: RaggedCache,
+    layers: AttentionLayers,
+    dtype: torch.dtype,
+    keep: dict[str, int],
+    input_ids: Tensor,
+    first: Tensor,
+    seen: Tensor,
+    bounds: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """One pass as a function of tensors; its logits `(batch, q, vocab)`, or fewer columns of them.
+
+    Args:
+        keep: how many columns of logits, as the model takes it.
+        input_ids: `(batch, q)`.
+        first: `(batch,)` the slot of each row's first column; columns whose slot is below `seen (batch,)` are filler.
+        bounds: `(2,)` the spare slot, and the last position any row can have.
+        slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
+    """
+    columns = first[:, None] + torch.arange(input_ids.shape[1], device=first.device)
+    is_filler = columns < seen[:, None]
+    cache.slots = torch.where(is_filler, bounds[0], columns)
+    cache.end = slots.shape[0]
+    positions = columns.masked_fill(is_filler, 0)
+    return model(
+        input_ids=input_ids,
+        attention_mask=layers.masks(positions, slots.shape[0], dtype),
+        position_ids=torch.minimum(positions, bounds[1]),
+        past_key_values=cache,
+        use_cache=True,
+        return_dict=True,
+        **keep,
+    ).logits
+
+
+class StaticModel(RaggedModel):
+    """A ragged model whose passes, the prompt's apart, have static shapes.
+
+    Args:
+        compile: compile each kind of pass, by torch.compile; the compiled ones stay with the cache, and outlast the call.
+        capture: how to capture one, see `Capture`; `None` to call it.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, capture: Capture | None = None
+    ):
+        self.compile, self.capture = compile, capture
+        super().__init__(model, clamp_ids)
+        self.dtype = model.dtype
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        ends, width = self._begin(batch, ahead)
+        assert self.seen is not None
+        if width > MAX_COLUMNS or 0 in self.host_seen:
+            return super().logits(batch, ahead, num_last)
+        num_slots = ladder(max(ends))
+        self.cache.reserve(len(ends), num_slots, limit=ladder(batch.max_length + ahead))
+        inputs = (
+            self._input_ids(batch, ahead, width),
+            (batch.lengths - batch.padding + (ahead - width)).to(self.device),
+            self.seen.to(self.device),
+            torch.tensor([self.cache.capacity - 1, batch.max_position]).to(self.device, non_blocking=True),
+            torch.arange(num_slots, device=self.device),
+        )
+        self.cache.start = 0
+        logits = self._pass(inputs, only_last=num_last == 1 and self.accepts_logits_to_keep)
+        self._finish(batch, ahead, ends)
+        return logits[:, -num_last:].to(batch.tokens.device)
+
+    def _pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Tensor:
+        """A pass through the callable for its kind, which is made when it is first met."""
+        fixed = (self.model, self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
+        function = self._compiled(inputs, only_last) if self.compile else ragged_pass
+        if self.capture is None:
+            return function(*fixed, *inputs)
+        kind = (*inputs[0].shape, only_last, len(inputs[-1]))
+        if kind not in self.cache.captured:
+            self.cache.captured[kind] = self.capture(lambda *tensors: function(*fixed, *tensors), inputs)
+        return self.cache.captured[kind](*inputs)
+
+    def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
+        """One compilation for all sizes but 1, which torch treats apart."""
+        input_ids, first, seen, _, slots = inputs
+        kind = (len(first) == 1, input_ids.shape[1] == 1, only_last)
+        if kind not in self.cache.compiled:
+            # A copy of the function: torch counts recompilations by code object, up to a limit.
+            twin = FunctionType(ragged_pass.__code__.replace(), ragged_pass.__globals__, ragged_pass.__name__)
+            self.cache.compiled[kind] = torch.compile(twin)
+        for tensor, sizes in ((input_ids, (0, 1)), (first, 0), (seen, 0), (slots, 0)):
+            torch._dynamo.maybe_mark_dynamic(tensor, sizes)
+        for layer in self.cache.layers:
+            for part in (layer.keys, layer.values):
+                torch._dynamo.maybe_mark_dynamic(part, (0, 2))
+        return self.cache.compiled[kind]

@@ -1,0 +1,214 @@
+"""Passes of static shape: compiled, and captured once and replayed by an emulation of CUDA graphs."""
+
+import copy
+import functools
+import gc
+
+import pytest
+import tiny
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.models import RaggedModel, StaticModel, pool, static, why_eager
+
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+
+
+class Recorded:
+    """A capture for the CPU that behaves as CUDA graphs do: the operations seen once are run again on the same memory.
+
+    Nothing of the function's Python runs again, and an input that is no input of the function, or an address that moved, shows
+    as a wrong result.
+    """
+
+    def __init__(self):
+        self.num_captures = self.num_replays = 0
+
+    def __call__(self, function, inputs):
+        self.num_captures += 1
+        buffers = tuple(tensor.clone() for tensor in inputs)
+        calls = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                result = operation(*args, **(kwargs or {}))
+                calls.append((operation, args, kwargs or {}, result))
+                return result
+
+        with Recorder():
+            output = function(*buffers)
+
+        def replay(*tensors):
+            self.num_replays += 1
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            for operation, args, kwargs, kept in calls:
+                for old, new in zip(tree_leaves(kept), tree_leaves(operation(*args, **kwargs)), strict=True):
+                    is_other_memory = isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr()
+                    if is_other_memory:
+                        old.copy_(new)
+            return output
+
+        return replay
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Every ragged model of a call is captured."""
+    capture = Recorded()
+    make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
+    monkeypatch.setattr("hf_speculative.assembly.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.pairing.ragged_model", make)
+    return capture
+
+
+def unequal(model, draft, num_rows=3, **kwargs):
+    """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
+    inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
+    return hs.generate(model, **inputs, draft_model=draft, num_draft_tokens=3), model.generate(**inputs)
+
+
+def test_replays_give_what_plain_decoding_gives(target, draft, recorded):
+    for num_rows in (1, 3, 2, 1):
+        found, expected = unequal(target, draft, num_rows)
+        assert found.tolist() == expected.tolist()
+    assert recorded.num_replays > 5 * recorded.num_captures
+
+
+def test_nothing_is_captured_twice(target, draft, recorded):
+    unequal(target, draft)
+    num_captures = recorded.num_captures
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist() and recorded.num_captures == num_captures
+
+
+def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
+    monkeypatch.setattr(static, "MIN_SLOTS", 16)
+    monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 4)
+    plain = target.generate(**tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40)
+    ends = sorted({int(row[length]) for row, length in zip(plain, (20, 33, 45), strict=True)})
+    found, expected = unequal(target, draft, eos_token_id=ends)
+    assert found.tolist() == expected.tolist()
+    assert len({(expected[row] == 0).sum().item() for row in range(3)}) > 1  # rows really end apart
+
+
+def test_weights_that_moved_are_not_replayed(target, draft, recorded):
+    target = copy.deepcopy(target)
+    unequal(target, draft)
+    num_captures = recorded.num_captures
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist() and recorded.num_captures > num_captures
+
+
+def test_weights_that_changed_in_place_are_seen(target, draft, recorded):
+    target = copy.deepcopy(target)
+    unequal(target, draft)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
+def test_sliding_windows_and_learned_positions(kind, recorded):
+    model = tiny.build(kind)
+    found, expected = unequal(model, tiny.noisy_copy(model), max_new_tokens=30)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_slots", [1, 255, 256, 257, 1024, 1025, 5000, 40_000])
+def test_the_ladder_has_few_steps_and_wastes_little(num_slots):
+    assert num_slots <= static.ladder(num_slots) <= max(num_slots + 255, 1.25 * num_slots + 1)
+    assert static.ladder(static.ladder(num_slots)) == static.ladder(num_slots)
+
+
+class TestThePool:
+    def test_memory_is_kept_for_the_next_call_and_let_go(self, target, draft):
+        hs.detach(target)
+        unequal(target, draft)
+        _, cache = pool._idle[target]
+        address = cache.layers[0].keys.data_ptr()
+        unequal(target, draft, num_rows=2)
+        assert pool._idle[target][1] is cache and cache.layers[0].keys.data_ptr() == address
+        hs.detach(hs.attach(target, draft))
+        assert target not in pool._idle and draft not in pool._idle
+
+    def test_what_a_call_left_is_not_seen_by_the_next(self, target, draft):
+        unequal(target, draft)
+        for layer in pool._idle[target][1].layers:
+            layer.keys[:, :, : pool._idle[target][1].used] = torch.nan
+            layer.values[:, :, -1] = torch.inf
+        found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+
+    def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
+        monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 16)
+        unequal(target, draft, max_new_tokens=200)
+        large = pool._idle[target][1].capacity
+        unequal(target, draft, max_new_tokens=8)
+        assert pool._idle[target][1].capacity < large / 3
+
+    def test_two_calls_at_once_have_two_caches(self, target):
+        first, second = RaggedModel(target), RaggedModel(target)
+        assert first.cache is not second.cache
+
+    def test_a_cache_dies_with_its_model(self, draft):
+        model = tiny.llama()
+        unequal(model, draft)
+        num_idle = len(pool._idle)
+        del model
+        gc.collect()
+        assert len(pool._idle) < num_idle
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+class TestCompile:
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    def test_equals_plain_without_recompiling(self, backend, monkeypatch):
+        from torch._dynamo.utils import counters
+
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend=backend))
+        model = tiny.llama(layers=1)
+        draft = tiny.noisy_copy(model)
+        config = SpeculativeConfig(compile=True, num_draft_tokens=3)
+
+        def both(num_rows, width, max_new_tokens):
+            inputs = tiny.prompts(num_rows, width=width) | GREEDY | {"max_new_tokens": max_new_tokens}
+            found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
+            assert found.tolist() == model.generate(**inputs).tolist()
+
+        for num_rows in (2, 1):
+            both(num_rows, 12, 30)
+        num_graphs = counters["stats"]["unique_graphs"]
+        assert num_graphs > 0
+        for width in (5, 20):
+            for num_rows in (1, 2):
+                both(num_rows, width, 25)
+        assert counters["stats"]["unique_graphs"] == num_graphs
+
+
+def test_models_that_cannot_say_why(target):
+    assert why_eager(target) is None
+    hooked = tiny.llama()
+    hooked.model.layers[0]._hf_hook = object()
+    assert "model.layers.0" in why_eager(hooked)
+    assert type(static.ragged_model(hooked, compile=True)) is RaggedModel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_cuda_graphs(compile):
+    model = tiny.llama().cuda()
+    draft = tiny.noisy_copy(model)
+    inputs = {name: value.cuda() for name, value in tiny.prompts(3, width=12).items()} | GREEDY | {"max_new_tokens": 40}
+    config = SpeculativeConfig(num_draft_tokens=3, cuda_graphs=True, compile=compile)
+    for _ in range(2):
+        found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
+        assert found.tolist() == model.generate(**inputs).tolist()
