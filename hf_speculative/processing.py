@@ -15,6 +15,7 @@ import copy
 import io
 import threading
 from collections import defaultdict
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,17 @@ class Processors:
         with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS)]
         self.memories = Memories(with_memory, batch_size)
         self.steps = [self._treatment(processor) for processor in processors]
+
+    @property
+    def settings(self) -> Hashable | None:
+        """Which processors there are, with their numbers, if no prefix and no tensor has a say; else `None`."""
+        settings = [
+            (type(step.processor), *vars(step.processor).items()) for step in self.steps if type(step) is ContextFree
+        ]
+        values = [value for _, *items in settings for _, value in items]
+        is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
+        is_alone = len(settings) == len(self.steps) and self.guidance is None
+        return ("processors", *settings) if is_alone and is_plain else None
 
     def _treatment(self, processor):
         # By exact type: a subclass of a known processor may remember things.

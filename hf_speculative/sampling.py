@@ -8,6 +8,8 @@ Every random decision is `bernoulli` or `categorical`, so that a test can put a 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,6 +39,11 @@ class Sampler:
 
     def __init__(self, processors: Processors, vocab_size: int):
         self.processors, self.vocab_size = processors, vocab_size
+
+    @property
+    def settings(self) -> Hashable | None:
+        """All that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more."""
+        return None
 
     def begin_round(self, batch: Batch) -> None:
         """Which rows are running, and where they are."""
@@ -88,6 +95,10 @@ class Greedy(Sampler):
 
     one_hot_proposals = True
 
+    @property
+    def settings(self) -> Hashable | None:
+        return self.processors.settings and ("greedy", self.processors.settings)
+
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
@@ -107,6 +118,12 @@ class Independent(Sampler):
     def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None):
         super().__init__(processors, vocab_size)
         self.generator = generator
+
+    @property
+    def settings(self) -> Hashable | None:
+        return (
+            ("independent", self.processors.settings) if self.generator is None and self.processors.settings else None
+        )
 
     def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
         return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))

@@ -260,6 +260,11 @@ class Schedule:
         """
         return None
 
+    @property
+    def may_stop(self) -> bool:
+        """Drafts may end early: `should_stop` has a say."""
+        return type(self).should_stop is not Schedule.should_stop
+
     def update(self, round: Round) -> None:
         """Learn from a finished round."""
 

@@ -5,8 +5,10 @@ import functools
 import gc
 
 import pytest
+import test_law
 import tiny
 import torch
+from laws import assert_law
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,6 +61,7 @@ class Recorded:
 def recorded(monkeypatch):
     """Every ragged model of a call is captured."""
     capture = Recorded()
+    pool._idle.clear()
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.assembly.ragged_model", make)
     monkeypatch.setattr("hf_speculative.pairing.ragged_model", make)
@@ -212,3 +215,40 @@ def test_cuda_graphs(compile):
     for _ in range(2):
         found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
         assert found.tolist() == model.generate(**inputs).tolist()
+
+
+class TestAllDraftTokensInOneReplay:
+    def test_a_round_is_two_replays(self, target, draft, recorded):
+        unequal(target, draft)
+        before = recorded.num_replays
+        with hs.record() as statistics:
+            found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+        num_rounds = statistics.num_target_forwards
+        assert statistics.num_draft_forwards > 2 * num_rounds  # three tokens a round, one after the other
+        assert recorded.num_replays - before <= 2 * num_rounds
+
+    def test_the_law_is_the_targets(self, recorded, monkeypatch):
+        monkeypatch.setattr(test_law, "SAMPLES", 3000)
+        target = tiny.llama(seed=3, vocab_size=test_law.VOCAB, layers=1, hidden=16)
+        settings = {"temperature": 1.5, "top_k": 3}
+        config = {"draft_model": tiny.noisy_copy(target, noise=0.4, seed=5), "num_draft_tokens": 2}
+        for prompt, samples in test_law.sample(target, config, **settings):
+            assert_law(samples, test_law.exact_law(target, prompt, **settings))
+        assert recorded.num_replays
+
+    def test_other_settings_are_captured_anew(self, target, draft, recorded):
+        for temperature in (0.5, 2.0, 0.5):
+            torch.manual_seed(0)
+            unequal(target, draft, do_sample=True, temperature=temperature)
+            kinds = [kind for kind in pool._idle[draft][1].captured if "draft" in kind]
+        assert ["temperature" in str(kind) for kind in kinds] == [True] * len(kinds)
+        assert len({kind[2] for kind in kinds}) == 2
+
+    def test_prefixes_and_stops_that_matter_go_a_pass_at_a_time(self, target, draft, recorded):
+        inputs = tiny.prompts(2) | GREEDY | {"max_new_tokens": 20}
+        for options in ({"repetition_penalty": 1.3}, {"assistant_confidence_threshold": 0.3}):
+            found = hs.generate(target, **inputs, **options, draft_model=draft, num_draft_tokens=3)
+            options.pop("assistant_confidence_threshold", None)
+            assert found.tolist() == target.generate(**inputs, **options).tolist()
+        assert not [kind for kind in pool._idle[draft][1].captured if "draft" in kind]

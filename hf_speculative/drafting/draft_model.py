@@ -5,11 +5,12 @@ Each proposal is drawn from the draft's own processed distribution, and that ver
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..models import CachedModel
 from ..sampling import Sampler
-from ..types import Batch
+from ..types import Batch, Draft, Schedule
 from .stepwise import Stepwise
 
 
@@ -39,6 +40,19 @@ class DraftModel(Stepwise):
     def prefill(self, batch: Batch) -> None:
         if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
             self.model.prefill(batch)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        num_tokens = self.limit(batch, num_tokens)
+        settings = sampler.settings
+        if not max(num_tokens) or settings is None or schedule.may_stop or not self.model.drafts_at_once(batch):
+            return super().propose(batch, num_tokens, schedule, sampler)
+        tokens, laws = self.model.draft(
+            batch,
+            max(num_tokens),
+            lambda logits, ahead: sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead),
+            settings,
+        )
+        return Draft(tokens, laws, torch.tensor(num_tokens, device=tokens.device))
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]

@@ -25,6 +25,10 @@ class Together(Schedule):
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)
 
+    @property
+    def may_stop(self) -> bool:
+        return self.schedule.may_stop
+
     def update(self, round: Round) -> None:
         self.schedule.update(round)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import contextmanager
 
 import torch
@@ -29,6 +30,19 @@ class CachedModel:
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         """Feed each row's unseen tokens up to `ahead` beyond its length; logits `(batch, num_last, vocab)` of the last."""
+        raise NotImplementedError
+
+    def drafts_at_once(self, batch: Batch) -> bool:
+        """Whether `draft` is there, and faster than a pass at a time."""
+        return False
+
+    def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
+        """Draw `num_tokens` tokens a row, each after the ones before: tokens `(batch, num_tokens)` and, if any, their laws.
+
+        Args:
+            draw: `draw(logits (batch, vocab), ahead)` gives tokens `(batch,)` and their laws or `None`; no part of it may
+                depend on the host, for it may be captured, and replayed wherever `settings` are the same.
+        """
         raise NotImplementedError
 
     def rollback(self, batch: Batch) -> None:

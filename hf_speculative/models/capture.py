@@ -7,7 +7,7 @@ operations it saw on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch import Tensor
 class Capture(Protocol):
     """Makes a replay out of a function of tensors.
 
-    A replay takes inputs of the same shapes, and gives a tensor that the next replay overwrites. Whatever the function reads
+    A replay takes inputs of the same shapes, and gives tensors that the next replay overwrites. Whatever the function reads
     or writes besides its inputs stays where it is in memory: weights, keys and values.
     """
 
-    def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]: ...
+    def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]: ...
 
 
 class CudaGraphs:
@@ -29,7 +29,7 @@ class CudaGraphs:
     def __init__(self):
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         buffers = tuple(tensor.clone() for tensor in inputs)
         # Lazy initialisations, of cuBLAS say, must not be captured; a pass may be repeated, it writes the same slots again.
         stream = torch.cuda.Stream()
@@ -42,7 +42,7 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self.pool):
             output = function(*buffers)
 
-        def replay(*tensors: Tensor) -> Tensor:
+        def replay(*tensors: Tensor) -> Any:
             for buffer, tensor in zip(buffers, tensors, strict=True):
                 buffer.copy_(tensor)
             graph.replay()

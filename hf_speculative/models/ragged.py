@@ -224,9 +224,11 @@ class RaggedModel(CachedModel):
         else:
             columns = (batch.lengths + ahead - width)[:, None] + torch.arange(width, device=batch.tokens.device)
             input_ids = batch.tokens.gather(1, columns.clamp(min=0))
-        if self.last_id is not None:
-            input_ids = input_ids.clamp(max=self.last_id)
-        return input_ids.to(self.device)
+        return self.readable(input_ids).to(self.device)
+
+    def readable(self, ids: Tensor) -> Tensor:
+        """Ids that the model has embeddings for."""
+        return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
     def _finish(self, batch: Batch, ahead: int, ends: list[int]) -> None:
         self.num_forwards += 1

@@ -7,8 +7,10 @@ columns and slots, serve a whole generation; what a round accepted changes no sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,32 +108,67 @@ class StaticModel(RaggedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, width = self._begin(batch, ahead)
-        assert self.seen is not None
-        if width > MAX_COLUMNS or 0 in self.host_seen:
+        if not self._is_static(width):
             return super().logits(batch, ahead, num_last)
-        num_slots = ladder(max(ends))
-        self.cache.reserve(len(ends), num_slots, limit=ladder(batch.max_length + ahead))
-        inputs = (
+        inputs = self._tensors(batch, ahead, width, max(ends))
+        only_last = num_last == 1 and self.accepts_logits_to_keep
+        logits = self._run_static(self._one_pass(inputs, only_last), inputs, (only_last,))
+        self._finish(batch, ahead, ends)
+        return logits[:, -num_last:].to(batch.tokens.device)
+
+    def drafts_at_once(self, batch: Batch) -> bool:
+        return self.capture is not None and self._is_static(self._begin(batch, ahead=0)[1])
+
+    def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
+        ends, width = self._begin(batch, ahead=0)
+        inputs = self._tensors(batch, 0, width, max(ends) + num_tokens)
+        one_pass = self._one_pass(inputs, only_last=self.accepts_logits_to_keep)
+
+        def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, bounds: Tensor, slots: Tensor):
+            drawn = []
+            for ahead in range(num_tokens):
+                drawn.append(draw(one_pass(input_ids, first, seen, bounds, slots)[:, -1], ahead))
+                first = seen = first + input_ids.shape[1]
+                input_ids = self.readable(drawn[-1][0][:, None]).to(self.device)
+            tokens, laws = zip(*drawn, strict=True)
+            return torch.stack(tokens, 1), None if laws[0] is None else torch.stack(laws, 1)
+
+        drafted = self._run_static(draft_all, inputs, ("draft", num_tokens, settings))
+        self._finish(batch, num_tokens - 1, [end + num_tokens - 1 for end in ends])  # the last one was not fed
+        self.num_forwards += num_tokens - 1
+        return drafted
+
+    def _is_static(self, width: int) -> bool:
+        return width <= MAX_COLUMNS and 0 not in self.host_seen
+
+    def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
+        """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
+        assert self.seen is not None
+        num_slots = ladder(end)
+        self.cache.reserve(len(batch.rows), num_slots, limit=ladder(batch.max_length + ahead))
+        self.cache.start = 0
+        return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
             self.seen.to(self.device),
             torch.tensor([self.cache.capacity - 1, batch.max_position]).to(self.device, non_blocking=True),
             torch.arange(num_slots, device=self.device),
         )
-        self.cache.start = 0
-        logits = self._pass(inputs, only_last=num_last == 1 and self.accepts_logits_to_keep)
-        self._finish(batch, ahead, ends)
-        return logits[:, -num_last:].to(batch.tokens.device)
 
-    def _pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Tensor:
-        """A pass through the callable for its kind, which is made when it is first met."""
+    def _one_pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
+        """`ragged_pass` as a function of its tensors alone."""
         fixed = (self.model, self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
-        function = self._compiled(inputs, only_last) if self.compile else ragged_pass
+        if not self.compile:
+            return functools.partial(ragged_pass, *fixed)
+        return lambda *tensors: self._compiled(tensors, only_last)(*fixed, *tensors)
+
+    def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
+        """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         if self.capture is None:
-            return function(*fixed, *inputs)
-        kind = (*inputs[0].shape, only_last, len(inputs[-1]))
+            return function(*inputs)
+        kind += (*inputs[0].shape, len(inputs[-1]))
         if kind not in self.cache.captured:
-            self.cache.captured[kind] = self.capture(lambda *tensors: function(*fixed, *tensors), inputs)
+            self.cache.captured[kind] = self.capture(function, inputs)
         return self.cache.captured[kind](*inputs)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
