@@ -32,10 +32,12 @@ class Sampler:
     Attributes:
         processors: applied to draft and target logits alike.
         vocab_size: width of the target's logits.
+        keeps_laws: the rule asks for the laws of draft tokens.
         one_hot_proposals: a draft token is a function of what is known, so its law is one-hot (`Draft.probs=None`).
     """
 
     one_hot_proposals = False
+    keeps_laws = True
 
     def __init__(self, processors: Processors, vocab_size: int):
         self.processors, self.vocab_size = processors, vocab_size
@@ -79,7 +81,7 @@ class Sampler:
         # Processors may leave the draft nothing (all that is allowed is past its vocabulary): it then guesses at random.
         probs = self.probs(scores).nan_to_num(1 / self.vocab_size)
         tokens = self.categorical(probs[:, None], ahead)[:, 0]
-        return tokens, None if self.one_hot_proposals else probs
+        return tokens, probs if self.keeps_laws and not self.one_hot_proposals else None
 
     def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
         """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the laws `ahead`, `ahead + 1`, ... places ahead."""

@@ -236,6 +236,8 @@ class Rule:
     """
 
     lossless: bool = False
+    #: it looks at `Draft.probs`; where it does not, they are not kept
+    reads_draft_probs: bool = True
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         """Judge `draft` by `target_probs (batch, k + 1, vocab)`, whose position i follows the draft's first i tokens."""

@@ -17,6 +17,7 @@ class SampledVerification(Rule):
     """Emit what the target draws; the draft only decides how many of the draws were worth making."""
 
     lossless = True
+    reads_draft_probs = False
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         drawn = sampler.categorical(target_probs)
