@@ -77,6 +77,7 @@ class SpeculativeDecoding:
         batch = Batch(input_ids, padding, stopping.max_length)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
         rule = self.options.config.rule or default_rule(sampler, drafter)
+        sampler.keeps_laws = rule.reads_draft_probs
         num_forwards_before = drafter.num_forwards
         drafter.begin(batch, sampler)
         if cache is not None and cache.get_seq_length():

@@ -123,9 +123,9 @@ class Independent(Sampler):
 
     @property
     def settings(self) -> Hashable | None:
-        return (
-            ("independent", self.processors.settings) if self.generator is None and self.processors.settings else None
-        )
+        if self.generator is not None or self.processors.settings is None:
+            return None
+        return ("independent", self.keeps_laws, self.processors.settings)
 
     def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
         return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))

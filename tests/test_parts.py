@@ -89,3 +89,18 @@ def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
             outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), speculative_config=config).tolist())
         counts.append((stats.num_accepted_draft_tokens, stats.num_draft_forwards))
     assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_laws_of_draft_tokens_are_kept_for_rules_that_read_them(rule, target, draft):
+    kept = []
+
+    class Watching(rule):
+        def __call__(self, draft, target_probs, sampler):
+            kept.append(draft.probs is not None)
+            return super().__call__(draft, target_probs, sampler)
+
+    config = SpeculativeConfig(rule=Watching(), num_draft_tokens=2)
+    kwargs = tiny.prompts(1) | {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0}
+    hs.generate(target, **kwargs, draft_model=draft, speculative_config=config)
+    assert any(kept) == (rule is not SampledVerification)
