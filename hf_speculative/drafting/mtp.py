@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots
+from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..sampling import Sampler
 from ..types import Batch, Draft, Schedule
 from .stepwise import Stepwise
@@ -27,7 +27,7 @@ class Mtp(Stepwise):
     num_forwards = 0
 
     def __init__(self, heads):
-        self.heads = exchanged(heads, {})
+        self.heads = with_folded_attention(exchanged(heads, {}))
         # transformers' own masks are for rows of one length.
         self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)

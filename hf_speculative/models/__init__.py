@@ -1,5 +1,6 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
+from .attention import with_folded_attention
 from .cached_model import CachedModel, device_of, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
@@ -39,5 +40,6 @@ __all__ = [
     "tolerance",
     "universal_deviation",
     "why_not_ragged",
+    "with_folded_attention",
     "without_dropout",
 ]

@@ -17,6 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
+from .attention import with_folded_attention
 from .cached_model import CachedModel, device_of
 
 MIN_CAPACITY = 256
@@ -100,7 +101,7 @@ class RaggedModel(CachedModel):
     """
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.model = model
+        self.model = with_folded_attention(model)
         self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
