@@ -205,3 +205,23 @@ def test_hidden_states_come_once_from_both(asked_before):
     assert cached.model is not model
     for each in (cached.model, model):
         assert len(each(**inputs, output_hidden_states=True).hidden_states) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_drafted", [0, 4])
+def test_a_window_costs_what_the_window_costs(num_drafted, monkeypatch):
+    """Layers with a window read no more of a long text than the window, and what rows differ by."""
+    model, seen = tiny.build("gemma3_text"), []
+
+    def noted(query, key, *args, **kwargs):
+        seen.append(key.shape[2])
+        return original(query, key, *args, **kwargs)
+
+    original = torch.nn.functional.scaled_dot_product_attention
+    batch = Batch(torch.randint(1, tiny.VOCAB, (2, 64)), [0, 3], max_length=80)
+    cached = RaggedModel(model)
+    cached.prefill(batch)
+    batch.put(torch.randint(1, tiny.VOCAB, (2, num_drafted)))
+    monkeypatch.setattr("hf_speculative.models.attention.scaled_dot_product_attention", noted)
+    cached.logits(batch, ahead=num_drafted, num_last=num_drafted + 1)
+    assert seen == [num_drafted + model.config.sliding_window + 3, 64 + num_drafted]

@@ -54,7 +54,7 @@ class Mtp(Stepwise):
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
-        self.masks = self.attention.masks(self.slots, self.cache.end, self.dtype)
+        self.masks = self.attention.masks(self.slots, self.cache, self.dtype)
         self.states = self.target.hidden_states(self.slots).to(self.device)
         return super().propose(batch, num_tokens, schedule, sampler)
 

@@ -54,11 +54,13 @@ class RaggedLayer(CacheLayerMixin):
             slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
             self.keys.scatter_(2, slots.expand_as(key_states), key_states)
             self.values.scatter_(2, slots.expand_as(value_states), value_states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
+        visible = slice(cache.first(self.sliding_window), cache.end)
+        return self.keys[:, :, visible], self.values[:, :, visible]
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.start + query_length, 0
+        first = self.cache.first(self.sliding_window)
+        return self.cache.start + query_length - first, first
 
     def get_seq_length(self) -> int:
         return self.cache.start
@@ -77,15 +79,20 @@ class RaggedCache(Cache):
 
     Attributes:
         start: the first slot a row of equal lengths writes to.
-        end: slots `[0, end)` are what attention sees.
+        end: slots `[0, end)` are what attention sees, `[first(window), end)` what it sees through a window.
+        lowest: the first slot that any row writes to.
         slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
         capacity: slots allocated; the last one is the spare.
     """
 
     def __init__(self, windows: list[int | None]):
-        self.start, self.end, self.capacity = 0, 0, 0
+        self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
+
+    def first(self, window: int | None) -> int:
+        """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""
+        return 0 if window is None else max(0, self.lowest + 1 - window)
 
     def reserve(self, end: int, limit: int) -> None:
         """Room for slots `[0, end)` and the spare one; capacity doubles, so that growing costs O(1) a token."""
@@ -123,7 +130,7 @@ class RaggedModel(CachedModel):
         width = max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
         end = max(ends)
         self.cache.reserve(end, limit=batch.max_length + ahead)
-        self.cache.start, self.cache.end = end - width, end
+        self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
 
         uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
         if max(batch.host_lengths) == min(batch.host_lengths):
@@ -140,14 +147,14 @@ class RaggedModel(CachedModel):
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], end, self.model.dtype)
+            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], self.cache, self.model.dtype)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
             is_filler = slots < self.seen.to(self.device)[:, None]
             self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
             positions = slots.masked_fill(is_filler, 0)
-            attention_mask = self.layers.masks(positions, end, self.model.dtype)
+            attention_mask = self.layers.masks(positions, self.cache, self.model.dtype)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position)
 
@@ -235,19 +242,20 @@ class AttentionLayers:
         else:
             self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
 
-    def masks(self, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Masks for queries at `positions (batch, q)` over slots `[0, end)`: `(batch, 1, q, end)`."""
+    def masks(self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Masks for queries at `positions (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`."""
         if self.types is not None:
-            return {kind: self._mask(kind, positions, end, dtype) for kind in set(self.types)}
+            return {kind: self._mask(kind, positions, cache, dtype) for kind in set(self.types)}
         if self.window is not None:
-            return self._mask("sliding_attention", positions, end, dtype)
+            return self._mask("sliding_attention", positions, cache, dtype)
         if self.chunk is not None:
-            return self._mask("chunked_attention", positions, end, dtype)
-        return self._mask("full_attention", positions, end, dtype)
+            return self._mask("chunked_attention", positions, cache, dtype)
+        return self._mask("full_attention", positions, cache, dtype)
 
-    def _mask(self, kind: str, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
-        slots = torch.arange(end, device=positions.device)
-        query = positions[:, None, :, None]
+    def _mask(self, kind: str, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor:
+        first = cache.first(self.window) if kind == "sliding_attention" else 0
+        slots = torch.arange(first, cache.end, device=positions.device)
+        query = positions.clamp(min=first)[:, None, :, None]  # filler has to see something, too
         visible = slots <= query
         if kind == "sliding_attention":
             visible &= slots > query - self.window
