@@ -53,12 +53,6 @@ def test_the_same_as_transformers(groups):
                 assert weights is None and found.is_contiguous()
 
 
-def test_softcap_is_refused_as_before():
-    tensors = [torch.randn(1, 2, 1, 4)] * 3
-    with pytest.raises(ValueError, match="softcap"):
-        folded_attention(SimpleNamespace(num_key_value_groups=2), *tensors, None, softcap=1.0)
-
-
 def test_one_graph_under_compile():
     groups = 2
     module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)

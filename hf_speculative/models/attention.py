@@ -1,8 +1,8 @@
-"""Attention of several queries over grouped keys and values, as they lie in the cache.
+"""Attention over keys and values that query heads share, read where they lie in the cache.
 
-Where a model has fewer key heads than query heads, transformers' `sdpa_attention_forward` copies keys and values once a query
-head whenever it is given a mask, which a pass over draft tokens needs: the whole context, in each layer and pass. Here the
-query heads of a group become queries of one head (transformers' `pack_gqa`, for more than a single query).
+Given a mask, which a pass over draft tokens needs, transformers' `sdpa_attention_forward` copies keys and values once a query
+head: the whole context, in each layer and pass. Here the query heads of a group are queries of one head, as transformers has it
+for a single query (`pack_gqa`).
 """
 
 from __future__ import annotations
