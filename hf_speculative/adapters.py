@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from .checks import unwrap
 from .models import exchanged
+from .models.shallow import install_capturing_hooks
 
 
 def without_adapter(model) -> PreTrainedModel:
@@ -60,8 +60,7 @@ def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrai
         raise ValueError(
             f"`adapter_name={adapter_name!r}` is not one of the model's adapters: {', '.join(sorted(known))}."
         )
-    # Before anything is shared: else whoever asks either model for `hidden_states` installs them on both.
-    maybe_install_capturing_hooks(base)
+    install_capturing_hooks(base)
     twin = exchanged(base, {path: exchanged(layer, {}) for path, layer in layers.items()})
     for path in layers:
         vars(twin.get_submodule(path)).update(switches)

@@ -8,6 +8,7 @@ import pytest
 import test_law
 import tiny
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from laws import assert_law
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -200,7 +201,7 @@ class TestCompile:
 def test_models_that_cannot_say_why(target):
     assert why_eager(target) is None
     hooked = tiny.llama()
-    hooked.model.layers[0]._hf_hook = object()
+    add_hook_to_module(hooked.model.layers[0], ModelHook())
     assert "model.layers.0" in why_eager(hooked)
     assert type(static.ragged_model(hooked, compile=True)) is RaggedModel
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots
+from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..sampling import Sampler
 from ..types import Batch
 from .stepwise import Stepwise
@@ -28,7 +28,7 @@ class DFlash(Stepwise):
     num_forwards = 0
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
-        self.model = model
+        self.model = with_folded_attention(model)
         config = model.config
         self.hidden_layers = tuple(layer + 1 for layer in config.target_layer_ids)
         self.block_size, self.mask_id, self.device = config.block_size, config.mask_token_id, model.device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..models import AttentionLayers, CachedModel, exchanged
+from ..models import AttentionLayers, CachedModel, exchanged, with_folded_attention
 from ..types import Batch
 from .stepwise import Stepwise
 
@@ -31,7 +31,7 @@ class Gemma4Assistant(Stepwise):
     shared_kv_states: dict[str, tuple[Tensor, ...]]
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
-        self.model = exchanged(model, {})
+        self.model = with_folded_attention(exchanged(model, {}))
         # Masks for rows of their own length take the place of those that it would build itself.
         self.model.create_attention_masks = lambda inputs_embeds, masks, shared_kv_states: masks
         self.attention = AttentionLayers(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots
+from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..sampling import Sampler
 from ..types import Batch, Draft, Schedule
 from .stepwise import Stepwise
@@ -26,7 +26,7 @@ class Mtp(Stepwise):
     num_forwards = 0
 
     def __init__(self, heads):
-        self.heads = exchanged(heads, {})
+        self.heads = with_folded_attention(exchanged(heads, {}))
         # transformers' own masks are for rows of one length.
         self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)
@@ -53,7 +53,7 @@ class Mtp(Stepwise):
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
-        self.masks = self.attention.masks(self.slots, self.cache.end, self.dtype)
+        self.masks = self.attention.masks(self.slots, self.cache, self.dtype)
         self.states = self.target.hidden_states(self.slots).to(self.device)
         return super().propose(batch, num_tokens, schedule, sampler)
 

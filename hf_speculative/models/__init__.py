@@ -1,6 +1,7 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
 from . import pool
+from .attention import with_folded_attention
 from .cached_model import CachedModel, device_of, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
@@ -46,5 +47,6 @@ __all__ = [
     "universal_deviation",
     "why_eager",
     "why_not_ragged",
+    "with_folded_attention",
     "without_dropout",
 ]

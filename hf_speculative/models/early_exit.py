@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..types import Batch
+from .attention import with_folded_attention
 from .cached_model import CachedModel
 from .ragged import RaggedModel
 from .shallow import decoder_layers, exchanged, output_head
@@ -32,6 +33,7 @@ class EarlyExitModel(CachedModel):
         path, head = decoder_layers(model), output_head(model)
         if path is None:
             raise ValueError("no single list of decoder layers")
+        model = with_folded_attention(model)
         layers = list(model.get_submodule(path))
         self.state = Handover()
         # Each half keeps every index occupied: models look up a layer's attention type by its place.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from .ragged import RaggedCache
 
 
 class AttentionLayers:
@@ -25,19 +30,20 @@ class AttentionLayers:
         else:
             self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
 
-    def masks(self, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Masks for queries at `positions (batch, q)` over slots `[0, end)`: `(batch, 1, q, end)`."""
+    def masks(self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Masks for queries at `positions (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`."""
         if self.types is not None:
-            return {kind: self._mask(kind, positions, end, dtype) for kind in set(self.types)}
+            return {kind: self._mask(kind, positions, cache, dtype) for kind in set(self.types)}
         if self.window is not None:
-            return self._mask("sliding_attention", positions, end, dtype)
+            return self._mask("sliding_attention", positions, cache, dtype)
         if self.chunk is not None:
-            return self._mask("chunked_attention", positions, end, dtype)
-        return self._mask("full_attention", positions, end, dtype)
+            return self._mask("chunked_attention", positions, cache, dtype)
+        return self._mask("full_attention", positions, cache, dtype)
 
-    def _mask(self, kind: str, positions: Tensor, end: int, dtype: torch.dtype) -> Tensor:
-        slots = torch.arange(end, device=positions.device)
-        query = positions[:, None, :, None]
+    def _mask(self, kind: str, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor:
+        first = cache.first(self.window) if kind == "sliding_attention" else 0
+        slots = torch.arange(first, cache.end, device=positions.device)
+        query = positions.clamp(min=first)[:, None, :, None]  # filler has to see something, too
         visible = slots <= query
         if kind == "sliding_attention":
             visible &= slots > query - self.window

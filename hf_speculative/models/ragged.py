@@ -19,6 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
 from . import pool
+from .attention import with_folded_attention
 from .cached_model import CachedModel, device_of
 from .masks import AttentionLayers
 
@@ -56,7 +57,8 @@ class RaggedLayer(CacheLayerMixin):
             slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
             keys.scatter_(2, slots.expand_as(key_states), key_states)
             values.scatter_(2, slots.expand_as(value_states), value_states)
-        return keys[:, :, : cache.end], values[:, :, : cache.end]
+        visible = slice(cache.first(self.sliding_window), cache.end)
+        return keys[:, :, visible], values[:, :, visible]
 
     def grow(self) -> None:
         """Make room for as many slots as the cache now has."""
@@ -70,7 +72,8 @@ class RaggedLayer(CacheLayerMixin):
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.start + query_length, 0
+        first = self.cache.first(self.sliding_window)
+        return self.cache.start + query_length - first, first
 
     def get_seq_length(self) -> int:
         return self.cache.start
@@ -97,20 +100,29 @@ class RaggedCache(Cache):
 
     Attributes:
         start: the first slot a row of equal lengths writes to.
-        end: slots `[0, end)` are what attention sees.
+        end: slots `[0, end)` are what attention sees, `[first(window), end)` what it sees through a window.
+        lowest: the first slot that any row writes to.
         slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
         capacity: slots allocated; the last one is the spare.
         num_rows: rows running, the first ones of those allocated; 0 between calls.
         used: slots that this call has written to, from 0 on.
         compiled, captured: passes over this cache by kind, see `StaticModel`; captured ones hold addresses of keys and values.
+        twin: what compiled passes run, where it is not the model itself but a shallow copy.
     """
+
+    twin: PreTrainedModel | None = None
 
     def __init__(self, windows: list[int | None]):
         self.compiled: dict[tuple, Callable[..., Tensor]] = {}
         self.captured: dict[tuple, Callable[..., Tensor]] = {}
-        self.start, self.end, self.capacity, self.num_rows, self.used = 0, 0, 0, 0, 0
+        self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
+        self.num_rows, self.used = 0, 0
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
+
+    def first(self, window: int | None) -> int:
+        """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""
+        return 0 if window is None else max(0, self.lowest + 1 - window)
 
     def reserve(self, num_rows: int, end: int, limit: int) -> None:
         """Room for slots `[0, end)` of so many rows and for the spare one.
@@ -155,7 +167,7 @@ class RaggedModel(CachedModel):
     """
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.model = model
+        self.original, self.model = model, with_folded_attention(model)
         self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
@@ -166,7 +178,7 @@ class RaggedModel(CachedModel):
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
-            self.cache = pool.take(self.model) or RaggedCache(self.layers.windows)
+            self.cache = pool.take(self.original) or RaggedCache(self.layers.windows)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
 
@@ -175,7 +187,7 @@ class RaggedModel(CachedModel):
         assert self.seen is not None
         end = max(ends)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
-        self.cache.start, self.cache.end = end - width, end
+        self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
         uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
         input_ids = self._input_ids(batch, ahead, width)
         if uniform:
@@ -183,14 +195,14 @@ class RaggedModel(CachedModel):
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], end, self.model.dtype)
+            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], self.cache, self.model.dtype)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
             is_filler = slots < self.seen.to(self.device)[:, None]
             self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
             positions = slots.masked_fill(is_filler, 0)
-            attention_mask = self.layers.masks(positions, end, self.model.dtype)
+            attention_mask = self.layers.masks(positions, self.cache, self.model.dtype)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position)
 
@@ -257,7 +269,7 @@ class RaggedModel(CachedModel):
 
     def release(self) -> None:
         self.cache.num_rows = 0
-        pool.give_back(self.model, self.cache)
+        pool.give_back(self.original, self.cache)
         self.cache = RaggedCache(self.layers.windows)
 
     def load(self, cache, batch: Batch) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from .ragged import RaggedModel
+from .shallow import install_capturing_hooks
 
 
 class RecordingModel(RaggedModel):
@@ -23,6 +24,7 @@ class RecordingModel(RaggedModel):
         # Older transformers keep the states of all layers for the length of a pass, newer ones those asked for.
         can_select = hasattr(output_capturing, "selected_hidden_states")
         self.selection: list[int] | bool = self.recorded if can_select else True
+        install_capturing_hooks(model)
         super().__init__(model)
 
     def reset(self) -> None:

@@ -7,9 +7,11 @@ by every other thread that runs the model; a shallow copy is private to the call
 from __future__ import annotations
 
 import copy
+import functools
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 
 def decoder_layers(model: PreTrainedModel) -> str | None:
@@ -35,29 +37,53 @@ def is_patched(model: PreTrainedModel) -> bool:
     """The model's `forward`, or that of a module on the way to its layers, was replaced by one that a copy would not run."""
     *way, _ = (decoder_layers(model) or "").split(".")
     modules = [model, *(model.get_submodule(".".join(way[: depth + 1])) for depth in range(len(way)))]
-    return any("forward" in vars(module) and not hasattr(module, "_hf_hook") for module in modules)
+    return any(map(has_own_forward, modules))
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """`forward` was replaced on this very object, by more than accelerate's wrapper around its class's."""
+    own = vars(module)
+    if "_hf_hook" not in own:
+        return "forward" in own
+    return getattr(own["_old_forward"], "__func__", None) is not type(module).forward
+
+
+def install_capturing_hooks(model: PreTrainedModel) -> None:
+    """Before a copy is asked for outputs of layers that it shares: else both models would install transformers' hooks there.
+
+    Each part once: transformers installs them on the part that is asked, and from above a second time on all parts.
+    """
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not any(map(_has_capturing_hooks, part.modules())):
+            maybe_install_capturing_hooks(part)
+
+
+def _has_capturing_hooks(module: nn.Module) -> bool:
+    return vars(module).get("_output_capturing_hooks_installed", False)
 
 
 def exchanged(model: PreTrainedModel, modules: dict[str, nn.Module]) -> PreTrainedModel:
     """A shallow copy of `model` that has `modules` at these paths. Only the modules on the way there are copied."""
-    top = _shallow(model)
+    top = shallow(model)
     copied: dict[str, nn.Module] = {"": top}
     for path, module in modules.items():
         *way, name = path.split(".")
         for depth, step in enumerate(way):
             here, there = ".".join(way[:depth]), ".".join(way[: depth + 1])
             if there not in copied:
-                copied[there] = copied[here]._modules[step] = _shallow(copied[here]._modules[step])
+                copied[there] = copied[here]._modules[step] = shallow(copied[here]._modules[step])
         copied[".".join(way)]._modules[name] = module
     return top
 
 
-def _shallow(module: nn.Module) -> nn.Module:
+def shallow(module: nn.Module) -> nn.Module:
+    """A copy of `module` that shares its parameters, buffers, hooks and children; `_modules`, where it has them, is its own."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
+    if "_hf_hook" in vars(module) and not has_own_forward(module):
+        # accelerate's wrapper around `forward` is bound to the original.
+        twin.forward = functools.partial(module.forward.func, twin)
+        twin._old_forward = type(module).forward.__get__(twin)
     # transformers would install the hooks of `output_hidden_states` on the shared layers a second time.
-    if hasattr(module, "_hf_hook"):
-        # accelerate's device hook, bound to the original; the modules below have hooks of their own.
-        twin.__dict__.pop("forward", None)
     twin._output_capturing_hooks_installed = True
     return twin

@@ -82,7 +82,7 @@ def ragged_pass(
     positions = columns.masked_fill(is_filler, 0)
     return model(
         input_ids=input_ids,
-        attention_mask=layers.masks(positions, slots.shape[0], dtype),
+        attention_mask=layers.masks(positions, cache, dtype),
         position_ids=torch.minimum(positions, bounds[1]),
         past_key_values=cache,
         use_cache=True,
@@ -105,6 +105,12 @@ class StaticModel(RaggedModel):
         self.compile, self.capture = compile, capture
         super().__init__(model, clamp_ids)
         self.dtype = model.dtype
+
+    def reset(self) -> None:
+        super().reset()
+        if self.cache.twin is None and self.model is not self.original:
+            self.cache.twin = self.model
+        self.model = self.cache.twin or self.original
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, width = self._begin(batch, ahead)
@@ -146,7 +152,7 @@ class StaticModel(RaggedModel):
         assert self.seen is not None
         num_slots = ladder(end)
         self.cache.reserve(len(batch.rows), num_slots, limit=ladder(batch.max_length + ahead))
-        self.cache.start = 0
+        self.cache.start = self.cache.lowest = 0  # windows, too, look at all slots: what a mask hides changes no shape
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),

@@ -1,0 +1,113 @@
+"""Attention over keys and values that query heads share, read where they lie in the cache.
+
+Given a mask, which a pass over draft tokens needs, transformers' `sdpa_attention_forward` copies keys and values once a query
+head: the whole context, in each layer and pass. Here the query heads of a group are queries of one head, as transformers has it
+for a single query (`pack_gqa`).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .shallow import has_own_forward, shallow
+
+NAME = "hf_speculative_sdpa"
+#: queries of a pass beyond which it is a prompt's: a mask for each query head would weigh what the copies weigh
+WIDEST = 64
+
+
+def folded_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs
+) -> tuple[Tensor, None]:
+    """`sdpa_attention_forward`, without copies of keys and values where it would make some: the same up to rounding.
+
+    Args:
+        module: the attention module; `num_key_value_groups` query heads share a key head.
+        query: `(batch, heads, q, dim)`.
+        key, value: `(batch, key heads, slots, dim)`.
+        attention_mask: `(batch or 1, heads or 1, q or 1, slots)`, bool or additive, or `None`.
+        kwargs: as transformers'; what is not handled here goes there.
+
+    Returns:
+        `(batch, q, heads, dim)`, and no weights.
+    """
+    if not _folds(query, attention_mask, kwargs):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    groups = module.num_key_value_groups
+    batch, heads, width, dim = query.shape
+    output = scaled_dot_product_attention(
+        query.reshape(batch, heads // groups, groups * width, dim),
+        key,
+        value,
+        attn_mask=_fold_mask(attention_mask, groups, width),
+        scale=kwargs.get("scaling"),
+    )
+    return output.reshape(batch, heads, width, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
+    width, device = query.shape[2], query.device.type
+    if kwargs.get("dropout") or any(kwargs.get(name) is not None for name in ("position_bias", "cache", "softcap")):
+        return False
+    if mask is None:  # other devices have kernels for this case; on the CPU they take a head at a time
+        return width == 1 and device == "cpu"
+    return width <= WIDEST and mask.ndim == 4 and device in ("cpu", "cuda")
+
+
+def _fold_mask(mask: Tensor | None, groups: int, width: int) -> Tensor | None:
+    if mask is None or mask.shape[1:3] == (1, 1):
+        return mask
+    batch, heads, _, slots = mask.shape
+    rows = mask.expand(-1, -1, width, -1)
+    if heads == 1:
+        rows = rows[:, :, None].expand(-1, -1, groups, -1, -1)
+    return rows.reshape(batch, -1, groups * width, slots)
+
+
+def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with `folded_attention` in place of transformers' "sdpa" where query heads share keys.
+
+    A shallow copy, which shares all weights, made of the modules on the way to such attention; `model` and its configs stay
+    as they are. The model itself where there is nothing to exchange.
+    """
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
+        return model  # someone else has exchanged it
+    folded = _folded(model)
+    if folded is not model:
+        AttentionInterface.register(NAME, folded_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+    return folded
+
+
+def _folded(module: nn.Module) -> nn.Module:
+    if not module._modules or has_own_forward(module) or module._compiled_call_impl is not None:
+        return module  # a copy would run the original's children, or what is not compiled
+    children = {name: _folded(child) for name, child in module._modules.items() if child is not None}
+    is_attention = _is_grouped_sdpa(module)
+    if not is_attention and all(child is module._modules[name] for name, child in children.items()):
+        return module
+    twin = shallow(module)
+    twin._modules.update(children)
+    if is_attention:
+        twin.config = copy.copy(module.config)
+        twin.config._attn_implementation_internal = NAME  # the property's setter would write to configs inside, too
+    return twin
+
+
+def _is_grouped_sdpa(module: nn.Module) -> bool:
+    own = vars(module)
+    if own.get("num_key_value_groups", 1) == 1 or getattr(own.get("config"), "_attn_implementation", None) != "sdpa":
+        return False
+    # Where `forward` does other things by the name "sdpa" as well, building the mask of a sparse attention say, it keeps it.
+    forward = inspect.unwrap(type(module).forward)
+    constants = [names for names in forward.__code__.co_consts if isinstance(names, (str, tuple, frozenset))]
+    chooses_by_name = any("sdpa" in names for names in constants)
+    return forward.__globals__.get("ALL_ATTENTION_FUNCTIONS") is ALL_ATTENTION_FUNCTIONS and not chooses_by_name
