@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import weakref
 
 import pytest
 import test_law
@@ -62,7 +63,7 @@ class Recorded:
 def recorded(monkeypatch):
     """Every ragged model of a call is captured."""
     capture = Recorded()
-    pool._idle.clear()
+    pool._kept.clear()
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.assembly.ragged_model", make)
     monkeypatch.setattr("hf_speculative.pairing.ragged_model", make)
@@ -137,17 +138,17 @@ class TestThePool:
     def test_memory_is_kept_for_the_next_call_and_let_go(self, target, draft):
         hs.detach(target)
         unequal(target, draft)
-        _, cache = pool._idle[target]
+        cache = pool._kept[target].idle
         address = cache.layers[0].keys.data_ptr()
         unequal(target, draft, num_rows=2)
-        assert pool._idle[target][1] is cache and cache.layers[0].keys.data_ptr() == address
+        assert pool._kept[target].idle is cache and cache.layers[0].keys.data_ptr() == address
         hs.detach(hs.attach(target, draft))
-        assert target not in pool._idle and draft not in pool._idle
+        assert target not in pool._kept and draft not in pool._kept
 
     def test_what_a_call_left_is_not_seen_by_the_next(self, target, draft):
         unequal(target, draft)
-        for layer in pool._idle[target][1].layers:
-            layer.keys[:, :, : pool._idle[target][1].used] = torch.nan
+        for layer in pool._kept[target].idle.layers:
+            layer.keys[:, :, : pool._kept[target].idle.used] = torch.nan
             layer.values[:, :, -1] = torch.inf
         found, expected = unequal(target, draft)
         assert found.tolist() == expected.tolist()
@@ -155,21 +156,27 @@ class TestThePool:
     def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
         monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 16)
         unequal(target, draft, max_new_tokens=200)
-        large = pool._idle[target][1].capacity
+        large = pool._kept[target].idle.capacity
         unequal(target, draft, max_new_tokens=8)
-        assert pool._idle[target][1].capacity < large / 3
+        assert pool._kept[target].idle.capacity < large / 3
 
     def test_two_calls_at_once_have_two_caches(self, target):
         first, second = RaggedModel(target), RaggedModel(target)
         assert first.cache is not second.cache
 
-    def test_a_cache_dies_with_its_model(self, draft):
-        model = tiny.llama()
-        unequal(model, draft)
-        num_idle = len(pool._idle)
+    @pytest.mark.parametrize("is_static", [False, True])
+    def test_what_is_kept_dies_with_its_model(self, draft, is_static, request):
+        if is_static:
+            request.getfixturevalue("recorded")
+        model = tiny.build("llama")
+        assert model.config.num_key_value_heads < model.config.num_attention_heads
+        hs.attach(model, draft)
+        model.generate(**tiny.prompts(2), **GREEDY, max_new_tokens=8)
+        gone = weakref.ref(model)
+        assert model in pool._kept
         del model
         gc.collect()
-        assert len(pool._idle) < num_idle
+        assert gone() is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -242,7 +249,7 @@ class TestAllDraftTokensInOneReplay:
         for temperature in (0.5, 2.0, 0.5):
             torch.manual_seed(0)
             unequal(target, draft, do_sample=True, temperature=temperature)
-            kinds = [kind for kind in pool._idle[draft][1].captured if "draft" in kind]
+            kinds = [kind for kind in pool._kept[draft].idle.captured if "draft" in kind]
         assert ["temperature" in str(kind) for kind in kinds] == [True] * len(kinds)
         assert len({kind[2] for kind in kinds}) == 2
 
@@ -252,4 +259,4 @@ class TestAllDraftTokensInOneReplay:
             found = hs.generate(target, **inputs, **options, draft_model=draft, num_draft_tokens=3)
             options.pop("assistant_confidence_threshold", None)
             assert found.tolist() == target.generate(**inputs, **options).tolist()
-        assert not [kind for kind in pool._idle[draft][1].captured if "draft" in kind]
+        assert not [kind for kind in pool._kept[draft].idle.captured if "draft" in kind]

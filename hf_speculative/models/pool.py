@@ -1,44 +1,75 @@
-"""Caches are kept between calls: memory is allocated once, and passes compiled or captured over it stay valid.
+"""What is kept of a model between calls, until `detach` or the end of the model: memory, and passes that are ready to run.
 
-One idle cache a model, of the last shape; `detach` lets go of it.
+Caches are allocated once for calls of a like shape; one idle cache a model, of the last call. A compiled pass goes with any
+cache, a captured one with the cache that it was captured over.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from .ragged import RaggedCache
 
-_idle: WeakKeyDictionary[PreTrainedModel, tuple[Any, RaggedCache]] = WeakKeyDictionary()
+
+@dataclass
+class Kept:
+    """What is kept of one model.
+
+    Attributes:
+        state: what compiled and captured passes take for granted.
+        idle: a cache that no call uses.
+        compiled: passes by kind, see `StaticModel`.
+        twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
+    """
+
+    state: tuple
+    idle: RaggedCache | None = None
+    compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
+    twin: PreTrainedModel | None = None
+
+
+_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def take(model: PreTrainedModel) -> RaggedCache | None:
-    """The model's idle cache, if it still goes with the model's weights."""
+def kept(model: PreTrainedModel) -> Kept:
+    """What is kept of `model`; nothing yet, if its weights are not where they were."""
+    state = _state(model)
     with _lock:
-        state, cache = _idle.pop(model, (None, None))
-    return cache if cache is not None and state == _state(model) else None
+        if model not in _kept or _kept[model].state != state:
+            _kept[model] = Kept(state)
+        return _kept[model]
+
+
+def take(model: PreTrainedModel) -> RaggedCache | None:
+    """The model's idle cache; nobody else gets it."""
+    entry = kept(model)
+    with _lock:
+        cache, entry.idle = entry.idle, None
+        return cache
 
 
 def give_back(model: PreTrainedModel, cache: RaggedCache) -> None:
-    """The call is over: the next one may have the cache, unless several calls ran at once and another was faster."""
-    with _lock:
-        _idle.setdefault(model, (_state(model), cache))
+    """The call is over: the next one may have the cache."""
+    kept(model).idle = cache
 
 
 def release(model: PreTrainedModel | None) -> None:
-    """Let go of the model's idle cache."""
+    """Let go of all that is kept of `model`."""
     with _lock:
         if model is not None:
-            _idle.pop(model, None)
+            _kept.pop(model, None)
 
 
 def _state(model: PreTrainedModel) -> tuple:
-    """What a captured or compiled pass takes for granted: weights where they were, modules that run as they did."""
+    """Where the weights are, and how attention is computed: a captured pass reads the same memory each time."""
     weights = tuple(parameter.data_ptr() for parameter in model.parameters())
     return weights, model.dtype, model.device, model.config._attn_implementation

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,15 +107,11 @@ class RaggedCache(Cache):
         capacity: slots allocated; the last one is the spare.
         num_rows: rows running, the first ones of those allocated; 0 between calls.
         used: slots that this call has written to, from 0 on.
-        compiled, captured: passes over this cache by kind, see `StaticModel`; captured ones hold addresses of keys and values.
-        twin: what compiled passes run, where it is not the model itself but a shallow copy.
+        captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
     """
 
-    twin: PreTrainedModel | None = None
-
     def __init__(self, windows: list[int | None]):
-        self.compiled: dict[tuple, Callable[..., Tensor]] = {}
-        self.captured: dict[tuple, Callable[..., Tensor]] = {}
+        self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
         self.slots: Tensor | None = None

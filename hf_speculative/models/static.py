@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
+from . import pool
 from .capture import Capture, CudaGraphs
 from .masks import AttentionLayers
 from .ragged import RaggedCache, RaggedModel
@@ -95,7 +96,7 @@ class StaticModel(RaggedModel):
     """A ragged model whose passes, the prompt's apart, have static shapes.
 
     Args:
-        compile: compile each kind of pass, by torch.compile; the compiled ones stay with the cache, and outlast the call.
+        compile: compile each kind of pass, by torch.compile; see `pool` for how long they are kept.
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
@@ -108,9 +109,10 @@ class StaticModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
-        if self.cache.twin is None and self.model is not self.original:
-            self.cache.twin = self.model
-        self.model = self.cache.twin or self.original
+        self.kept = pool.kept(self.original)
+        if self.model is not self.original:
+            self.model = self.kept.twin = self.kept.twin or self.model
+            vars(self.model).pop("generate", None)  # of `attach`, which holds the original: that could not go any more
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, width = self._begin(batch, ahead)
@@ -181,13 +183,13 @@ class StaticModel(RaggedModel):
         """One compilation for all sizes but 1, which torch treats apart."""
         input_ids, first, seen, _, slots = inputs
         kind = (len(first) == 1, input_ids.shape[1] == 1, only_last)
-        if kind not in self.cache.compiled:
+        if kind not in self.kept.compiled:
             # A copy of the function: torch counts recompilations by code object, up to a limit.
             twin = FunctionType(ragged_pass.__code__.replace(), ragged_pass.__globals__, ragged_pass.__name__)
-            self.cache.compiled[kind] = torch.compile(twin)
+            self.kept.compiled[kind] = torch.compile(twin)
         for tensor, sizes in ((input_ids, (0, 1)), (first, 0), (seen, 0), (slots, 0)):
             torch._dynamo.maybe_mark_dynamic(tensor, sizes)
         for layer in self.cache.layers:
             for part in (layer.keys, layer.values):
                 torch._dynamo.maybe_mark_dynamic(part, (0, 2))
-        return self.cache.compiled[kind]
+        return self.kept.compiled[kind]
