@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -107,13 +107,7 @@ def bench(
     )
     with err.status("building the pair"):
         pair = _pair(shape, model, draft_model, dtype, device, draft_is_target)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
         result = run(

@@ -128,12 +128,12 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes a second that the device's memory moves: a large `copy_`, reading and writing both counted; median of 7."""
-    num_bytes = num_bytes or 2 ** (30 if device.type == "cuda" else 28)  # far beyond any cache
+    """Bytes a second that the device's memory moves: a large `copy_`, reading and writing both counted; median of 5."""
+    num_bytes = num_bytes or 2 ** (30 if device.type == "cuda" else 27)  # far beyond any cache
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    return 2 * num_bytes / statistics.median(timed(lambda: target.copy_(source), device) for _ in range(7))
+    return 2 * num_bytes / statistics.median(timed(lambda: target.copy_(source), device) for _ in range(5))
 
 
 def timed(function: Callable[[], object], device: torch.device) -> float:

@@ -129,7 +129,7 @@ def _rounds(report: Report):
         lengths = [max(0.0, 1000 * stages[stage]) for _, _, stages in bars]
         axes.barh(range(len(bars)), lengths, left=starts, color=STAGE_COLOURS[stage], label=stage, height=0.7)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    labels = [f"{name}\n{cell.batch} rows, k={cell.num_draft_tokens}, context {cell.context}" for cell, name, _ in bars]
+    labels = [f"{name}\nbatch {c.batch}, k {c.num_draft_tokens}, context {c.context}" for c, name, _ in bars]
     axes.set_yticks(range(len(bars)), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds a round", color=INK)
