@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from . import compatibility, embedded
+from .benchmark.cli import bench
 from .comparison import Comparison, PromptError, Runner, read_prompts
 from .self_drafting import auto_class_for
 
@@ -182,6 +183,9 @@ def check(
         _print_answer(Console(), answer)
     if not answer:
         raise typer.Exit(1)
+
+
+app.command()(_clean_errors()(bench))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:

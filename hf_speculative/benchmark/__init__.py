@@ -1,0 +1,35 @@
+"""How fast is it, and how fast could it be? Any pair, or one that needs no weights, measured in one run.
+
+from hf_speculative import benchmark
+
+report = benchmark.run(benchmark.CalibratedPair("tinyllama-1.1b"), benchmark.sweep(acceptance=[0.8], batch=[1, 4]))
+"""
+
+from .calibrated import CalibratedPair
+from .cells import Cell, sweep
+from .measure import run
+from .methods import METHODS, Method
+from .pairs import Calibration, Pair
+from .passes import Passes
+from .results import CellResult, MethodResult, Ratio, Report, Sample, theoretical_speedup
+from .shapes import SHAPES, Shape
+
+__all__ = [
+    "METHODS",
+    "SHAPES",
+    "CalibratedPair",
+    "Calibration",
+    "Cell",
+    "CellResult",
+    "Method",
+    "MethodResult",
+    "Pair",
+    "Passes",
+    "Ratio",
+    "Report",
+    "Sample",
+    "Shape",
+    "run",
+    "sweep",
+    "theoretical_speedup",
+]

@@ -1,0 +1,91 @@
+"""What is measured: a target, a draft, and prompts for them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: modules of the standard library whose source is the text that real pairs go on with
+TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibrated pair was brought to.
+
+    Attributes:
+        acceptance: mean over positions of sum min(p, q); when greedy, the share of positions with the same argmax.
+        entropy: mean entropy of the target's law at temperature 1, in nats.
+        factor: what the later layers write is scaled by this.
+        num_positions: positions of the target's own text that both figures are means over.
+    """
+
+    acceptance: float
+    entropy: float
+    factor: float
+    num_positions: int
+
+
+class Pair:
+    """A target and its draft, as they are.
+
+    Args:
+        name: what to call the pair in tables.
+        tokenizer: for prompts of real text; without it, prompts are random ids.
+        draft_tokenizer: the draft's own, where it is another.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        draft_tokenizer: PreTrainedTokenizerBase | None = None,
+    ):
+        if target.config.is_encoder_decoder:
+            raise ValueError(f"`target` is a {type(target).__name__}: the benchmark takes decoder-only models.")
+        self.target, self.draft, self.name = target, draft, name
+        self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
+        self._ids: list[int] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    def prepare(self, acceptance: float | None, temperature: float) -> Calibration | None:
+        """Bring the pair to an acceptance, if it is of the kind that can be brought to one."""
+        if acceptance is not None:
+            raise ValueError(
+                f"`acceptance={acceptance}`: {self.name} accepts what it accepts; only a shape is calibrated."
+            )
+        return None
+
+    def prompts(self, batch: int, length: int) -> Tensor:
+        """`(batch, length)` ids, the same at each call, another text in each row."""
+        if self.tokenizer is None:
+            generator = torch.Generator().manual_seed(length)
+            ids = torch.randint(
+                1, self.target.config.get_text_config().vocab_size, (batch, length), generator=generator
+            )
+            return ids.to(self.device)
+        if self._ids is None:
+            text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
+            self._ids = self.tokenizer(text, verbose=False).input_ids
+        step = max(1, (len(self._ids) - length) // batch)
+        rows = [
+            (self._ids * (1 + (row * step + length) // len(self._ids)))[row * step :][:length] for row in range(batch)
+        ]
+        return torch.tensor(rows, device=self.device)
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest text that both models can take; `None` where nothing says."""
+        configs = (model.config.get_text_config(decoder=True) for model in (self.target, self.draft))
+        known = [n for config in configs if (n := getattr(config, "max_position_embeddings", None)) is not None]
+        return min(known, default=None)

@@ -1,0 +1,137 @@
+"""Pictures of a report. Needs matplotlib, the extra `plot`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from .cells import AXES
+from .results import STAGES, CellResult, Report
+
+#: readable on white and on black
+COLOURS = {
+    "plain": "#808080",
+    "plain-compiled": "#a06cd5",
+    "assisted": "#e08214",
+    "assisted-default": "#c9a227",
+    "speculative": "#2b8cbe",
+    "speculative-auto": "#22a06b",
+}
+STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#e08214", "#d64550"), strict=True))
+INK = "#808080"
+
+
+def is_available() -> bool:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def require() -> None:
+    """Raises a ValueError that says how to install matplotlib, where it is missing."""
+    if not is_available():
+        raise ValueError("plots need matplotlib, which is not installed: pip install 'hf_speculative[plot]'.")
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """Matplotlib figures by name: speedup against each setting that was swept, and the split of a round's time."""
+    require()
+    found = {f"speedup_{axis}": _speedup(report, axis) for axis in AXES if len(_along(report, axis)) > 1}
+    if any(method.is_ours for cell in report.cells for method in cell.methods.values()):
+        found["round"] = _rounds(report)
+    return found
+
+
+def save(report: Report, folder: Path) -> list[Path]:
+    """Write each figure as PNG and SVG; the files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in figures(report).items():
+        for kind in ("png", "svg"):
+            paths.append(folder / f"{name}.{kind}")
+            figure.savefig(paths[-1], dpi=160, transparent=kind == "svg")
+    return paths
+
+
+def as_svg(report: Report) -> dict[str, str]:
+    """Each figure as the text of an `<svg>` element."""
+    texts = {}
+    for name, figure in figures(report).items():
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True)
+        texts[name] = file.getvalue().partition("<svg")[2].join(("<svg", ""))
+    return texts
+
+
+def _along(report: Report, axis: str) -> list[CellResult]:
+    """The cells that differ from the first in nothing but `axis`, in its order."""
+    if not report.cells:
+        return []
+    others = [name for name in AXES if name != axis]
+    base = report.cells[0].cell
+    same = [c for c in report.cells if all(getattr(c.cell, name) == getattr(base, name) for name in others)]
+    return sorted(same, key=lambda result: getattr(result.cell, axis))
+
+
+def _axes(width: float, height: float):
+    from matplotlib.figure import Figure  # not pyplot, which keeps a state and looks for a display
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.tick_params(colors=INK)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+    axes.grid(color=INK, alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _speedup(report: Report, axis: str):
+    figure, axes = _axes(6.4, 4.0)
+    cells = _along(report, axis)
+    names = list(dict.fromkeys(name for cell in cells for name in cell.methods if name != "plain"))
+    for name in names:
+        points = [(getattr(c.cell, axis), ratio) for c in cells if (ratio := c.speedup(name)) is not None]
+        x, medians = [p for p, _ in points], [ratio.median for _, ratio in points]
+        colour = COLOURS.get(name)
+        (line,) = axes.plot(x, medians, "o-", color=colour, label=name, markersize=4)
+        axes.fill_between(x, [r.low for _, r in points], [r.high for _, r in points], color=line.get_color(), alpha=0.2)
+        theory = [(getattr(c.cell, axis), value) for c in cells if (value := c.theory(name)) is not None]
+        if theory:
+            axes.plot(*zip(*theory, strict=True), "--", color=line.get_color(), linewidth=1, label=f"{name}, theory")
+    axes.axhline(1, color=COLOURS["plain"], linewidth=1)
+    if axis in ("batch", "context"):
+        axes.set_xscale("log", base=2)
+    values = [getattr(cell.cell, axis) for cell in cells]
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(AXES[axis], color=INK)
+    axes.set_ylabel("speedup over plain generate", color=INK)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
+
+
+def _rounds(report: Report):
+    bars = [
+        (cell.cell, name, method.stage_seconds())
+        for cell in report.cells
+        for name, method in cell.methods.items()
+        if method.is_ours
+    ]
+    figure, axes = _axes(6.4, 1.4 + 0.4 * len(bars))
+    starts = [0.0] * len(bars)
+    for stage in STAGES:
+        lengths = [max(0.0, 1000 * stages[stage]) for _, _, stages in bars]
+        axes.barh(range(len(bars)), lengths, left=starts, color=STAGE_COLOURS[stage], label=stage, height=0.7)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    labels = [f"{name}\nbatch {c.batch}, k {c.num_draft_tokens}, context {c.context}" for c, name, _ in bars]
+    axes.set_yticks(range(len(bars)), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds a round", color=INK)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, labelcolor=INK)
+    return figure

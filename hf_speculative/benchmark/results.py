@@ -1,0 +1,267 @@
+"""What was measured, and what follows from it. All figures are of decoding: see `measure.py` for what is timed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..statistics import Statistics
+from .cells import Cell
+from .pairs import Calibration
+from .passes import Passes
+
+STAGES = ("draft", "verify", "accept", "overhead")
+
+
+@dataclass
+class Sample:
+    """One repeat of one method: a long `generate` call less a short one, so that prompt and set-up drop out.
+
+    Attributes:
+        seconds: of decoding `num_tokens` tokens, all rows together.
+        call_seconds: of the whole long call, prompt and set-up included.
+        num_rounds: target passes; `None` where they cannot be counted.
+        num_row_rounds, num_drafted, num_draft_passes: rounds of each row added up, draft tokens, passes of the draft.
+        stages: seconds by stage; `overhead` is what is none of drafting, verifying and accepting.
+    """
+
+    seconds: float
+    call_seconds: float
+    num_tokens: int
+    num_rounds: int | None = None
+    num_row_rounds: int = 0
+    num_drafted: int = 0
+    num_draft_passes: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster: the ratio of two medians, and the quartiles of the ratios of the repeats."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(other: Sequence[float], own: Sequence[float]) -> Ratio:
+        ratios = [a / b for a, b in zip(other, own, strict=False)]
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        return Ratio(statistics.median(other) / statistics.median(own), low, high)
+
+    @property
+    def is_loss(self) -> bool:
+        """Slower, by more than the spread: three quarters of the repeats were."""
+        return self.median < 1 and self.high < 1
+
+    @property
+    def is_gain(self) -> bool:
+        return self.median > 1 and self.low > 1
+
+
+@dataclass
+class MethodResult:
+    """One method in one cell.
+
+    Attributes:
+        samples: one a repeat, in the order of the other methods' samples.
+        statistics: of the long calls, for a method of ours.
+        peak_bytes: on a GPU, the most that one call had allocated beyond what was there before.
+    """
+
+    name: str
+    is_speculative: bool
+    is_ours: bool
+    batch: int
+    samples: list[Sample] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+    peak_bytes: int | None = None
+
+    @property
+    def seconds(self) -> list[float]:
+        return [sample.seconds for sample in self.samples]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return statistics.median(sample.num_tokens / sample.seconds for sample in self.samples)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Tokens that a target pass brings each row of the batch, the bonus token included; 1 for plain decoding."""
+        rounds = [sample.num_rounds for sample in self.samples]
+        if None in rounds:
+            return None
+        return self._total("num_tokens") / (self.batch * self._total("num_rounds"))
+
+    @property
+    def round_seconds(self) -> float | None:
+        """Mean over the rounds of all repeats."""
+        return self._total("seconds") / self._total("num_rounds") if self.tokens_per_pass else None
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Of a mean round, by stage; empty for methods that are not ours."""
+        if not self.is_ours:
+            return {}
+        rounds = self._total("num_rounds")
+        return {stage: sum(sample.stages[stage] for sample in self.samples) / rounds for stage in STAGES}
+
+    @property
+    def overhead_share(self) -> float | None:
+        """Share of a round that is neither drafting nor verifying."""
+        stages = self.stage_seconds()
+        return 1 - (stages["draft"] + stages["verify"]) / sum(stages.values()) if stages else None
+
+    def theory(self, passes: Passes) -> float | None:
+        """Speedup that the rounds' mean length allows if a round costs its bare passes alone; only for a method of ours."""
+        if not self.is_ours or not self._total("num_row_rounds"):
+            return None
+        rounds, row_rounds = self._total("num_rounds"), self._total("num_row_rounds")
+        return theoretical_speedup(
+            tokens_per_round=self._total("num_tokens") / row_rounds,
+            draft_passes=self._total("num_draft_passes") / rounds,
+            columns=1 + self._total("num_drafted") / row_rounds,
+            passes=passes,
+        )
+
+    def bandwidth(self, passes: Passes) -> float | None:
+        """Bytes a second: weights and cache that a round reads, over the time it took."""
+        if self.round_seconds is None or (self.is_speculative and not self.is_ours):
+            return None
+        return passes.bytes_read(self._total("num_draft_passes") / self._total("num_rounds")) / self.round_seconds
+
+    def _total(self, name: str) -> float:
+        return sum(getattr(sample, name) for sample in self.samples)
+
+
+def theoretical_speedup(tokens_per_round: float, draft_passes: float, columns: float, passes: Passes) -> float:
+    """E[tokens a round] T_target(1) / (k T_draft(1) + T_target(k + 1)), all times measured.
+
+    (Leviathan et al. 2023, Theorem 3.8, with a verification that may cost more than a plain step.)
+
+    Args:
+        tokens_per_round: mean acceptance length, bonus token included.
+        draft_passes: draft passes a round, k.
+        columns: positions that the target scores in a round, k + 1.
+    """
+    round_seconds = draft_passes * passes.draft_seconds + passes.target_seconds_of(columns)
+    return tokens_per_round * passes.target_seconds / round_seconds
+
+
+@dataclass
+class CellResult:
+    """All methods in one cell.
+
+    Attributes:
+        passes: bare passes of the same run; `None` with `no_passes` saying why.
+        draft_cache_bytes: keys and values that a draft adds to plain decoding at the end of a call, computed.
+    """
+
+    cell: Cell
+    methods: dict[str, MethodResult]
+    calibration: Calibration | None = None
+    passes: Passes | None = None
+    no_passes: str | None = None
+    draft_cache_bytes: int | None = None
+
+    def speedup(self, name: str, over: str = "plain") -> Ratio | None:
+        """How many times faster `name` decodes than `over`; `None` where either was not measured."""
+        return self._ratio(name, over, lambda sample: sample.seconds)
+
+    def call_speedup(self, name: str, over: str = "plain") -> Ratio | None:
+        """The same of whole calls, prompt and set-up included."""
+        return self._ratio(name, over, lambda sample: sample.call_seconds)
+
+    def _ratio(self, name: str, over: str, seconds: Callable[[Sample], float]) -> Ratio | None:
+        if name not in self.methods or over not in self.methods:
+            return None
+        return Ratio.of(*([seconds(s) for s in self.methods[which].samples] for which in (over, name)))
+
+    def theory(self, name: str) -> float | None:
+        """Speedup that the bare passes of this cell allow; `None` where they or the method were not measured."""
+        return self.methods[name].theory(self.passes) if self.passes and name in self.methods else None
+
+    def efficiency(self, name: str) -> float | None:
+        """Measured speedup over theory's."""
+        theory, speedup = self.theory(name), self.speedup(name)
+        return speedup.median / theory if theory and speedup else None
+
+    def losses(self, name: str) -> list[str]:
+        """What `name` is slower than, beyond noise: plain decoding and, if it is ours, assisted generation."""
+        method = self.methods[name]
+        rivals = ["plain"] * method.is_speculative + ["assisted", "assisted-default"] * method.is_ours
+        ratios = {rival: self.speedup(name, rival) for rival in rivals}
+        return [rival for rival, ratio in ratios.items() if ratio and ratio.is_loss]
+
+    def extra_bytes(self, name: str) -> int | None:
+        """Peak memory beyond plain decoding's: measured on a GPU, else the computed size of the draft's cache."""
+        own, plain = self.methods[name].peak_bytes, self.methods["plain"].peak_bytes
+        if own is not None and plain is not None:
+            return own - plain
+        return self.draft_cache_bytes if self.methods[name].is_ours else None
+
+    def to_dict(self, bandwidth: float) -> dict[str, Any]:
+        return {
+            "cell": asdict(self.cell),
+            "calibration": self.calibration and asdict(self.calibration),
+            "passes": self.passes and self.passes.to_dict(),
+            "no_passes": self.no_passes,
+            "methods": {name: self._method_to_dict(name, bandwidth) for name in self.methods},
+        }
+
+    def _method_to_dict(self, name: str, bandwidth: float) -> dict[str, Any]:
+        method = self.methods[name]
+        speedup, call_speedup, over_assisted = (
+            self.speedup(name),
+            self.call_speedup(name),
+            self.speedup(name, "assisted"),
+        )
+        used = method.bandwidth(self.passes) if self.passes else None
+        counts = method.statistics.to_dict() if method.is_ours else None
+        if counts is not None:
+            del counts["rows"], counts["seconds"]
+        return {
+            "tokens_per_second": method.tokens_per_second,
+            "speedup": speedup and asdict(speedup),
+            "speedup_over_assisted": over_assisted and asdict(over_assisted),
+            "whole_call_speedup": call_speedup and asdict(call_speedup),
+            "losses": self.losses(name),
+            "tokens_per_target_pass": method.tokens_per_pass,
+            "round_seconds": method.round_seconds,
+            "stage_seconds": method.stage_seconds() or None,
+            "overhead_share": method.overhead_share,
+            "theory": self.theory(name),
+            "efficiency": self.efficiency(name),
+            "share_of_bandwidth": used and used / bandwidth,
+            "extra_peak_bytes": self.extra_bytes(name),
+            "statistics": counts,
+            "samples": [asdict(sample) for sample in method.samples],
+        }
+
+
+@dataclass
+class Report:
+    """A whole run.
+
+    Attributes:
+        environment: versions, hardware, threads, dtype and the command.
+        settings: what all cells share.
+        copy_bandwidth: bytes a second of a large copy on the device, read and written.
+        is_interrupted: it was stopped; what was measured until then is here.
+        failures: cells that could not be measured, and why.
+    """
+
+    pair: str
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+    copy_bandwidth: float
+    cells: list[CellResult] = field(default_factory=list)
+    is_interrupted: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        names = ("pair", "environment", "settings", "copy_bandwidth", "is_interrupted", "failures")
+        own = {name: getattr(self, name) for name in names}
+        return own | {"cells": [cell.to_dict(self.copy_bandwidth) for cell in self.cells]}

@@ -1,0 +1,126 @@
+"""What the figures are called and how they are written, the same on screen and in the report."""
+
+from __future__ import annotations
+
+from .passes import Passes
+from .results import STAGES, CellResult, MethodResult, Ratio, Report
+
+MEANINGS = {
+    "tokens/s": "of decoding, all rows together, prompt and set-up apart; median of the repeats.",
+    "speedup": "over plain `generate` in the same run: the ratio of medians. Below: the quartiles over the repeats.",
+    "over assisted": "the same over transformers' assisted generation at the same draft length.",
+    "whole call": "the speedup of whole `generate` calls, with prompt and set-up.",
+    "tokens/pass": "new tokens of a row for each pass of the target, its own token included; plain decoding has 1.",
+    "accepted": "of the draft tokens. Below: the mean acceptance length, the target's own token included.",
+    "round": "the time of a mean round, and what part of it each stage takes; overhead is what is none of the others.",
+    "outside passes": "share of a round that is neither drafting nor verifying.",
+    "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft.",
+    "efficiency": "measured speedup over theory's.",
+    "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
+    "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
+}
+
+
+def rows(cell: CellResult, report: Report) -> list[tuple[str, list[str]]]:
+    """The table of a cell: a label, and the figure of each method; rows without any figure are left out."""
+    columns = [_column(cell, name, report) for name in cell.methods]
+    labels = list(columns[0])
+    table = [(label, [column[label] for column in columns]) for label in labels]
+    return [(label, figures) for label, figures in table if any(figures)]
+
+
+def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
+    method, passes = cell.methods[name], cell.passes
+    is_plain = name == "plain"
+    speedup, call = cell.speedup(name), cell.call_speedup(name)
+    over_assisted = cell.speedup(name, "assisted") if method.is_ours else None
+    extra = cell.extra_bytes(name)
+    return {
+        "tokens/s": significant(method.tokens_per_second),
+        "speedup": _median(speedup),
+        "  quartiles": "" if is_plain or not speedup else f"{speedup.low:.2f} to {speedup.high:.2f}",
+        "over assisted": _median(over_assisted),
+        "whole call": _median(call),
+        "tokens/pass": "" if method.tokens_per_pass is None else f"{method.tokens_per_pass:.2f}",
+        **_rounds(method),
+        "theory": times(cell.theory(name)),
+        "efficiency": percent(cell.efficiency(name)),
+        "bandwidth": percent(_share_of_bandwidth(method, passes, report)),
+        "extra memory": "" if extra is None else f"{extra / 2**20:.1f} MiB",
+        "verdict": verdict(cell, name),
+    }
+
+
+def _rounds(method: MethodResult) -> dict[str, str]:
+    stages, counts = method.stage_seconds(), method.statistics
+    split = {f"  {stage}": milliseconds(stages[stage]) if stages else "" for stage in STAGES}
+    return {
+        "accepted": percent(counts.draft_acceptance_rate, 1) if stages else "",
+        "  length": f"{counts.mean_acceptance_length:.2f}" if stages and counts.num_spec_steps else "",
+        "round": milliseconds(method.round_seconds),
+        **split,
+        "outside passes": percent(method.overhead_share, 1),
+    }
+
+
+def _share_of_bandwidth(method: MethodResult, passes: Passes | None, report: Report) -> float | None:
+    used = method.bandwidth(passes) if passes else None
+    return used / report.copy_bandwidth if used else None
+
+
+def verdict(cell: CellResult, name: str) -> str:
+    """In words: ahead, level or a loss, and against what."""
+    if not cell.methods[name].is_speculative:
+        return ""
+    losses = cell.losses(name)
+    if losses:
+        return f"LOSS to {' and '.join(losses)}"
+    speedup = cell.speedup(name)
+    return "ahead" if speedup and speedup.is_gain else "level"
+
+
+def title(cell: CellResult) -> str:
+    if cell.calibration is None:
+        return str(cell.cell)
+    reached = f"calibrated: {percent(cell.calibration.acceptance, 1)}"
+    return f"{cell.cell} ({reached}, entropy {cell.calibration.entropy:.2f} nats)"
+
+
+def bare_passes(cell: CellResult) -> str:
+    if cell.passes is None:
+        return f"No bare passes, so no theory: {cell.no_passes}."
+    passes, width = cell.passes, cell.passes.num_draft_tokens + 1
+    return (
+        f"Bare passes: target {milliseconds(passes.target_seconds)}, with {width} columns "
+        f"{milliseconds(passes.verify_seconds)}; draft {milliseconds(passes.draft_seconds)}."
+    )
+
+
+def about(report: Report) -> str:
+    """Where and what, in one sentence."""
+    env, settings = report.environment, report.settings
+    return (
+        f"{report.pair}, {env['dtype']}, {env['device']}, {env['threads']} threads; torch {env['torch']}, transformers "
+        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {settings['repeats']} repeats; copy bandwidth "
+        f"{report.copy_bandwidth / 1e9:.1f} GB/s."
+    )
+
+
+def _median(ratio: Ratio | None) -> str:
+    return "" if ratio is None else times(ratio.median)
+
+
+def times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
+
+
+def significant(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{significant(1000 * seconds)} ms"
