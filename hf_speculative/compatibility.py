@@ -18,6 +18,7 @@ from .models import (
     text_inputs,
     tolerance,
     universal_deviation,
+    why_eager,
 )
 from .self_drafting import check_draft_model, tied_drafter
 from .types import Batch
@@ -34,12 +35,14 @@ class ModelReport:
         why: the reason for the path, where it is not the ragged one.
         deviation: largest difference between logits through the cache, taken back in between, and plain ones, in standard
             deviations of the logits; `None` where that was not tried.
+        eager: why its passes run eagerly even if `compile` or `cuda_graphs` is asked for; `None` where they need not.
     """
 
     name: str
     path: str | None
     why: str | None = None
     deviation: float | None = None
+    eager: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,8 @@ def _report(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> t
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
     is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
     if is_tested or deviation <= tolerance(model):
-        return ModelReport(name, kind, why, deviation), None
+        eager = why_eager(model) if kind == "ragged" else "takes the universal path, whose passes differ in shape"
+        return ModelReport(name, kind, why, deviation, eager), None
     reason = f"`{argument}`: {name} {why}, and gives other logits when its cache is taken back (by {deviation:.2g} deviations)"
     return ModelReport(name, None, why, deviation), reason
 

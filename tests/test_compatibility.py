@@ -80,3 +80,8 @@ def test_the_command_exits_with_1_where_a_pair_does_not_work(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
     result = CliRunner().invoke(app, ["check", str(tmp_path / "target"), str(tmp_path / "draft")])
     assert result.exit_code == 1 and "not compatible" in result.stdout
+
+
+def test_why_passes_run_eagerly():
+    assert hs.check(tiny.llama()).target.eager is None
+    assert "universal path" in hs.check(build("causal", "bloom")).target.eager
