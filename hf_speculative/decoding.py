@@ -11,6 +11,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from . import checks
 from .assembly import default_rule, make_sampler, make_schedule, target_and_drafter
+from .batch import Batch, padding_of
 from .configuration import Options
 from .loop import speculate
 from .models import Inputs
@@ -18,7 +19,6 @@ from .output import Output
 from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
-from .types import Batch, padding_of
 
 
 @dataclass
