@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,12 @@ class Batch:
         history: the tokens of each row without its padding, as lists.
         rows: which row of the call each row is.
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
+        is_unread: no round is over: the first pass will read the prompts.
+        waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
     """
+
+    is_unread: bool = True
+    waiting: Batch | None = None
 
     def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
         self.prompt_width = input_ids.shape[1]
@@ -72,6 +78,7 @@ class Batch:
             new_tokens.append([*tokens[:num_accepted], next_token])
             self.host_lengths[row] += num_accepted + 1
             self.history[row] += new_tokens[-1]
+        self.is_unread = False
         return new_tokens, [numbers[0] for numbers in read]
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
@@ -95,3 +102,38 @@ class Batch:
         self.host_lengths = [self.host_lengths[i] for i in indices]
         self.host_padding = [self.host_padding[i] for i in indices]
         self.history = [list(self.history[i]) for i in indices]
+
+    def part(self, indices: Sequence[int]) -> Batch:
+        """These rows as a batch of their own."""
+        part = copy.copy(self)
+        part.select(list(indices))
+        return part
+
+    def wait_beyond(self, num_rows: int) -> None:
+        """Only the first `num_rows` rows run; the others wait until a row is done."""
+        indices = list(range(len(self.rows)))
+        self.waiting = self.part(indices[num_rows:])
+        self.select(indices[:num_rows])
+
+    def newcomers(self, num_rows: int) -> Batch | None:
+        """The next `num_rows` rows that wait, or as many as there are, as a batch of their own; `None` without any."""
+        if num_rows == 0 or self.waiting is None or not self.waiting.rows:
+            return None
+        indices = list(range(len(self.waiting.rows)))
+        newcomers = self.waiting.part(indices[:num_rows])
+        self.waiting.select(indices[num_rows:])
+        return newcomers
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
+        width = newcomers.tokens.shape[1]
+        self._reserve(width)
+        index = torch.tensor(lanes, device=self.tokens.device)
+        self.tokens[index, :width] = newcomers.tokens
+        self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)
+        self.padding = self.padding.index_copy(0, index, newcomers.padding)
+        for i, lane in enumerate(lanes):
+            self.rows[lane] = newcomers.rows[i]
+            self.host_lengths[lane] = newcomers.host_lengths[i]
+            self.host_padding[lane] = newcomers.host_padding[i]
+            self.history[lane] = newcomers.history[i]

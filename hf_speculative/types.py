@@ -141,6 +141,9 @@ class Drafter:
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order."""
 
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers`, a prompt that waited, takes the place of the row at `lanes[i]`, which is done."""
+
 
 class Rule:
     """Stages 2 and 3, which guesses survive: a pure function of tensors, without model or cache.
@@ -183,9 +186,9 @@ class Schedule:
         The first round drafts nothing: the prompt then goes through the target in the shape that plain `generate` gives
         it, and the first token is there as early. Later ones leave room for the token that the target adds.
         """
+        if batch.is_unread:
+            return [0] * len(batch.rows)
         return [
-            0
-            if length == batch.prompt_width
-            else max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
+            max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
             for row, length in zip(batch.rows, batch.host_lengths, strict=True)
         ]

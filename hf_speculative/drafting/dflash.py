@@ -92,3 +92,7 @@ class DFlash(Stepwise):
         index = torch.tensor(indices, dtype=torch.long, device=self.device)
         for layer in self.cache.layers:
             layer.select(index)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.seen[lane] = 0

@@ -37,8 +37,11 @@ class DraftModel(Stepwise):
         self.model.reset()
 
     def prefill(self, batch: Batch) -> None:
-        if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
+        if self._can_read(batch):
             self.model.prefill(batch)
+
+    def _can_read(self, batch: Batch) -> bool:
+        return self.max_positions is None or max(map(len, batch.history)) <= self.max_positions
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
@@ -48,6 +51,12 @@ class DraftModel(Stepwise):
 
     def select(self, indices: list[int]) -> None:
         self.model.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        if self._can_read(newcomers):
+            self.model.admit(newcomers, lanes)
+        else:
+            self.model.forget(lanes)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         if self.max_positions is None:

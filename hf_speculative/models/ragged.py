@@ -42,10 +42,8 @@ class RaggedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self._grow()
         cache = self.cache
-        if self.keys.shape[2] < cache.capacity:
-            grow = (0, 0, 0, cache.capacity - self.keys.shape[2])
-            self.keys, self.values = functional.pad(self.keys, grow), functional.pad(self.values, grow)
         if cache.slots is None:
             self.keys[:, :, cache.start : cache.end] = key_states
             self.values[:, :, cache.start : cache.end] = value_states
@@ -54,6 +52,11 @@ class RaggedLayer(CacheLayerMixin):
             self.keys.scatter_(2, slots.expand_as(key_states), key_states)
             self.values.scatter_(2, slots.expand_as(value_states), value_states)
         return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
+
+    def _grow(self) -> None:
+        if (missing := self.cache.capacity - self.keys.shape[2]) > 0:
+            self.keys = functional.pad(self.keys, (0, 0, 0, missing))
+            self.values = functional.pad(self.values, (0, 0, 0, missing))
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -69,6 +72,14 @@ class RaggedLayer(CacheLayerMixin):
         if self.is_initialized:
             index = index.to(self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+
+    def take(self, other: RaggedLayer, index: Tensor, end: int) -> None:
+        """Slots `[0, end)` of row i of `other` become those of row `index[i]`."""
+        if self.is_initialized:
+            self._grow()
+            index = index.to(self.keys.device)
+            self.keys[index, :, :end] = other.keys[:, :, :end]
+            self.values[index, :, :end] = other.values[:, :, :end]
 
 
 class RaggedCache(Cache):
@@ -186,6 +197,27 @@ class RaggedModel(CachedModel):
         self.seen = self.seen[index]
         for layer in self.cache.layers:
             layer.select(index)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        if self.seen is not None:  # else the first pass is still to come, and reads all rows
+            super().admit(newcomers, lanes)
+
+    def take(self, other, lanes: list[int]) -> None:
+        index, end = torch.tensor(lanes), max(other.host_seen)
+        self.cache.reserve(end, limit=other.cache.capacity)
+        for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
+            layer.take(given, index, end)
+        self._set_seen(lanes, other.host_seen)
+
+    def forget(self, lanes: list[int]) -> None:
+        self._set_seen(lanes, [0] * len(lanes))
+
+    def _set_seen(self, lanes: list[int], values: list[int]) -> None:
+        if self.seen is None:
+            return
+        for lane, seen in zip(lanes, values, strict=True):
+            self.host_seen[lane] = seen
+        self.seen = torch.tensor(self.host_seen, device=self.seen.device)
 
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
