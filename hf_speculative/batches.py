@@ -138,17 +138,15 @@ class _Run:
 
     def _window(self, prompts: list[tuple[int, list[int]]]) -> Generator[Completion, None, None]:
         new_ids: list[list[int]] = [[] for _ in prompts]
-        counts = Statistics()
         with closing(self._rounds([ids for _, ids in prompts])) as rounds:
-            for round in rounds:
-                counts.follow(round)
+            for round, counts in rounds:
                 for row, tokens, is_done in zip(round.rows, round.tokens, round.done, strict=True):
                     new_ids[row] += tokens
                     if is_done:
                         text = self.tokenizer and self.tokenizer.decode(new_ids[row], skip_special_tokens=True)
                         yield Completion(*prompts[row], new_ids[row], text, counts.rows[row])
 
-    def _rounds(self, prompts: list[list[int]]) -> Generator[Round, None, Any]:
+    def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
         """One call of the model's own `generate`, which hands its rounds over as they are asked for."""
         input_ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.model.config.is_encoder_decoder)
         device = device_of(self.model)

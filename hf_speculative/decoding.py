@@ -67,8 +67,11 @@ class SpeculativeDecoding:
         generation_config: GenerationConfig,
         inputs_tensor: Tensor | None = None,
         **model_kwargs,
-    ) -> Generator[Round, None, Any]:
-        """Generate a round at a time, each when it is asked for; what `generate` returns is the generator's own result."""
+    ) -> Generator[tuple[Round, Statistics], None, Any]:
+        """Generate a round at a time, each when it is asked for, with the counts so far.
+
+        The generator's own result is what `generate` returns.
+        """
         streamer = self.options.streamer
         as_dict = bool(generation_config.return_dict_in_generate)
         keep_scores = as_dict and bool(generation_config.output_scores)
@@ -110,7 +113,7 @@ class SpeculativeDecoding:
             for round in rounds:
                 statistics.follow(round)
                 output.follow(round)
-                yield round
+                yield round, statistics
         finally:
             rounds.close()
             sampler.finish()
