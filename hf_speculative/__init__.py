@@ -1,6 +1,7 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
 from .adapters import with_adapter, without_adapter
+from .batches import Completion, generate_batches
 from .compatibility import Compatibility, check
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Compatibility",
+    "Completion",
     "Draft",
     "Drafter",
     "GenerateSpeculativeOutput",
@@ -36,6 +38,7 @@ __all__ = [
     "detach",
     "embedded_pair",
     "generate",
+    "generate_batches",
     "patch_transformers",
     "record",
     "with_adapter",

@@ -83,6 +83,8 @@ class Options:
     #: how many tokens of the committed text are encoded again, with `vocabulary_mapping="strings"` only
     lookbehinds: dict[str, int] = field(default_factory=dict)
     lookbehinds_in_call: list[str] = field(default_factory=list)
+    #: rows that run together, the others wait until rows are done; all of them by default
+    rows_at_once: int | None = None
     #: what goes on to transformers' generate
     generate_kwargs: dict[str, Any] = field(default_factory=dict)
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
 from .assembly import default_rule, make_sampler, make_schedule, target_and_drafter
+from .batch import Batch, padding_of
 from .configuration import Options
 from .loop import speculate
-from .models import Inputs
+from .models import CachedModel, Inputs
 from .output import Output
+from .sampling import Sampler
 from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
-from .types import Batch, padding_of
+from .types import Drafter, Round
 
 
 @dataclass
@@ -42,13 +47,18 @@ class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     statistics = cast("Statistics | None", None)
 
 
+class CannotRefill(Exception):
+    """A part of the call keeps its rows together, so that they have to start together, too."""
+
+
 class SpeculativeDecoding:
     """What transformers' `generate` hands over to once all is prepared."""
 
     def __init__(self, options: Options):
         self.options = options
 
-    def __call__(
+    @torch.no_grad()
+    def rounds(
         self,
         model: PreTrainedModel,
         input_ids: Tensor,
@@ -57,7 +67,11 @@ class SpeculativeDecoding:
         generation_config: GenerationConfig,
         inputs_tensor: Tensor | None = None,
         **model_kwargs,
-    ) -> Tensor | GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
+    ) -> Generator[tuple[Round, Statistics], None, Any]:
+        """Generate a round at a time, each when it is asked for, with the counts so far.
+
+        The generator's own result is what `generate` returns.
+        """
         streamer = self.options.streamer
         as_dict = bool(generation_config.return_dict_in_generate)
         keep_scores = as_dict and bool(generation_config.output_scores)
@@ -76,6 +90,7 @@ class SpeculativeDecoding:
         stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        self._let_rows_wait(batch, target, drafter, sampler)
         rule = self.options.config.rule or default_rule(sampler, drafter)
         sampler.keeps_laws = rule.reads_draft_probs
         num_forwards_before = drafter.num_forwards
@@ -88,8 +103,8 @@ class SpeculativeDecoding:
         output, statistics = Output(input_ids, generation_config, target, streamer), Statistics(num_calls=1)
         rounds = speculate(
             batch,
-            stopwatch.watch("verify", target, "logits"),
-            stopwatch.watch("draft", drafter, "propose", "rollback"),
+            stopwatch.watch("verify", target, "logits", "admit"),
+            stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
             stopwatch.watch("accept", rule, "__call__"),
             make_schedule(self.options, target.keeps_rows_together or drafter.keeps_rows_together),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),
@@ -99,6 +114,7 @@ class SpeculativeDecoding:
             for round in rounds:
                 statistics.follow(round)
                 output.follow(round)
+                yield round, statistics
         finally:
             rounds.close()
             sampler.finish()
@@ -117,6 +133,25 @@ class SpeculativeDecoding:
         result = self._as_dict(model, inputs, output, stored)
         result.statistics = statistics
         return result
+
+    @functools.wraps(rounds, assigned=())  # transformers reads which parameters there are
+    def __call__(self, *args, **kwargs) -> Tensor | GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
+        """All rounds at once."""
+        rounds = self.rounds(*args, **kwargs)
+        while True:
+            try:
+                next(rounds)
+            except StopIteration as end:
+                return end.value
+
+    def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: Sampler) -> None:
+        limit = self.options.rows_at_once
+        if limit is None or limit >= len(batch.rows):
+            return
+        parts = (target, drafter, sampler.processors)
+        if any(part.keeps_rows_together for part in parts):
+            raise CannotRefill
+        batch.wait_beyond(limit)
 
     @staticmethod
     def _as_dict(

@@ -64,19 +64,26 @@ def generate(
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
     """One call: plain if nothing asks for speculation, else through transformers' hook."""
-    options = read_options(model, kwargs, _load(attached_draft, model), attached_config or SpeculativeConfig(), _load)
+    options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
-    checks.check_options(options)
-    check_tokenizers(options)
-    checks.check_model(checks.unwrap(model, "model"), "model")
-    options = self_drafting.prepare(checks.unwrap(model, "model"), options)
-    kwargs = _healed(model, plain_generate, _with_stop_strings(model, options), options)
+    kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
     with without_dropout(options.draft_model if options.draft_model is not model else None):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
 
-def _with_stop_strings(model, options: Options) -> dict[str, Any]:
+def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
+    """One call's options, checked; `None` if nothing asks for speculation."""
+    options = read_options(model, kwargs, _load(attached_draft, model), attached_config or SpeculativeConfig(), _load)
+    if options is None:
+        return None
+    checks.check_options(options)
+    check_tokenizers(options)
+    checks.check_model(checks.unwrap(model, "model"), "model")
+    return self_drafting.prepare(checks.unwrap(model, "model"), options)
+
+
+def with_stop_strings(model, options: Options) -> dict[str, Any]:
     """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
     kwargs = dict(options.generate_kwargs)
     levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
@@ -160,13 +167,17 @@ class Attached:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(type(self.model).generate.__get__(self.model))
+        return inspect.signature(self.plain_generate)
+
+    @property
+    def plain_generate(self):
+        return type(self.model).generate.__get__(self.model)
 
     def __call__(self, *args, **kwargs):
-        plain_generate = type(self.model).generate.__get__(self.model)
         if kwargs.get("custom_generate") is not None:
-            return plain_generate(*args, **kwargs)
-        return _generate(self.model, plain_generate, _bind(plain_generate, args, kwargs), self.draft_model, self.config)
+            return self.plain_generate(*args, **kwargs)
+        kwargs = _bind(self.plain_generate, args, kwargs)
+        return _generate(self.model, self.plain_generate, kwargs, self.draft_model, self.config)
 
 
 def attach(

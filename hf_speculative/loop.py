@@ -46,13 +46,18 @@ def speculate(
         kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]
         round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores)
 
-        # 4. Roll back: forget what was not accepted; rows that are done leave the batch.
+        # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
         sampler.end_round(batch, tokens)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)
-        if any(done):
-            running = [row for row, is_done in enumerate(done) if not is_done]
+        freed = [lane for lane, is_done in enumerate(done) if is_done]
+        if newcomers := batch.newcomers(len(freed)):
+            for part in (batch, target, drafter):
+                part.admit(newcomers, freed[: len(newcomers.rows)])
+            del freed[: len(newcomers.rows)]
+        if freed:
+            running = [lane for lane in range(len(done)) if lane not in freed]
             for part in (batch, target, drafter):
                 part.select(running)
         yield round

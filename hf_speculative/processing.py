@@ -98,6 +98,11 @@ class Processors:
         is_alone = len(settings) == len(self.steps) and self.guidance is None
         return ("processors", *settings) if is_alone and is_plain else None
 
+    @property
+    def keeps_rows_together(self) -> bool:
+        """All rows have to start together: guidance has a cache with one length for all of them."""
+        return self.guidance is not None
+
     def _treatment(self, processor):
         # By exact type: a subclass of a known processor may remember things.
         if type(processor) in CONTEXT_FREE:
@@ -199,6 +204,8 @@ class Memories:
 
     def __init__(self, originals: list, batch_size: int):
         self.originals, self.batch_size = originals, batch_size
+        # The originals come to show one row's memory, see `commit`: a row that starts later starts from these.
+        self.pristine = originals if batch_size == 1 else clone(originals)
         self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
         self.committed: dict[int, list] = {}
         self.current: dict[int, list] = {}
@@ -209,7 +216,7 @@ class Memories:
     def begin_pass(self, batch: Batch, is_draft: bool) -> None:
         for row in batch.rows:
             if row not in self.committed:
-                self.committed[row] = self.originals if self.batch_size == 1 else clone(self.originals)
+                self.committed[row] = self.originals if self.batch_size == 1 else clone(self.pristine)
             if is_draft and self.is_drafting:
                 continue  # the draft goes on where it was
             self._take_back(row, self.num_calls[row])

@@ -47,7 +47,7 @@ def test_cached_logits_equal_fresh_ones_after_every_round(model_type, attention)
 
 @torch.no_grad()
 def test_capacity_grows_without_losing_anything(monkeypatch):
-    monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 2)
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
     model = tiny.llama()
     inputs = tiny.prompts(3)
     found = hs.generate(

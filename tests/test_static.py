@@ -92,12 +92,22 @@ def test_nothing_is_captured_twice(target, draft, recorded):
 
 def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
     monkeypatch.setattr(static, "MIN_SLOTS", 16)
-    monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 4)
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
     plain = target.generate(**tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40)
     ends = sorted({int(row[length]) for row, length in zip(plain, (20, 33, 45), strict=True)})
     found, expected = unequal(target, draft, eos_token_id=ends)
     assert found.tolist() == expected.tolist()
     assert len({(expected[row] == 0).sum().item() for row in range(3)}) > 1  # rows really end apart
+
+
+def test_rows_that_take_the_place_of_others(target, draft, recorded):
+    rows = [tiny.unpadded(tiny.prompts(7, width=12), row)["input_ids"][0] for row in range(7)]
+    options = {"draft_model": draft, "num_draft_tokens": 3, "max_new_tokens": 20} | GREEDY
+    completions = list(hs.generate_batches(target, rows, batch_size=2, eos_token_id=[5, 9, 17], **options))
+    for row, completion in zip(rows, completions, strict=True):
+        plain = target.generate(row[None], **GREEDY, max_new_tokens=20, eos_token_id=[5, 9, 17])
+        assert completion.new_ids == plain[0, len(row) :].tolist()
+    assert recorded.num_replays > 20
 
 
 def test_weights_that_moved_are_not_replayed(target, draft, recorded):
@@ -154,7 +164,7 @@ class TestThePool:
         assert found.tolist() == expected.tolist()
 
     def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
-        monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 16)
+        monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 16)
         unequal(target, draft, max_new_tokens=200)
         large = pool._kept[target].idle.capacity
         unequal(target, draft, max_new_tokens=8)

@@ -239,7 +239,7 @@ class Peek(hs.Drafter):
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
 def test_a_drafter_of_ones_own_reads_hidden_states(model_type, monkeypatch):
-    monkeypatch.setattr("hf_speculative.models.ragged.MAX_AHEAD", 2)
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
     model = tiny.build(model_type)
     drafter = Peek(model)
     same_as_plain(model, tiny.prompts(4), speculative_config=SpeculativeConfig(drafter=drafter, num_draft_tokens=3))

@@ -5,6 +5,7 @@ from .draft_model import DraftModel
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .mtp import Mtp
+from .nothing import Nothing
 from .prompt_lookup import PromptLookup
 from .string_match import StringMatch
 from .token_intersection import TokenIntersection
@@ -21,6 +22,7 @@ __all__ = [
     "EarlyExit",
     "Gemma4Assistant",
     "Mtp",
+    "Nothing",
     "PromptLookup",
     "StringMatch",
     "TokenIntersection",

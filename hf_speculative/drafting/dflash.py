@@ -90,3 +90,7 @@ class DFlash(Stepwise):
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]
         self.cache.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.seen[lane] = 0

@@ -38,8 +38,11 @@ class DraftModel(Stepwise):
         self.model.reset()
 
     def prefill(self, batch: Batch) -> None:
-        if self.max_positions is None or max(map(len, batch.history)) <= self.max_positions:
+        if self._can_read(batch):
             self.model.prefill(batch)
+
+    def _can_read(self, batch: Batch) -> bool:
+        return self.max_positions is None or max(map(len, batch.history)) <= self.max_positions
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -65,6 +68,12 @@ class DraftModel(Stepwise):
 
     def release(self) -> None:
         self.model.release()
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        if self._can_read(newcomers):
+            self.model.admit(newcomers, lanes)
+        else:
+            self.model.forget(lanes)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         if self.max_positions is None:

@@ -68,6 +68,18 @@ class DraftSide:
             self.transcripts = [self.transcripts[i].copy() for i in indices]
         self.model.select(indices)
 
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        if self.batch is None:  # the first round is still to come, and starts with all rows
+            return
+        fresh = DraftSide(self.model, self.translation, self.by_token, self.max_positions)
+        self.batch.admit(own := fresh.start(newcomers), lanes)
+        for lane, transcript in zip(lanes, fresh.transcripts, strict=True):
+            self.transcripts[lane] = transcript
+        if max(fresh.within_context([1] * len(lanes))):
+            self.model.admit(own, lanes)
+        else:
+            self.model.forget(lanes)
+
     def within_context(self, num_tokens: list[int]) -> list[int]:
         """`num_tokens`, as far as the draft model can take its own batch."""
         assert self.batch is not None

@@ -77,3 +77,7 @@ class Mtp(Stepwise):
     def select(self, indices: list[int]) -> None:
         self.seen = [list(self.seen[i]) for i in indices]
         self.cache.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.seen[lane] = [0] * self.depth

@@ -7,6 +7,8 @@ n-grams grows with the text, so that a round costs the same at any length.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 
 from ..sampling import Sampler
@@ -27,8 +29,8 @@ class PromptLookup(Drafter):
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.vocab_size = sampler.vocab_size
-        self.indices: dict[int, dict[tuple[int, ...], int]] = {row: {} for row in batch.rows}
-        self.num_indexed: dict[int, int] = dict.fromkeys(batch.rows, 0)
+        self.indices: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)
+        self.num_indexed: dict[int, int] = defaultdict(int)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         found = [self._look_up(row, batch.history[b], num_tokens[b]) for b, row in enumerate(batch.rows)]

@@ -89,6 +89,9 @@ class StringMatch(Drafter):
     def select(self, indices: list[int]) -> None:
         self.side.select(indices)
 
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        self.side.admit(newcomers, lanes)
+
     def _tokens_per_draft_token(self, batch: Batch) -> float:
         """How many of the target's tokens a draft token stands for, 1 at least: no more draft steps than tokens asked for."""
         assert self.side.batch is not None

@@ -65,3 +65,6 @@ class TokenIntersection(Stepwise):
 
     def select(self, indices: list[int]) -> None:
         self.side.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        self.side.admit(newcomers, lanes)

@@ -8,7 +8,8 @@ from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
 from .masks import AttentionLayers
 from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
-from .ragged import RaggedCache, RaggedModel
+from .ragged import RaggedModel
+from .ragged_cache import RaggedCache
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
 from .static import StaticModel, ragged_model, why_eager

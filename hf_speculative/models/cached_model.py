@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable
 from contextlib import contextmanager
 
@@ -64,6 +65,27 @@ class CachedModel:
         """Feed all tokens of `batch`, for nothing but the cache."""
         self.logits(batch, ahead=0, num_last=1)
         self.rollback(batch)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`: its prompt is read in a pass without the others."""
+        fresh = self.fresh()
+        fresh.prefill(newcomers)
+        self.num_forwards = fresh.num_forwards
+        self.take(fresh, lanes)
+
+    def fresh(self):
+        """The same model with an empty cache of its own."""
+        fresh = copy.copy(self)
+        fresh.reset()
+        return fresh
+
+    def take(self, other, lanes: list[int]) -> None:
+        """Row i of what `other` has cached takes the place of the row at `lanes[i]`."""
+        raise NotImplementedError
+
+    def forget(self, lanes: list[int]) -> None:
+        """Other rows are at `lanes` from now on, of which nothing was read."""
+        raise NotImplementedError
 
     def hidden_states(self, positions: Tensor) -> Tensor:
         """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.

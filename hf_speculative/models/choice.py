@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..types import padding_of
+from ..batch import padding_of
 from .inputs import Inputs
 from .probe import fits_ragged
 

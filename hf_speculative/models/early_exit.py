@@ -9,6 +9,8 @@ a token.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -87,6 +89,16 @@ class EarlyExitModel(CachedModel):
 
     def select(self, indices: list[int]) -> None:
         self.upper.select(indices)
+        self._agree()
+
+    def fresh(self):
+        fresh = copy.copy(self)
+        fresh.lower, fresh.upper = copy.copy(self.lower), copy.copy(self.upper)
+        fresh.reset()
+        return fresh
+
+    def take(self, other, lanes: list[int]) -> None:
+        self.upper.take(other.upper, lanes)
         self._agree()
 
     def load(self, cache, batch: Batch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    from .ragged import RaggedCache
+    from .ragged_cache import RaggedCache
 
 
 @dataclass

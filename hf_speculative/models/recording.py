@@ -37,8 +37,7 @@ class RecordingModel(RaggedModel):
         size = states.shape[2]
         if self.states is None:
             self.states = states.new_zeros(len(states), self.cache.capacity, size)
-        elif self.states.shape[1] < self.cache.capacity:
-            self.states = functional.pad(self.states, (0, 0, 0, self.cache.capacity - self.states.shape[1]))
+        self._grow()
         if self.cache.slots is None:
             self.states[:, self.cache.start : self.cache.end] = states
         else:
@@ -49,6 +48,18 @@ class RecordingModel(RaggedModel):
         super().select(indices)
         if indices and self.states is not None:
             self.states = self.states[torch.tensor(indices, dtype=torch.long, device=self.states.device)]
+
+    def _grow(self) -> None:
+        assert self.states is not None
+        if (missing := self.cache.capacity - self.states.shape[1]) > 0:
+            self.states = functional.pad(self.states, (0, 0, 0, missing))
+
+    def take(self, other, lanes: list[int]) -> None:
+        super().take(other, lanes)
+        assert self.states is not None
+        self._grow()
+        end = max(other.host_seen)
+        self.states[torch.tensor(lanes, device=self.states.device), :end] = other.states[:, :end]
 
     def hidden_states(self, positions: Tensor) -> Tensor:
         assert self.states is not None  # a drafter is first asked after the prompt's pass

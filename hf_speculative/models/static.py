@@ -20,7 +20,8 @@ from ..types import Batch
 from . import pool
 from .capture import Capture, CudaGraphs
 from .masks import AttentionLayers
-from .ragged import RaggedCache, RaggedModel
+from .ragged import RaggedModel
+from .ragged_cache import RaggedCache
 
 #: passes of more columns than this, prompts, run eagerly: they are few, and of all lengths
 MAX_COLUMNS = 32

@@ -1,0 +1,139 @@
+"""The sequences being generated, and where each of them is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from .types import Draft, Verdict
+
+
+def padding_of(attention_mask: Tensor | None, input_ids: Tensor) -> list[int]:
+    """Columns of left padding in each row of a prompt."""
+    if attention_mask is None or attention_mask.shape != input_ids.shape:
+        return [0] * input_ids.shape[0]
+    return (attention_mask.cumsum(1) == 0).sum(1).tolist()
+
+
+class Batch:
+    """The sequences being generated: one buffer, rows of their own length.
+
+    Columns are laid out as transformers lays them out: the prompt as given, left padding included, then the new
+    tokens. So processors and stopping criteria see exactly what they see in plain `generate`.
+
+    Attributes:
+        tokens: `(batch, capacity)` int64. Row b is valid up to `lengths[b]`; a draft is written beyond.
+        lengths: `(batch,)` int64 on the device, `host_lengths` the same as a list: the host knows them without asking.
+        padding: columns of left padding in each row, on the device and as a list.
+        history: the tokens of each row without its padding, as lists.
+        rows: which row of the call each row is.
+        max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
+        is_unread: no round is over: the first pass will read the prompts.
+        waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
+    """
+
+    is_unread: bool = True
+    waiting: Batch | None = None
+
+    def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
+        self.prompt_width = input_ids.shape[1]
+        self.max_length = max_length
+        self.max_position = max_length - 1 - min(padding)
+        self.tokens = input_ids.long().clone()
+        self.rows = list(range(input_ids.shape[0]))
+        self.host_lengths = [self.prompt_width] * len(self.rows)
+        self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
+        self.host_padding = list(padding)
+        self.padding = torch.tensor(self.host_padding, device=input_ids.device)
+        self.history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+
+    def put(self, tokens: Tensor, ahead: int = 0) -> None:
+        """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
+        self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
+        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
+        self.tokens.scatter_(1, columns, tokens)
+
+    def _reserve(self, end: int) -> None:
+        if end > (width := self.tokens.shape[1]):
+            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
+
+    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
+        """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
+
+        The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
+        and a confidence stop read more.
+        """
+        packed = [draft.num_tokens[:, None], verdict.num_accepted[:, None], verdict.next_token[:, None], draft.tokens]
+        read = torch.cat(packed, 1).tolist()
+        self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
+        self.lengths = self.lengths + verdict.num_accepted + 1
+        new_tokens = []
+        for row, (_, num_accepted, next_token, *tokens) in enumerate(read):
+            new_tokens.append([*tokens[:num_accepted], next_token])
+            self.host_lengths[row] += num_accepted + 1
+            self.history[row] += new_tokens[-1]
+        self.is_unread = False
+        return new_tokens, [numbers[0] for numbers in read]
+
+    def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
+        """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
+        width = max(map(len, tails))
+        self._reserve(max(starts) + width + 1)
+        packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
+        first, lengths, tokens = torch.tensor(packed, device=self.tokens.device).split([1, 1, width], 1)
+        self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
+        self.lengths = lengths[:, 0]
+        for row, (start, tail) in enumerate(zip(starts, tails, strict=True)):
+            self.host_lengths[row] = start + len(tail)
+            del self.history[row][start - self.host_padding[row] :]
+            self.history[row] += tail
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        index = torch.tensor(indices, dtype=torch.long, device=self.tokens.device)
+        self.tokens, self.lengths, self.padding = self.tokens[index], self.lengths[index], self.padding[index]
+        self.rows = [self.rows[i] for i in indices]
+        self.host_lengths = [self.host_lengths[i] for i in indices]
+        self.host_padding = [self.host_padding[i] for i in indices]
+        self.history = [list(self.history[i]) for i in indices]
+
+    def part(self, indices: Sequence[int]) -> Batch:
+        """These rows as a batch of their own."""
+        part = copy.copy(self)
+        part.select(list(indices))
+        return part
+
+    def wait_beyond(self, num_rows: int) -> None:
+        """Only the first `num_rows` rows run; the others wait until a row is done."""
+        indices = list(range(len(self.rows)))
+        self.waiting = self.part(indices[num_rows:])
+        self.select(indices[:num_rows])
+
+    def newcomers(self, num_rows: int) -> Batch | None:
+        """The next `num_rows` rows that wait, or as many as there are, as a batch of their own; `None` without any."""
+        if num_rows == 0 or self.waiting is None or not self.waiting.rows:
+            return None
+        indices = list(range(len(self.waiting.rows)))
+        newcomers = self.waiting.part(indices[:num_rows])
+        self.waiting.select(indices[num_rows:])
+        return newcomers
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
+        width = newcomers.tokens.shape[1]
+        self._reserve(width)
+        index = torch.tensor(lanes, device=self.tokens.device)
+        self.tokens[index, :width] = newcomers.tokens
+        self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)
+        self.padding = self.padding.index_copy(0, index, newcomers.padding)
+        for i, lane in enumerate(lanes):
+            self.rows[lane] = newcomers.rows[i]
+            self.host_lengths[lane] = newcomers.host_lengths[i]
+            self.host_padding[lane] = newcomers.host_padding[i]
+            self.history[lane] = newcomers.history[i]

@@ -1,0 +1,156 @@
+"""Throughput over a data set: `generate_batches`, in which a row that is done is replaced by the next prompt at once.
+
+Prompts are taken in windows. A window is one call of the model's own `generate`, left-padded, so that processors, criteria
+and seeds mean what they mean there; but only `batch_size` of its rows run at a time, and the others wait for a lane.
+(Continuous batching of Yu et al. 2022, Orca, section 4.1, for rounds in place of steps.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from . import checks
+from .configuration import SpeculativeConfig
+from .decoding import CannotRefill, SpeculativeDecoding
+from .drafting import Nothing
+from .generation import Attached, prepare, with_stop_strings
+from .models import device_of, without_dropout
+from .processing import clone
+from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
+from .statistics import RowStatistics, Statistics
+from .types import Round
+
+#: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare
+PROMPTS_PER_LANE = 16
+NO_DRAFT = SpeculativeConfig(drafter=Nothing())
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of one prompt.
+
+    Attributes:
+        index: its place among the prompts, from 0.
+        prompt_ids: its ids, without padding.
+        new_ids: the new tokens, without padding; the end token, if there is one, is included as in plain `generate`.
+        text: the new tokens as text, without special tokens; `None` without a tokenizer.
+        statistics: counts of this row.
+    """
+
+    index: int
+    prompt_ids: list[int]
+    new_ids: list[int]
+    text: str | None
+    statistics: RowStatistics = field(repr=False)
+
+
+def generate_batches(
+    model: PreTrainedModel,
+    prompts: Iterable,
+    *,
+    batch_size: int = 8,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    in_order: bool = True,
+    window: int | None = None,
+    **generate_kwargs,
+) -> Iterator[Completion]:
+    """Generate for any number of prompts, `batch_size` of them at a time, without waiting for the longest of a batch.
+
+    Each row equals its own run as in `generate`: a window's rows are those of plain `generate` on the window as one
+    left-padded batch, in float32 token for token; under `reproducible=True` sampled ones, too.
+
+    The iterator does the work as it is asked for results, in the caller's thread. Closing it early leaves the models usable.
+    Encoder-decoder models, others on the universal path and `guidance_scale` have one cache length for all rows: those go in
+    batches of `batch_size` that start and end together.
+
+    Args:
+        model: the target, attached or not.
+        prompts: texts, lists of messages (both need a tokenizer), lists or 1-D tensors of ids, or dicts with `input_ids`;
+            read a window at a time, so that they may come from a stream.
+        batch_size: rows that run together.
+        tokenizer: of the model; also for `stop_strings`.
+        in_order: yield in the order of the prompts; else each row in the round in which it is done.
+        window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty,
+            for about as long as one row takes: 1/16 of the time by default, less where rows are of like length.
+        **generate_kwargs: anything else that `hf_speculative.generate` takes, `max_new_tokens` and `draft_model` among it.
+            Without any source of drafts the rows are decoded plainly, with the same refill.
+
+    Yields:
+        A `Completion` for each prompt.
+
+    Raises:
+        ValueError, TypeError: for settings at once, for a prompt before the first forward of its window.
+    """
+    checks.check_positive_int("batch_size", batch_size)
+    window = max(64, PROMPTS_PER_LANE * batch_size) if window is None else window
+    checks.check_positive_int("window", window)
+    check_prompts(prompts)
+    model = checks.unwrap(model, "model")
+    run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs))
+    completions = run.completions(enumerate(prompts), window)
+    return _in_order(completions) if in_order else completions
+
+
+def _in_order(completions: Generator[Completion, None, None]) -> Iterator[Completion]:
+    finished: dict[int, Completion] = {}
+    following = 0
+    with closing(completions):
+        for completion in completions:
+            finished[completion.index] = completion
+            while following in finished:
+                yield finished.pop(following)
+                following += 1
+
+
+class _Run:
+    """One call of `generate_batches`, whose settings are checked."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
+        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        attached = vars(model).get("generate")
+        self.plain_generate, draft, config = model.generate, None, None
+        if isinstance(attached, Attached):
+            self.plain_generate, draft, config = attached.plain_generate, attached.draft_model, attached.config
+        options = prepare(model, kwargs, draft, config)
+        if options is None:
+            options = prepare(model, kwargs | {"speculative_config": NO_DRAFT}, None, None)
+        assert options is not None
+        self.kwargs = with_stop_strings(model, options)
+        self.options = replace(options, rows_at_once=batch_size)
+
+    def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
+        """The rows of all prompts, as they finish."""
+        with without_dropout(self.options.draft_model if self.options.draft_model is not self.model else None):
+            while numbered := list(islice(prompts, window)):
+                ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
+                try:
+                    yield from self._window(ids)
+                except CannotRefill:  # raised before the first forward
+                    window = self.batch_size
+                    for first in range(0, len(ids), window):
+                        yield from self._window(ids[first : first + window])
+
+    def _window(self, prompts: list[tuple[int, list[int]]]) -> Generator[Completion, None, None]:
+        new_ids: list[list[int]] = [[] for _ in prompts]
+        with closing(self._rounds([ids for _, ids in prompts])) as rounds:
+            for round, counts in rounds:
+                for row, tokens, is_done in zip(round.rows, round.tokens, round.done, strict=True):
+                    new_ids[row] += tokens
+                    if is_done:
+                        text = self.tokenizer and self.tokenizer.decode(new_ids[row], skip_special_tokens=True)
+                        yield Completion(*prompts[row], new_ids[row], text, counts.rows[row])
+
+    def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
+        """One call of the model's own `generate`, which hands its rounds over as they are asked for."""
+        input_ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.model.config.is_encoder_decoder)
+        device = device_of(self.model)
+        # What a processor remembers of a window's first row must not reach the next window.
+        processors = LogitsProcessorList(clone(list(self.kwargs.get("logits_processor") or [])))
+        given = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "logits_processor": processors}
+        return self.plain_generate(**self.kwargs | given, custom_generate=SpeculativeDecoding(self.options).rounds)

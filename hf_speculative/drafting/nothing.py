@@ -1,0 +1,11 @@
+"""No guesses: each round is a step of plain decoding, through the same cache."""
+
+from ..sampling import Sampler
+from ..types import Batch, Draft, Drafter, Schedule
+
+
+class Nothing(Drafter):
+    one_hot_proposals = True
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        return Draft.empty(batch)

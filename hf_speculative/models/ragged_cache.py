@@ -1,0 +1,154 @@
+"""The ragged cache: preallocated keys and values in which each row has its own length.
+
+Token t of a row lives in slot t, whatever its padding. A pass scatters its entries into each row's own slots; rolling back
+is a smaller length, without a copy. Rows that leave free their lanes, which others may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+#: slots that are allocated ahead of what a pass needs, if the request may use them
+MAX_AHEAD = 1024
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values `(batch, heads, capacity, dim)` of one layer; the cache says where the next entries go."""
+
+    is_croppable = True
+
+    def __init__(self, cache: RaggedCache, sliding_window: int | None = None):
+        super().__init__()
+        self.cache = cache
+        self.is_sliding = sliding_window is not None
+        self.sliding_window = sliding_window
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, _ = key_states.shape
+        self.keys = key_states.new_zeros(batch, heads, self.cache.capacity, key_states.shape[3])
+        self.values = value_states.new_zeros(batch, value_states.shape[1], self.cache.capacity, value_states.shape[3])
+        self.is_initialized = True
+        self.cache.captured.clear()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache = self.cache
+        keys, values = self.filled()
+        if cache.slots is None:
+            keys[:, :, cache.start : cache.end] = key_states
+            values[:, :, cache.start : cache.end] = value_states
+        else:
+            slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
+            keys.scatter_(2, slots.expand_as(key_states), key_states)
+            values.scatter_(2, slots.expand_as(value_states), value_states)
+        visible = slice(cache.first(self.sliding_window), cache.end)
+        return keys[:, :, visible], values[:, :, visible]
+
+    def grow(self) -> None:
+        """Make room for as many slots as the cache now has."""
+        if self.is_initialized:
+            more = (0, 0, 0, self.cache.capacity - self.keys.shape[2])
+            self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
+
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows still running; rows that left keep their lanes behind them."""
+        return self.keys[: self.cache.num_rows], self.values[: self.cache.num_rows]
+
+    # The three below tell a model how to build its own mask; only used while all rows are equally long.
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        first = self.cache.first(self.sliding_window)
+        return self.cache.start + query_length - first, first
+
+    def get_seq_length(self) -> int:
+        return self.cache.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def select(self, indices: list[int]) -> None:
+        if not self.is_initialized:
+            return
+        if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
+            for lane, row in enumerate(indices):
+                if lane != row:
+                    self.keys[lane] = self.keys[row]
+                    self.values[lane] = self.values[row]
+        else:
+            index = torch.tensor(indices, device=self.keys.device)
+            self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+            self.cache.captured.clear()
+
+    def take(self, other: RaggedLayer, index: Tensor, end: int) -> None:
+        """Slots `[0, end)` of row i of `other` become those of row `index[i]`."""
+        if self.is_initialized:
+            index = index.to(self.keys.device)
+            self.keys[index, :, :end] = other.keys[:, :, :end]
+            self.values[index, :, :end] = other.values[:, :, :end]
+
+
+class RaggedCache(Cache):
+    """The layers of one model, and where the pass under way writes.
+
+    Attributes:
+        start: the first slot a row of equal lengths writes to.
+        end: slots `[0, end)` are what attention sees, `[first(window), end)` what it sees through a window.
+        lowest: the first slot that any row writes to.
+        slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
+        capacity: slots allocated; the last one is the spare.
+        num_rows: rows running, the first ones of those allocated; 0 between calls.
+        used: slots that this call has written to, from 0 on.
+        captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
+    """
+
+    def __init__(self, windows: list[int | None]):
+        self.captured: dict[tuple, Callable[..., Any]] = {}
+        self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
+        self.num_rows, self.used = 0, 0
+        self.slots: Tensor | None = None
+        super().__init__(layers=[RaggedLayer(self, window) for window in windows])
+
+    def first(self, window: int | None) -> int:
+        """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""
+        return 0 if window is None else max(0, self.lowest + 1 - window)
+
+    def reserve(self, num_rows: int, end: int, limit: int) -> None:
+        """Room for slots `[0, end)` of so many rows and for the spare one.
+
+        As much as the request can use at most, `limit`, where that is not far; beyond, capacity doubles, so that growing costs
+        O(1) a token.
+        """
+        self.num_rows, self.used = num_rows, max(self.used, end)
+        if end + 1 > self.capacity:
+            self.capacity = max(end + 1, min(max(2 * end, end + MAX_AHEAD), limit + 1))
+            self.captured.clear()
+            for layer in self.layers:
+                layer.grow()
+
+    def begin(self, num_rows: int, limit: int) -> None:
+        """A call begins: what is allocated stays if it is about what the request needs, emptied; else it goes."""
+        if self.num_rows:
+            return
+        allocated = [layer for layer in self.layers if layer.is_initialized]
+        if allocated and num_rows <= allocated[0].keys.shape[0] and self.capacity <= 4 * max(limit, MAX_AHEAD):
+            for part in (part for layer in allocated for part in (layer.keys, layer.values)):
+                # No mask hides an inf: its weight is 0, and 0 times inf is not a number.
+                part[:, :, : self.used] = part[:, :, -1:] = 0
+        else:
+            self.capacity = 0
+            for layer in allocated:
+                layer.is_initialized, layer.keys, layer.values = False, None, None
+        self.used = 0
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        for layer in self.layers:
+            layer.select(indices)
+        self.num_rows = len(indices)

@@ -1,0 +1,140 @@
+"""What `generate_batches` is given: settings that hold for every row, and prompts of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .configuration import first_given
+
+_PROMPTS = "prompts come as `prompts`"
+_OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
+#: options of `generate` that have no meaning for rows that come and go
+MEANINGLESS = {
+    "inputs": _PROMPTS,
+    "input_ids": _PROMPTS,
+    "inputs_embeds": _PROMPTS,
+    "attention_mask": _PROMPTS,
+    "position_ids": _PROMPTS,
+    "decoder_input_ids": _PROMPTS,
+    "past_key_values": "each row starts with its prompt",
+    "streamer": "iterate over the results, with `in_order=False` as they finish",
+    "return_dict_in_generate": _OUTPUT,
+    "output_scores": _OUTPUT,
+    "output_logits": _OUTPUT,
+    "output_hidden_states": _OUTPUT,
+    "output_attentions": _OUTPUT,
+    "num_return_sequences": "give a prompt as often as you want it continued",
+    "max_length": "it would count padding: give `max_new_tokens`",
+    "min_length": "it would count padding: give `min_new_tokens`",
+    "max_time": "it would end rows that have just begun: stop iterating instead",
+    "token_healing": "it changes prompts, which are handed back as they came",
+}
+
+
+def settings_of_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The keywords of each call of `generate`.
+
+    Raises:
+        ValueError: an option has no meaning here, or nothing says how long a row may get.
+    """
+    levels = [kwargs.get("generation_config"), getattr(model, "generation_config", None)]
+    configs = [config for config in levels if config is not None]
+    for name, way_out in MEANINGLESS.items():
+        value = kwargs.get(name, getattr(kwargs.get("generation_config"), name, None))
+        is_off = value is None or (isinstance(value, int) and value == (name == "num_return_sequences"))
+        if not is_off:
+            shown = f"={value!r}" if isinstance(value, (int, float)) else ""
+            raise ValueError(f"`{name}{shown}` has no meaning for rows that come and go: {way_out}.")
+
+    def configured(name: str):
+        return first_given(kwargs.get(name), *(getattr(config, name, None) for config in configs))
+
+    if configured("max_new_tokens") is None:
+        raise ValueError("nothing says how long a row may get: give `max_new_tokens`.")
+    eos = configured("eos_token_id")
+    eos = eos[0] if isinstance(eos, list) else eos
+    pad = first_given(configured("pad_token_id"), getattr(tokenizer, "pad_token_id", None), eos, 0)
+    return kwargs | {"tokenizer": tokenizer, "pad_token_id": pad, "return_dict_in_generate": False}
+
+
+def check_prompts(prompts) -> None:
+    """Refuse what is no sequence of prompts, and would be iterated over by mistake."""
+    if isinstance(prompts, (str, Mapping)):
+        raise TypeError(f"`prompts` is one {type(prompts).__name__}: pass a list, or any other iterable, of prompts.")
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"`prompts` is a {type(prompts).__name__}: pass an iterable of prompts.")
+
+
+def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """The ids of one prompt, without padding.
+
+    Args:
+        prompt: a text, messages for the tokenizer's chat template, ids as a list or `(length,)` tensor, or a mapping with
+            `input_ids` and maybe `attention_mask`, both of one row.
+
+    Raises:
+        ValueError, TypeError: naming `index`, where it is empty, too long or nothing of the kind.
+    """
+    ids = _ids(prompt, index, tokenizer)
+    if not ids:
+        raise ValueError(f"prompt {index} is empty: it needs at least one token, the model's bos token for example.")
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and len(ids) > limit:
+        raise ValueError(f"prompt {index} has {len(ids)} tokens, but the model has {limit} positions: shorten it.")
+    return ids
+
+
+def _ids(prompt, index: int, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    is_chat = isinstance(prompt, list) and bool(prompt) and all(isinstance(message, Mapping) for message in prompt)
+    if isinstance(prompt, str) or is_chat:
+        if tokenizer is None:
+            raise ValueError(f"prompt {index} is {'messages' if is_chat else 'a text'}: pass `tokenizer=`, or ids.")
+        if isinstance(prompt, str):
+            return tokenizer(prompt)["input_ids"]
+        return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    if isinstance(prompt, Mapping):
+        return _unpadded(prompt, index)
+    if isinstance(prompt, Tensor):
+        if prompt.ndim != 1 or prompt.is_floating_point():
+            raise ValueError(f"prompt {index} is a {prompt.dtype} tensor of shape {tuple(prompt.shape)}: pass 1-D ids.")
+        return prompt.tolist()
+    if isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt):
+        return list(prompt)
+    raise TypeError(
+        f"prompt {index} is a {type(prompt).__name__}: pass a text, a list of messages, a list or 1-D tensor of ids, or a "
+        "dict with `input_ids`."
+    )
+
+
+def _unpadded(prompt: Mapping, index: int) -> list[int]:
+    unknown = sorted(prompt.keys() - {"input_ids", "attention_mask", "token_type_ids"})
+    if unknown or "input_ids" not in prompt:
+        raise ValueError(
+            f"prompt {index} has the keys {', '.join(map(repr, sorted(prompt)))}: a dict is read for `input_ids` and "
+            "`attention_mask` only, use `hf_speculative.generate` for other inputs."
+        )
+    ids = torch.as_tensor(prompt["input_ids"]).flatten().tolist()
+    mask = torch.as_tensor(prompt.get("attention_mask", [1] * len(ids))).flatten().tolist()
+    kept = [position for position, is_seen in enumerate(mask) if is_seen]
+    if len(mask) != len(ids) or (kept and kept[-1] - kept[0] + 1 != len(kept)):
+        raise ValueError(
+            f"prompt {index} has an `attention_mask` that hides more than padding at its ends: leave it out."
+        )
+    return [ids[position] for position in kept]
+
+
+def padded(prompts: list[list[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
+    """Prompts as one batch: ids and attention mask, `(batch, longest)` each."""
+    width = max(map(len, prompts))
+    ids, mask = torch.full((len(prompts), width), pad), torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        columns = slice(width - len(prompt), None) if left else slice(len(prompt))
+        ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
+    return ids, mask

@@ -1,0 +1,462 @@
+"""`generate_batches`: rows that are done are replaced inside the loop, and every row is still what it is on its own."""
+
+import itertools
+
+import pytest
+import test_law
+import tied
+import tiny
+import tongues
+import torch
+from architectures.check import build
+from laws import assert_law
+from test_parts import MAKE_DRAFTER
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, set_seed
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import StringMatch, TokenIntersection
+from hf_speculative.models import EarlyExitModel, RaggedModel
+from hf_speculative.types import Batch
+
+EOS = [7, 11, 13, 20]
+GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": EOS}
+
+
+def make_prompts(num: int, seed: int = 0, longest: int = 20, vocab_size: int = tiny.VOCAB) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (num,), generator=generator).tolist()
+    return [torch.randint(1, vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+PROMPTS = make_prompts(13)
+
+
+def alone(model, prompts=PROMPTS, **kwargs) -> list[list[int]]:
+    """What plain `generate` continues each prompt with when it is the only one."""
+    kwargs = GREEDY | kwargs
+    return [model.generate(torch.tensor([ids]), pad_token_id=0, **kwargs)[0, len(ids) :].tolist() for ids in prompts]
+
+
+def refilled(model, prompts=PROMPTS, batch_size: int = 3, **kwargs) -> list[list[int]]:
+    rows = list(hs.generate_batches(model, prompts, batch_size=batch_size, **GREEDY | kwargs))
+    assert [row.index for row in rows] == list(range(len(rows)))
+    return [row.new_ids for row in rows]
+
+
+@pytest.fixture(scope="module")
+def expected(target):
+    rows = alone(target)
+    assert len({len(row) for row in rows}) > 5, "rows must end at unequal lengths"
+    return rows
+
+
+DRAFTS = {
+    "noisy": lambda draft: {"draft_model": draft, "num_draft_tokens": 4},
+    "lookup": lambda draft: {"prompt_lookup_num_tokens": 3},
+    "early exit": lambda draft: {"assistant_early_exit": 1},
+    "none": lambda draft: {},
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 20])
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_size):
+    """More prompts than lanes, in two windows, in order and as they finish."""
+    settings = GREEDY | {"batch_size": batch_size, "window": 9} | DRAFTS[kind](draft)
+    in_order = list(hs.generate_batches(target, PROMPTS, **settings))
+    as_they_finish = list(hs.generate_batches(target, PROMPTS, in_order=False, **settings))
+    assert [row.index for row in in_order] == list(range(len(PROMPTS)))
+    for row in in_order + as_they_finish:
+        assert row.prompt_ids == PROMPTS[row.index] and row.new_ids == expected[row.index] and row.text is None
+        assert row.statistics.num_new_tokens == len(row.new_ids)
+    if kind != "lookup":
+        order = [row.index for row in as_they_finish]
+        assert sorted(order) == list(range(len(PROMPTS))) and (batch_size == 1) == (order == sorted(order))
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "gpt2"])
+def test_windows_and_learned_positions(model_type):
+    model = tiny.build(model_type)
+    found = refilled(model, draft_model=tiny.noisy_copy(model), batch_size=2)
+    assert found == alone(model)
+
+
+@pytest.mark.parametrize("name", ["dflash", "gemma4"])
+def test_drafters_that_read_the_targets_states(name):
+    if name == "dflash":
+        model, drafter = tied.with_dflash(steps=10)
+        arguments = {"draft_model": drafter, "speculation_type": "dflash"}
+    else:
+        model, drafter = tied.with_gemma4_assistant(factor=0.04)
+        arguments = {"draft_model": drafter, "num_draft_tokens": 3}
+    vocab_size = model.config.get_text_config().vocab_size
+    prompts = make_prompts(6, vocab_size=vocab_size)
+    eos = list(range(2, vocab_size, 9))
+    assert refilled(model, prompts, 2, eos_token_id=eos, **arguments) == alone(model, prompts, eos_token_id=eos)
+
+
+def test_mtp_layers(tmp_path):
+    if not hasattr(hs.self_drafting._mtp_class(), "forward_layer"):
+        pytest.skip("needs transformers 5.23")
+    model = tied.with_mtp(tmp_path, "glm4_moe", 2)
+    vocab_size = model.config.vocab_size
+    prompts, eos = make_prompts(6, vocab_size=vocab_size), list(range(2, vocab_size, 9))
+    assert refilled(model, prompts, 2, eos_token_id=eos, use_mtp=True) == alone(model, prompts, eos_token_id=eos)
+
+
+@pytest.mark.parametrize("kind", [StringMatch, TokenIntersection])
+def test_a_draft_with_another_tokenizer(target, draft, expected, kind):
+    config = SpeculativeConfig(drafter=MAKE_DRAFTER[kind](draft))
+    with hs.record() as stats:
+        assert refilled(target, speculative_config=config) == expected
+    assert stats.num_accepted_draft_tokens > 0
+
+
+def test_a_draft_with_a_short_context_reads_no_prompt_beyond_it(target, expected):
+    """While a long row runs all are decoded plainly; when it has left its lane, the draft catches up."""
+    short = tiny.build("gpt2", n_positions=15)
+    with hs.record() as stats:
+        assert refilled(target, draft_model=short) == expected
+    assert 0 < stats.num_spec_steps < stats.num_rounds
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart", "mamba2"])
+def test_caches_of_one_length_go_in_batches(architecture):
+    """Never more rows at a time than asked for, and each as on its own."""
+    mapping = "causal" if architecture == "mamba2" else "seq2seq"
+    model = build(mapping, architecture)
+    vocab_size = model.config.get_text_config().vocab_size
+    prompts = [[max(3, token) for token in ids] for ids in make_prompts(7, vocab_size=vocab_size)]
+    kwargs = {"do_sample": False, "max_new_tokens": 10}
+    reference = []
+    for ids in prompts:
+        whole = model.generate(torch.tensor([ids]), pad_token_id=0, **kwargs)[0].tolist()
+        reference.append(whole[1:] if model.config.is_encoder_decoder else whole[len(ids) :])
+    batches = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, given: batches.append(given["decoder_input_ids" if mapping == "seq2seq" else "input_ids"]),
+        with_kwargs=True,
+    )
+    rows = list(
+        hs.generate_batches(model, prompts, batch_size=3, draft_model=tiny.noisy_copy(model), window=5, **kwargs)
+    )
+    hook.remove()
+    assert [row.new_ids for row in rows] == reference
+    assert max(len(ids) for ids in batches) == 3
+
+
+def test_guidance_goes_in_batches(target, draft):
+    kwargs = {"guidance_scale": 1.5, "max_new_tokens": 10, "eos_token_id": None}
+    prompts = PROMPTS[:5]
+    assert refilled(target, prompts, 2, draft_model=draft, **kwargs) == alone(target, prompts, **kwargs)
+
+
+# Sampling
+
+
+def padded(prompts) -> dict[str, torch.Tensor]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 0}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3}])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_reproducible_sampling_equals_plain_on_each_window(target, draft, batch_size, settings):
+    kwargs = {"do_sample": True, "max_new_tokens": 20, "eos_token_id": EOS} | settings
+    set_seed(3)
+    rows = []
+    for window in (PROMPTS[:8], PROMPTS[8:]):
+        inputs = padded(window)
+        plain = target.generate(**inputs, pad_token_id=0, **kwargs)[:, inputs["input_ids"].shape[1] :].tolist()
+        rows += [[t for i, t in enumerate(row) if not set(row[:i]) & set(EOS)] for row in plain]
+    after = torch.rand(1)
+    set_seed(3)
+    found = refilled(target, batch_size=batch_size, window=8, draft_model=draft, reproducible=True, **kwargs)
+    assert found == rows and torch.rand(1) == after
+
+
+def test_the_law_of_a_row_does_not_depend_on_its_lane():
+    """Chi-squared over every continuation of two prompts, most of which start in a lane that another row has left."""
+    target = tiny.llama(seed=3, vocab_size=test_law.VOCAB, layers=1, hidden=16)
+    draft = tiny.noisy_copy(target, noise=0.4, seed=5)
+    first, second = [5, 2, 3, 1], [4, 6]
+    prompts = itertools.chain.from_iterable(itertools.repeat((first, second), 6000))
+    settings = {"do_sample": True, "top_k": 3, "eos_token_id": 4, "max_new_tokens": test_law.NEW}
+    drawn = {0: [], 1: []}
+    with hs.record() as stats:
+        rows = hs.generate_batches(
+            target, prompts, batch_size=1500, window=6000, draft_model=draft, num_draft_tokens=2, **settings
+        )
+        for row in rows:
+            drawn[row.index % 2].append(tuple(row.new_ids))
+    assert stats.num_target_forwards > 2 * 2 * test_law.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
+    for prompt, samples in zip((first, second), drawn.values(), strict=True):
+        assert_law(samples, test_law.exact_law(target, prompt, eos=4, top_k=3))
+
+
+# Processors and criteria
+
+
+class Alternating(LogitsProcessor):
+    """Has a memory: bans what it saw at its first call, and every other call the likeliest token."""
+
+    def __init__(self):
+        self.num_calls, self.first = 0, None
+
+    def __call__(self, input_ids, scores):
+        if self.first is None:
+            self.first = scores.argmax(-1)
+        self.num_calls += 1
+        scores = scores.scatter(1, self.first[:, None], -torch.inf)
+        return scores.scatter(1, scores.argmax(-1, keepdim=True), -torch.inf) if self.num_calls % 2 else scores
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_processors_with_a_memory_start_afresh_in_each_row(target, draft, batch_size):
+    reference = [
+        alone(target, [ids], logits_processor=LogitsProcessorList([Alternating()]), repetition_penalty=1.2)[0]
+        for ids in PROMPTS
+    ]
+    own = Alternating()
+    for window in (9, 1):
+        found = refilled(
+            target,
+            batch_size=batch_size,
+            window=window,
+            draft_model=draft,
+            logits_processor=LogitsProcessorList([own]),
+            repetition_penalty=1.2,
+        )
+        assert found == reference
+    assert own.num_calls == 0
+
+
+class After(StoppingCriteria):
+    """Has a memory: ends a row at its n-th call; so does a flag that is set from outside."""
+
+    def __init__(self, n: int):
+        self.n, self.num_calls, self.is_over = n, 0, False
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.num_calls += 1
+        return torch.full((len(input_ids),), self.is_over or self.num_calls >= self.n)
+
+
+def test_criteria_with_a_memory_and_a_flag_from_outside(target, draft):
+    criterion = After(6)
+    rows = hs.generate_batches(
+        target,
+        PROMPTS,
+        batch_size=2,
+        draft_model=draft,
+        do_sample=False,
+        max_new_tokens=30,
+        stopping_criteria=StoppingCriteriaList([criterion]),
+    )
+    assert [len(next(rows).new_ids) for _ in range(5)] == [6] * 5
+    criterion.is_over = True
+    assert all(len(row.new_ids) <= 6 for row in rows) and criterion.num_calls == 0
+
+
+def test_stop_strings_and_texts():
+    target, draft, tokenizer = hs.embedded_pair()
+    texts = ["import os\n", "def run(self, ", "class Queue:\n", "x = [1, 2", "for line in", "return "]
+    kwargs = {"stop_strings": ["\n\n", "self", ")"], "max_new_tokens": 24, "do_sample": False, "tokenizer": tokenizer}
+    rows = list(hs.generate_batches(target, texts, batch_size=2, draft_model=draft, **kwargs))
+    for text, row in zip(texts, rows, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        plain = target.generate(**inputs, **kwargs)[0, inputs["input_ids"].shape[1] :].tolist()
+        assert row.new_ids == plain and row.text == tokenizer.decode(plain, skip_special_tokens=True)
+    assert any(len(row.new_ids) < 24 for row in rows)
+
+
+# The point of it
+
+
+def test_it_takes_fewer_target_passes_than_batches_of_fixed_rows(target, draft, expected):
+    with hs.record() as static:
+        for first in range(0, len(PROMPTS), 3):
+            inputs = padded(PROMPTS[first : first + 3])
+            hs.generate(target, **inputs, draft_model=draft, pad_token_id=0, **GREEDY)
+    with hs.record() as stats:
+        refilled(target, draft_model=draft)
+    # Three rows a pass, apart from the passes that read newcomers and from the end.
+    assert stats.num_rounds / 3 <= stats.num_target_forwards < static.num_target_forwards
+
+
+def test_newcomers_are_read_without_the_rows_that_run(target, draft):
+    with tiny.CountForwards(target) as forwards:
+        refilled(target, draft_model=draft, num_draft_tokens=4)
+    # Wider than a round's five columns are the passes that read prompts: each prompt goes through one of them at most.
+    assert sum(rows for rows, columns in forwards.lengths if columns > 5) <= len(PROMPTS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("kind", [RaggedModel, lambda model: EarlyExitModel(model, 1)], ids=["ragged", "early exit"])
+def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monkeypatch):
+    """Newcomers shorter and longer than the rows that run, and than all room there is."""
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
+    model = tiny.build(model_type)
+    prompts = make_prompts(9, longest=16)
+    inputs = padded(prompts)
+    padding = (1 - inputs["attention_mask"]).sum(1).tolist()
+    batch, cached = Batch(inputs["input_ids"], padding, max_length=60), kind(model)
+    batch.wait_beyond(3)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape, low=1, high=tiny.VOCAB):
+        return torch.randint(low, high, shape, generator=generator)
+
+    for lanes in ([1], [], [0, 2], [0], [1, 2], []):
+        k = int(draw(1, low=0, high=4))
+        proposal = draw(len(batch.rows), k)
+        batch.put(proposal)
+        found = cached.logits(batch, ahead=k, num_last=k + 1)
+        for row, history in enumerate(batch.history):
+            fresh = model(torch.tensor([history + proposal[row].tolist()])).logits[0, -k - 1 :]
+            torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
+        accepted = draw(len(batch.rows), low=0, high=k + 1)
+        batch.append(
+            hs.Draft(proposal, None, torch.full_like(batch.lengths, k)), hs.Verdict(accepted, draw(len(batch.rows)))
+        )
+        cached.rollback(batch)
+        if newcomers := batch.newcomers(len(lanes)):
+            batch.admit(newcomers, lanes)
+            cached.admit(newcomers, lanes)
+    assert batch.newcomers(1) is None and sorted(batch.rows) == [6, 7, 8]
+
+
+# The iterator
+
+
+def test_prompts_are_read_a_window_at_a_time(target, draft):
+    num_read = 0
+
+    def stream():
+        nonlocal num_read
+        for ids in itertools.cycle(PROMPTS):
+            num_read += 1
+            yield ids
+
+    rows = hs.generate_batches(target, stream(), batch_size=2, window=4, draft_model=draft, **GREEDY)
+    assert num_read == 0
+    assert [next(rows).index for _ in range(5)] == [0, 1, 2, 3, 4] and num_read == 8
+    rows.close()
+
+
+def test_results_come_while_others_run(target, draft):
+    with tiny.CountForwards(target) as forwards:
+        rows = hs.generate_batches(target, PROMPTS, batch_size=3, in_order=False, draft_model=draft, **GREEDY)
+        next(rows)
+        before = len(forwards.lengths)
+        assert len(list(rows)) == len(PROMPTS) - 1 and len(forwards.lengths) > before > 0
+
+
+def test_closing_early_leaves_the_models_usable(target, expected):
+    draft = tiny.noisy_copy(target).train()
+    rows = hs.generate_batches(target, PROMPTS, batch_size=3, draft_model=draft, **GREEDY)
+    with hs.record() as stats:
+        assert next(rows).new_ids == expected[0] and torch.is_grad_enabled()
+        assert not draft.training
+        rows.close()
+    assert draft.training and stats.num_new_tokens >= len(expected[0])
+    assert refilled(target, draft_model=draft) == expected
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_inside_comes_out(target, expected, error):
+    draft = tiny.noisy_copy(target).train()
+
+    class Broken(Alternating):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 24:
+                raise error("from a processor")
+            return scores
+
+    rows = hs.generate_batches(target, PROMPTS, draft_model=draft, logits_processor=[Broken()], **GREEDY)
+    with pytest.raises(error, match="from a processor"):
+        list(rows)
+    assert draft.training and refilled(target, draft_model=draft) == expected
+
+
+def test_an_attached_model_and_every_kind_of_prompt(target, draft):
+    letters = "".join(map(chr, range(0x3041, 0x3041 + tiny.VOCAB)))
+    tokenizer = tongues.characters(letters)
+    text = letters[3:9]
+    ids = tokenizer(text).input_ids
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    prompts = [
+        text,
+        ids,
+        torch.tensor(ids),
+        {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)},
+        tokenizer(text),
+        [{"role": "user", "content": text[:2]}, {"role": "user", "content": text[2:]}],
+    ]
+    hs.attach(target, draft)
+    try:
+        with hs.record() as stats:
+            rows = list(hs.generate_batches(target, prompts, tokenizer=tokenizer, batch_size=2, **GREEDY))
+    finally:
+        hs.detach(target)
+    assert stats.num_draft_tokens > 0
+    expected = alone(target, [ids])[0]
+    assert [row.new_ids for row in rows] == [expected] * len(prompts) and rows[0].prompt_ids == ids
+
+
+def test_no_prompt_no_row(target, draft):
+    assert list(hs.generate_batches(target, [], draft_model=draft, max_new_tokens=4)) == []
+
+
+# What it refuses
+
+SETTINGS = {
+    "batch_size": ({"batch_size": 0}, ValueError, "`batch_size=0`"),
+    "batch_size of another type": ({"batch_size": 2.0}, TypeError, "`batch_size=2.0`"),
+    "window": ({"window": 0}, ValueError, "`window=0`"),
+    "one text": ({"prompts": "def"}, TypeError, "`prompts` is one str"),
+    "one encoding": ({"prompts": {"input_ids": [[1]]}}, TypeError, "`prompts` is one dict"),
+    "no iterable": ({"prompts": 3}, TypeError, "pass an iterable"),
+    "no length": ({"max_new_tokens": None}, ValueError, "give `max_new_tokens`"),
+    "max_length": ({"max_length": 30}, ValueError, "`max_length=30` has no meaning"),
+    "streamer": ({"streamer": object()}, ValueError, "iterate over the results"),
+    "past_key_values": ({"past_key_values": object()}, ValueError, "starts with its prompt"),
+    "inputs_embeds": ({"inputs_embeds": torch.ones(1, 1, 1)}, ValueError, "come as `prompts`"),
+    "return_dict": ({"return_dict_in_generate": True}, ValueError, "`return_dict_in_generate=True` has no meaning"),
+    "several sequences": ({"num_return_sequences": 2}, ValueError, "as often as you want"),
+    "a draft option": ({"num_draft_tokens": 3, "draft_model": None}, ValueError, "without a draft"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_refused_at_once(target, draft, name):
+    given, error, message = SETTINGS[name]
+    kwargs = {"prompts": PROMPTS, "max_new_tokens": 4, "draft_model": draft} | given
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+        hs.generate_batches(target, **kwargs)
+    assert not forwards.lengths
+
+
+BAD_PROMPTS = {
+    "empty": ([], ValueError, "prompt 1 is empty"),
+    "text": ("abc", ValueError, "prompt 1 is a text: pass `tokenizer=`"),
+    "messages": ([{"role": "user", "content": "x"}], ValueError, "prompt 1 is messages: pass `tokenizer=`"),
+    "too long": ([1] * 129, ValueError, "prompt 1 has 129 tokens, but the model has 128"),
+    "two rows": (torch.ones(2, 2, dtype=torch.long), ValueError, r"shape \(2, 2\): pass 1-D ids"),
+    "floats": (torch.ones(2), ValueError, "float32 tensor"),
+    "an image": ({"input_ids": [1], "pixel_values": 0}, ValueError, "'pixel_values'"),
+    "a hole": ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "hides more than padding"),
+    "no prompt": (None, TypeError, "prompt 1 is a NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+def test_prompts_are_refused_before_the_first_forward(target, draft, name):
+    prompt, error, message = BAD_PROMPTS[name]
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+        list(hs.generate_batches(target, [[1, 2], prompt], draft_model=draft, max_new_tokens=4))
+    assert not forwards.lengths
