@@ -291,7 +291,7 @@ def test_interrupted_results_are_kept(tmp_path, monkeypatch):
 
     def interrupted(pair, cell, call):
         calls.append(1)
-        if len(calls) == 8:  # the second cell's first repeat: 1 warm-up and 2 repeats of 2 calls in the first
+        if len(calls) == 9:  # the second cell's first repeat: warm-up and 2 repeats of 2 calls each in the first
             raise KeyboardInterrupt
         return pair.target.generate(**call)
 
@@ -307,7 +307,7 @@ def test_an_interrupted_cell_keeps_its_complete_repeats(pair):
 
     def interrupted(pair, cell, call):
         calls.append(1)
-        if len(calls) == 5:
+        if len(calls) == 6:
             raise KeyboardInterrupt
         return pair.target.generate(**call)
 

@@ -116,7 +116,8 @@ def _measure_cell(
         result.draft_cache_bytes = timer.passes.draft_cache_bytes * (cell.context + num_new_tokens) // timer.num_cached
     for method in methods:
         steps.next(f"{cell}: {method.name}, warm-up")
-        Call(pair, cell, method, lengths[1], seed=0)
+        for length in lengths:  # both: what is compiled or captured may depend on the length of the cache
+            Call(pair, cell, method, length, seed=0)
     try:
         for repeat in range(repeats):
             samples = {}

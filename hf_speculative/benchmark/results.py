@@ -188,9 +188,9 @@ class CellResult:
         return speedup.median / theory if theory and speedup else None
 
     def losses(self, name: str) -> list[str]:
-        """What `name` is slower than, beyond noise: plain decoding and, if it is ours, assisted generation."""
-        method = self.methods[name]
-        rivals = ["plain"] * method.is_speculative + ["assisted", "assisted-default"] * method.is_ours
+        """What `name` is slower than, beyond noise: plain decoding and, if it is ours, whatever else is not."""
+        others = [other.name for other in self.methods.values() if not other.is_ours]
+        rivals = others if self.methods[name].is_ours else ["plain"]
         ratios = {rival: self.speedup(name, rival) for rival in rivals}
         return [rival for rival, ratio in ratios.items() if ratio and ratio.is_loss]
 
