@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from .lookahead import Costs
     from .models import CachedModel
     from .sampling import Sampler
+
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,13 @@ class Verdict:
     Attributes:
         num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
         next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
+        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
+            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
     """
 
     num_accepted: Tensor
     next_token: Tensor
+    survival: Tensor | None = None
 
 
 @dataclass
@@ -75,6 +82,7 @@ class Round:
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
+        survival: for each draft token proposed, `Verdict.survival`.
     """
 
     rows: list[int]
@@ -84,6 +92,7 @@ class Round:
     done: list[bool]
     logits: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
+    survival: list[list[float]] = field(default_factory=list)
 
     @property
     def num_accepted(self) -> list[int]:
@@ -144,22 +153,27 @@ class Batch:
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
-    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
-        """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
+    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[float]]]:
+        """Lengthen each row by its accepted tokens and the target's own; the new tokens, and the survival of those proposed.
 
         The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
         and a confidence stop read more.
         """
-        packed = [draft.num_tokens[:, None], verdict.num_accepted[:, None], verdict.next_token[:, None], draft.tokens]
+        num_accepted, survival = verdict.num_accepted[:, None], verdict.survival
+        if survival is None:
+            survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
+        in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
+        packed = [draft.num_tokens[:, None], num_accepted, verdict.next_token[:, None], draft.tokens, in_units]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
-        new_tokens = []
-        for row, (_, num_accepted, next_token, *tokens) in enumerate(read):
-            new_tokens.append([*tokens[:num_accepted], next_token])
-            self.host_lengths[row] += num_accepted + 1
+        new_tokens, survivals = [], []
+        for row, (num_proposed, num_kept, next_token, *rest) in enumerate(read):
+            new_tokens.append([*rest[:num_kept], next_token])
+            survivals.append([n / UNIT for n in rest[draft.width :][:num_proposed]])
+            self.host_lengths[row] += num_kept + 1
             self.history[row] += new_tokens[-1]
-        return new_tokens, [numbers[0] for numbers in read]
+        return new_tokens, survivals
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
@@ -246,6 +260,9 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
+
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""
         raise NotImplementedError
@@ -261,14 +278,18 @@ class Schedule:
         """Learn from a finished round."""
 
     def plan(self, batch: Batch) -> list[int]:
-        """Draft lengths for each row of the batch, within what the row can still use.
+        """Draft lengths for each row of the batch, within what the row can still use."""
+        rooms = zip(batch.rows, self.rooms(batch), strict=True)
+        return [min(self.num_draft_tokens(row), room) if room else 0 for row, room in rooms]
 
-        The first round drafts nothing: the prompt then goes through the target in the shape that plain `generate` gives
-        it, and the first token is there as early. Later ones leave room for the token that the target adds.
+    @staticmethod
+    def rooms(batch: Batch) -> list[int]:
+        """How many draft tokens each row can use.
+
+        None in the first round: the prompt then goes through the target in the shape that plain `generate` gives it, and the
+        first token is there as early. Later ones leave room for the token that the target adds.
         """
         return [
-            0
-            if length == batch.prompt_width
-            else max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
-            for row, length in zip(batch.rows, batch.host_lengths, strict=True)
+            0 if length == batch.prompt_width else max(0, batch.max_length - length - 1)
+            for length in batch.host_lengths
         ]
