@@ -31,8 +31,8 @@ from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
 
 #: draft lengths that are timed; what lies between them and beyond is interpolated
 LENGTHS = (0, 1, 2, 4, 8)
-#: each is timed so often at least, and oftener while all of it took less than so many seconds
-MIN_REPEATS, MAX_REPEATS, CHEAP_SECONDS = 2, 5, 0.1
+#: all are timed until the two best times of each are as close as this, which on a quiet machine takes two repeats
+MAX_REPEATS, CLOSE = 6, 1.1
 #: tokens of the prompts that are read, and columns that the measurement may need beyond them
 PROMPT_WIDTH, MAX_COLUMNS = 16, 2 + MAX_REPEATS * len(LENGTHS) + max(LENGTHS)
 #: verifying a draft token beside a plain step, where nothing can be measured
@@ -137,7 +137,7 @@ class _NoRoom(Exception):
 
 
 def time_rounds(batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule, sampler: Sampler) -> dict[int, float]:
-    """Seconds of a round by the number of tokens drafted, the best of some repeats; the loop itself is run on `batch`."""
+    """Seconds of a round by the number of tokens drafted, the best of some repeats: the loop itself is run on `batch`."""
     script = _Script()
     stopping = Stopping([], len(batch.rows))
     rounds = speculate(batch, target, _Filled(drafter), _KeepNothing(rule), script, sampler, stopping)
@@ -151,20 +151,25 @@ def time_rounds(batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule,
             torch.cuda.synchronize(batch.tokens.device)
         return time.perf_counter() - start
 
-    spent = seconds_of_next(0) + seconds_of_next(1)  # the prompt, by the target and by the draft
-    times: dict[int, float] = {}
+    seconds_of_next(0)  # the prompt, read by the target
+    seconds_of_next(1)  # and by the draft
+    samples: dict[int, list[float]] = {n: [] for n in LENGTHS}
     for repeat in range(MAX_REPEATS):
-        if repeat >= MIN_REPEATS and spent > CHEAP_SECONDS:
-            break
         for n in LENGTHS:
-            seconds = seconds_of_next(n)
-            spent += seconds
-            times[n] = min(seconds, times.get(n, seconds))
-            if times[n] > (n + 1) * times[0]:
+            samples[n].append(seconds_of_next(n))
+            if min(samples[n]) > (n + 1) * min(samples[0]):
                 break  # not even a draft accepted whole would pay
+        if repeat and all(_is_settled(times) for times in samples.values()):
+            break
     rounds.close()
     # Drafting more cannot take less: what says so is noise.
-    return {n: min(seconds for m, seconds in times.items() if m >= n) for n in times}
+    best = {n: min(times) for n, times in samples.items() if times}
+    return {n: min(seconds for wider, seconds in best.items() if wider >= n) for n in best}
+
+
+def _is_settled(times: list[float]) -> bool:
+    fastest, *others = sorted(times) or [0.0, 0.0]
+    return bool(others) and others[0] <= CLOSE * fastest
 
 
 class _Script(Schedule):
