@@ -3,7 +3,9 @@
 Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts g
 tokens brings a row 1 + s_1 + ... + s_g tokens, s_i the chance that draft token i survives, and takes the time that was
 measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing, and
-would say less about it. 0 is among the choices: plain decoding, with a try now and then, for a text may become predictable.
+would say less about it. Where no draft seems to pay the length is 0, plain decoding, unless there is credit: a little at the
+start, a little more with each round, and some of what drafting has won. So chance at the start of a text does not end drafting,
+a text that becomes predictable is noticed, and what a useless draft costs stays small.
 
 All of it depends on earlier rounds and on costs that no longer change; of the round that is decided about nothing is known yet.
 That keeps the output exact.
@@ -19,14 +21,12 @@ from .costs import Costs
 
 #: before the first draft token this share is taken to be accepted, as if seen in so many of them
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
-#: what a drafting round leaves of the evidence before it, and what a try leaves of it, being much older
-MEMORY, MEMORY_OF_A_TRY = 0.96, 0.5
+#: what a drafting round leaves of the evidence before it
+MEMORY = 0.96
 #: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
 POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
-#: drafting goes on until it looks slower than plain decoding by this much: few tokens make rates uncertain
-MARGIN = 0.03
-#: tries of a draft that did not pay may take this share of the time, and less the oftener they fail
-TRY_SHARE, LONGEST_WAIT = 0.02, 8
+#: what drafts may lose against plain decoding, in plain steps: at the start, of what they have won, and each round
+FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 2.0, 8.0, 0.015
 
 
 class Evidence:
@@ -39,9 +39,9 @@ class Evidence:
     def __init__(self, longest: int):
         self.reached, self.kept = [0.0] * longest, [0.0] * longest
 
-    def add(self, survivals: list[list[float]], memory: float) -> None:
+    def add(self, survivals: list[list[float]]) -> None:
         """One round: the mean of `survivals`, one for each draft."""
-        self.reached, self.kept = [n * memory for n in self.reached], [n * memory for n in self.kept]
+        self.reached, self.kept = [n * MEMORY for n in self.reached], [n * MEMORY for n in self.kept]
         for survival in survivals:
             for i, (reached, kept) in enumerate(zip([1.0, *survival], survival, strict=False)):
                 self.reached[i] += reached / len(survivals)
@@ -67,15 +67,20 @@ class Adaptive(Schedule):
         max_tokens: the longest draft.
         costs: of rounds; by default those that are measured before a first call and then kept. With costs given, the lengths
             do not depend on the machine.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
     """
 
     def __init__(self, max_tokens: int = 16, costs: Costs | None = None):
+        if max_tokens < 1:
+            raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
         self.max_tokens, self.costs = max_tokens, costs
         self.rows: dict[int, Evidence] = {}
         self.all_rows = Evidence(max_tokens)
         self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
         self.times: dict[int, list[float]] = {}
-        self.num_idle, self.wait, self.is_try = 0, 0.0, False
+        self.credit = FIRST_CREDIT
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.costs = self.costs or costs()
@@ -88,19 +93,11 @@ class Adaptive(Schedule):
 
     def _length(self, rows: list[int], rooms: list[int], longest: int) -> int:
         times, tokens = self._times(len(rows)), self._expected_tokens(rows, rooms, longest)
-        speeds = [n / time for n, time in zip(tokens, times, strict=False)]
-        best = speeds.index(max(speeds))
-        if best == 0 and self.num_idle == 0 and speeds[1] > (1 - MARGIN) * speeds[0]:
-            best = 1
-        loss = times[1] / times[0] - 1  # of a round whose only draft token is refused, in plain steps
-        self.is_try = False
-        if best > 0:
-            self.num_idle, self.wait = 0, loss / TRY_SHARE
-            return best
-        self.num_idle += 1
-        # A token that takes as long to draft as to decode never pays.
-        self.is_try = self.num_idle > self.wait and loss < 1
-        return int(self.is_try)
+        plain, *speeds = [n / time for n, time in zip(tokens, times, strict=False)]
+        best = max(speeds)
+        # A draft that takes longer than what it could bring at best is not worth a try either.
+        can_pay = any(n * times[0] > time for n, time in enumerate(times[1:], start=2))
+        return speeds.index(best) + 1 if best > plain or (self.credit > 0 and can_pay) else 0
 
     def _expected_tokens(self, rows: list[int], rooms: list[int], longest: int) -> list[float]:
         """What a round brings all rows together, for drafts of 0, 1, ..., `longest` tokens."""
@@ -115,18 +112,15 @@ class Adaptive(Schedule):
 
     def update(self, round: Round) -> None:
         drafts = {row: survival for row, survival in zip(round.rows, round.survival, strict=True) if survival}
+        self.credit += CREDIT_A_ROUND
         if not drafts:
             return
-        memory = MEMORY_OF_A_TRY if self.is_try else MEMORY
-        self.all_rows.add(list(drafts.values()), memory)
+        self.all_rows.add(list(drafts.values()))
         for row, survival in drafts.items():
-            self._evidence(row).add([survival], memory)
-        if self.is_try:
-            times = self._times(len(round.rows))
-            gain = sum(survival[0] for survival in drafts.values()) / len(round.rows)
-            if (1 + gain) / times[1] < 1 / times[0]:  # otherwise the next round tries again
-                self.num_idle = 1
-                self.wait = min(2 * self.wait, LONGEST_WAIT * (times[1] / times[0] - 1) / TRY_SHARE)
+            self._evidence(row).add([survival])
+        times, width = self._times(len(round.rows)), max(map(len, drafts.values()))
+        num_tokens = 1 + sum(map(sum, drafts.values())) / len(round.rows)
+        self.credit = min(self.credit + num_tokens - times[width] / times[0], MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:
         return self.rows.setdefault(row, Evidence(self.max_tokens))
