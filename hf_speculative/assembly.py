@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .drafting import EarlyExit, Mtp, PromptLookup
-from .lookahead import ConfidenceStop, Constant, Heuristic, Together
+from .lookahead import SCHEDULE_NAMES, ConfidenceStop, Together
 from .models import (
     CachedModel,
     EarlyExitModel,
@@ -53,7 +53,6 @@ def target_and_drafter(
     else:
         checks.check_universal(model, inputs, "model")
         target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
-    drafter.follow(target)
     return target, drafter
 
 
@@ -72,16 +71,16 @@ def _drafter(options: Options, model: PreTrainedModel, inputs: Inputs, inputs_te
     return draft_model_drafter(options, model, inputs, inputs_tensor)
 
 
-def make_schedule(options: Options, keep_rows_together: bool) -> Schedule:
-    schedule: Schedule
+def make_schedule(options: Options) -> Schedule:
     if options.config.schedule is not None:
-        schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-    else:
-        kind = Constant if options.schedule_name == "constant" else Heuristic
-        schedule = kind(options.num_draft_tokens)
-        if options.confidence_threshold:
-            schedule = ConfidenceStop(schedule, options.confidence_threshold)
-    return Together(schedule) if keep_rows_together else schedule
+        return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
+    schedule = SCHEDULE_NAMES[options.schedule_name](options.num_draft_tokens)
+    return ConfidenceStop(schedule, options.confidence_threshold) if options.confidence_threshold else schedule
+
+
+def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:
+    """`schedule`, for parts that work best on rows of similar length."""
+    return Together(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
 
 
 def make_sampler(

@@ -21,6 +21,10 @@ def padding_of(attention_mask: Tensor | None, input_ids: Tensor) -> list[int]:
     return (attention_mask.cumsum(1) == 0).sum(1).tolist()
 
 
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
+
+
 class Batch:
     """The sequences being generated: one buffer, rows of their own length.
 
@@ -63,23 +67,28 @@ class Batch:
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
-    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[int]]:
-        """Lengthen each row by its accepted tokens and the target's own; returns the new tokens and `num_tokens`.
+    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[float]]]:
+        """Lengthen each row by its accepted tokens and the target's own; the new tokens, and the survival of those proposed.
 
         The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
         and a confidence stop read more.
         """
-        packed = [draft.num_tokens[:, None], verdict.num_accepted[:, None], verdict.next_token[:, None], draft.tokens]
+        num_accepted, survival = verdict.num_accepted[:, None], verdict.survival
+        if survival is None:
+            survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
+        in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
+        packed = [draft.num_tokens[:, None], num_accepted, verdict.next_token[:, None], draft.tokens, in_units]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
-        new_tokens = []
-        for row, (_, num_accepted, next_token, *tokens) in enumerate(read):
-            new_tokens.append([*tokens[:num_accepted], next_token])
-            self.host_lengths[row] += num_accepted + 1
+        new_tokens, survivals = [], []
+        for row, (num_proposed, num_kept, next_token, *rest) in enumerate(read):
+            new_tokens.append([*rest[:num_kept], next_token])
+            survivals.append([n / UNIT for n in rest[draft.width :][:num_proposed]])
+            self.host_lengths[row] += num_kept + 1
             self.history[row] += new_tokens[-1]
         self.is_unread = False
-        return new_tokens, [numbers[0] for numbers in read]
+        return new_tokens, survivals
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import Options
+from .lookahead import SCHEDULE_NAMES
 from .models import Inputs, Path, fits_universal
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
-SCHEDULE_NAMES = ("constant", "heuristic", "heuristic_transient")
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )

@@ -65,7 +65,9 @@ def generate(
     ] = "prompt",
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens to draft a round.")] = 4,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to draft a round. By default chosen each round, by measured cost.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 96,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0 is greedy decoding; above it, tokens are sampled.")
@@ -117,7 +119,7 @@ def generate(
         tokenizer,
         seed=seed,
         kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
-        speculative_kwargs={"num_draft_tokens": num_draft_tokens} | ({"reproducible": True} if reproducible else {}),
+        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None},
     )
     show = total <= 4 if show_text is None else show_text
     comparison = Comparison()
@@ -242,11 +244,12 @@ def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device
     return target.to(device).eval(), draft.to(device).eval(), tokenizer
 
 
-def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int, is_exact: bool) -> None:
+def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool) -> None:
     stats = comparison.statistics
-    table = Table(
-        title=f"{comparison.num_prompts} prompts, {num_draft_tokens} draft tokens a round", title_justify="left"
+    length = (
+        "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
     )
+    table = Table(title=f"{comparison.num_prompts} prompts, {length}", title_justify="left")
     table.add_column("")
     for name in ("plain", "speculative"):
         table.add_column(name, justify="right")
@@ -257,14 +260,15 @@ def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int
     table.add_row("target passes", str(comparison.num_plain_steps), str(stats.num_target_forwards))
     table.add_section()
     table.add_row("speedup", "1.00x", f"[bold]{comparison.speedup:.2f}x[/]")
-    table.add_row("predicted by theory", "", f"{comparison.predicted_speedup(num_draft_tokens):.2f}x")
+    predicted = comparison.predicted_speedup(num_draft_tokens)
+    if predicted is not None:
+        table.add_row("predicted by theory", "", f"{predicted:.2f}x")
     table.add_row("draft tokens accepted", "", f"{stats.draft_acceptance_rate:.1%}")
     table.add_row("mean acceptance length", "", f"{stats.mean_acceptance_length:.2f}")
     console.print(table)
     console.print("[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added.")
-    console.print(
-        "Mean acceptance length counts the token that the target adds. Prediction: Leviathan et al., Theorem 3.8."
-    )
+    prediction = "" if predicted is None else " Prediction: Leviathan et al., Theorem 3.8."
+    console.print(f"Mean acceptance length counts the token that the target adds.{prediction}")
     if is_exact:
         same, total = comparison.num_identical, comparison.num_prompts
         console.print(f"Identical to plain decoding: [bold]{same} of {total}[/] texts.")

@@ -67,14 +67,19 @@ class Comparison:
             return self.num_plain_tokens / self.plain_seconds
         return self.statistics.num_new_tokens / self.speculative_seconds
 
-    def predicted_speedup(self, num_draft_tokens: int) -> float:
-        """Leviathan et al. 2023, Theorem 3.8, from the measured acceptance rate and the measured cost of a draft step."""
+    def predicted_speedup(self, num_draft_tokens: int | None) -> float | None:
+        """Leviathan et al. 2023, Theorem 3.8, from the measured acceptance rate and the measured cost of a draft step.
+
+        It is about drafts of one length: `None` where the length was chosen each round.
+        """
+        if num_draft_tokens is None:
+            return None
         stats = self.statistics
         draft_step = stats.seconds["draft"] / max(1, stats.num_draft_forwards)
         cost = draft_step / (self.plain_seconds / self.num_plain_steps)
         return theory.walltime_factor(stats.token_acceptance_rate, num_draft_tokens, cost)
 
-    def to_dict(self, num_draft_tokens: int, sampled: bool) -> dict[str, Any]:
+    def to_dict(self, num_draft_tokens: int | None, sampled: bool) -> dict[str, Any]:
         statistics = self.statistics.to_dict()
         del statistics["rows"]
         return {

@@ -16,7 +16,8 @@ class SpeculativeConfig:
     """Settings that have no field in transformers' `GenerationConfig`.
 
     Args:
-        num_draft_tokens: tokens to draft a round; the same as transformers' `num_assistant_tokens`.
+        num_draft_tokens: tokens to draft in each round, by default chosen round by round (docs/draft-length.md); the same as
+            transformers' `num_assistant_tokens`.
         drafter: your own drafter, in place of a draft model (docs/add-a-drafter.md).
         rule: how a draft is verified. By default block verification when sampling from a draft model's own law, sampled
             verification for proposals that are one-hot.
@@ -76,7 +77,7 @@ class Options:
     early_exit: int | None = None
     use_mtp: bool | None = None
     speculation_type: str | None = None
-    #: nobody said how many tokens to draft: a drafter made for a number takes its own
+    #: nobody said how many tokens to draft: a drafter made for a number takes its own at most
     length_is_default: bool = False
     generator_in_call: bool = False
     streamer: Any = None

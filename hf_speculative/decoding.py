@@ -13,9 +13,10 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
-from .assembly import default_rule, make_sampler, make_schedule, target_and_drafter
+from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
 from .batch import Batch, padding_of
 from .configuration import Options
+from .costs import Probe
 from .loop import speculate
 from .models import CachedModel, Inputs
 from .output import Output
@@ -87,13 +88,17 @@ class SpeculativeDecoding:
             streamer.put(input_ids.cpu())
 
         assert stopping.max_length is not None  # transformers' generate always sets one
-        stopwatch = Stopwatch(input_ids.device)
         batch = Batch(input_ids, padding, stopping.max_length)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
         self._let_rows_wait(batch, target, drafter, sampler)
+        schedule = make_schedule(self.options)
+        probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
+        schedule.begin(batch, probe)
+        stopwatch = Stopwatch(input_ids.device)
         rule = self.options.config.rule or default_rule(sampler, drafter)
         sampler.keeps_laws = rule.reads_draft_probs
         num_forwards_before = drafter.num_forwards
+        drafter.follow(target)
         drafter.begin(batch, sampler)
         if cache is not None and cache.get_seq_length():
             target.load(cache, batch)
@@ -106,7 +111,7 @@ class SpeculativeDecoding:
             stopwatch.watch("verify", target, "logits", "admit"),
             stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
             stopwatch.watch("accept", rule, "__call__"),
-            make_schedule(self.options, target.keeps_rows_together or drafter.keeps_rows_together),
+            kept_together(schedule, target, drafter),
             stopwatch.watch("verify", sampler, "target_scores", "probs"),
             stopwatch.watch("accept", stopping, "cut"),
         )
@@ -120,7 +125,7 @@ class SpeculativeDecoding:
             sampler.finish()
             statistics.num_target_forwards = target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
-            statistics.seconds = stopwatch.seconds()
+            statistics.seconds = stopwatch.seconds() | {"probe": probe.seconds}
             publish(statistics)
         if streamer is not None:
             streamer.end()

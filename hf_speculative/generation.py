@@ -40,7 +40,8 @@ def generate(
         draft_model: a smaller model, or the name of one; `assistant_model` means the same.
         tokenizer, draft_tokenizer: of the model and of the draft, where their vocabularies differ; `assistant_tokenizer` means
             the same as the latter.
-        num_draft_tokens: tokens to draft a round; `num_assistant_tokens` means the same.
+        num_draft_tokens: tokens to draft in each round; by default chosen round by round, by measured cost
+            (docs/draft-length.md). `num_assistant_tokens` means the same.
         prompt_lookup_num_tokens: draft by copying from the text instead.
         assistant_early_exit: draft with the model's own first layers instead, so many of them.
         use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.

@@ -40,11 +40,12 @@ def speculate(
 
         # 3. Accept: the rule keeps a prefix and adds a token; a stop inside the block cuts it.
         verdict = rule(draft, sampler.probs(scores), sampler)
-        tokens, num_drafted = batch.append(draft, verdict)
+        tokens, survival = batch.append(draft, verdict)
         num_from_draft = [len(new) - 1 for new in tokens]
         done = stopping.cut(batch, tokens, scores)
         kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]
-        round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores)
+        num_drafted = [len(row) for row in survival]
+        round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores, survival)
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
         sampler.end_round(batch, tokens)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from .configuration import Options, SpeculativeConfig, first_given
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
+DEFAULT_MAX_DRAFT_TOKENS = 16
 DEFAULT_MAX_NGRAM = 3
 SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 #: fields of `SpeculativeConfig` that a call may give by name as well
@@ -158,12 +159,16 @@ def read_options(
     if draft_model is not None:
         call.levels.append(first_given(getattr(draft_model, "generation_config", None), GenerationConfig()))
     length = first_given(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"))
+    # Who names a number of tokens gets it; the number of prompt lookup has always meant "up to".
+    default_schedule = "adaptive" if length is None or lookup is not None else "constant"
+    schedule_name = call.first(given, "num_assistant_tokens_schedule", default_schedule)
+    default_length = DEFAULT_MAX_DRAFT_TOKENS if schedule_name == "adaptive" else DEFAULT_NUM_DRAFT_TOKENS
     return Options(
         draft_model=draft_model,
         prompt_lookup_num_tokens=lookup,
         max_ngram=call.first(given, "max_matching_ngram_size", DEFAULT_MAX_NGRAM),
-        num_draft_tokens=first_given(length, DEFAULT_NUM_DRAFT_TOKENS),
-        schedule_name=call.first(given, "num_assistant_tokens_schedule", "constant"),
+        num_draft_tokens=first_given(length, default_length),
+        schedule_name=schedule_name,
         confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
         config=config,
         early_exit=of_model["assistant_early_exit"],

@@ -29,7 +29,7 @@ def draft_model_drafter(
     match = check_vocabularies(options, model, bool(inputs.generation_config.do_sample))
     draft = options.draft_model
     assert draft is not None
-    max_positions = _max_positions(draft)
+    max_positions = max_positions_of(draft)
     is_ragged, has_own_text = choose(draft).name == "ragged", match is not None and match.strategy != "same"
     cached: CachedModel
     if is_ragged:
@@ -119,7 +119,7 @@ def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool
     return match
 
 
-def _max_positions(model: PreTrainedModel) -> int | None:
+def max_positions_of(model: PreTrainedModel) -> int | None:
     """The longest text the model can take, as far as its config says."""
     config = _text_config(model)
     names = ("max_position_embeddings", "max_target_positions", "n_positions")

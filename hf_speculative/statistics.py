@@ -15,7 +15,7 @@ import torch
 
 from .types import Round
 
-STAGES = ("draft", "verify", "accept", "rest")
+STAGES = ("draft", "verify", "accept", "rest", "probe")
 
 
 @dataclass
@@ -106,7 +106,8 @@ class Statistics(RowStatistics):
         rows: the counts of each sequence, in order.
         num_calls: calls of `generate`.
         num_target_forwards, num_draft_forwards: model passes; one pass serves a whole batch.
-        seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`; `total` is their sum.
+        seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`, and `probe`, the measuring of costs before a first
+            call; `total` is their sum.
     """
 
     rows: list[RowStatistics] = field(default_factory=list)

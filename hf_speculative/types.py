@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 from .batch import Batch
 
 if TYPE_CHECKING:
+    from .lookahead import Costs
     from .models import CachedModel
     from .sampling import Sampler
 
@@ -58,10 +60,13 @@ class Verdict:
     Attributes:
         num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
         next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
+        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
+            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
     """
 
     num_accepted: Tensor
     next_token: Tensor
+    survival: Tensor | None = None
 
 
 @dataclass
@@ -76,6 +81,7 @@ class Round:
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
+        survival: for each draft token proposed, `Verdict.survival`.
     """
 
     rows: list[int]
@@ -85,6 +91,7 @@ class Round:
     done: list[bool]
     logits: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
+    survival: list[list[float]] = field(default_factory=list)
 
     @property
     def num_accepted(self) -> list[int]:
@@ -171,6 +178,9 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
+
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""
         raise NotImplementedError
@@ -191,14 +201,17 @@ class Schedule:
         """Learn from a finished round."""
 
     def plan(self, batch: Batch) -> list[int]:
-        """Draft lengths for each row of the batch, within what the row can still use.
+        """Draft lengths for each row of the batch, within what the row can still use."""
+        rooms = zip(batch.rows, self.rooms(batch), strict=True)
+        return [min(self.num_draft_tokens(row), room) if room else 0 for row, room in rooms]
 
-        The first round drafts nothing: the prompt then goes through the target in the shape that plain `generate` gives
-        it, and the first token is there as early. Later ones leave room for the token that the target adds.
+    @staticmethod
+    def rooms(batch: Batch) -> list[int]:
+        """How many draft tokens each row can use.
+
+        None in the first round: the prompt then goes through the target in the shape that plain `generate` gives it, and the
+        first token is there as early. Later ones leave room for the token that the target adds.
         """
         if batch.is_unread:
             return [0] * len(batch.rows)
-        return [
-            max(0, min(self.num_draft_tokens(row), batch.max_length - length - 1))
-            for row, length in zip(batch.rows, batch.host_lengths, strict=True)
-        ]
+        return [max(0, batch.max_length - length - 1) for length in batch.host_lengths]

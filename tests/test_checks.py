@@ -27,7 +27,7 @@ WITH_DRAFT = {
         ValueError,
         "`num_draft_tokens` and `num_assistant_tokens` mean the same but differ",
     ),
-    "schedule": ({"num_assistant_tokens_schedule": "linear"}, ValueError, "'linear'` is not one of constant"),
+    "schedule": ({"num_assistant_tokens_schedule": "linear"}, ValueError, "'linear'` is not one of adaptive, constant"),
     "threshold": ({"assistant_confidence_threshold": 1.5}, ValueError, "1.5` is a probability"),
     "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),

@@ -28,11 +28,13 @@ def test_help_teaches():
 
 
 def test_a_prompt_side_by_side(run):
-    result = run("def f(x):")
+    result = run("def f(x):", "--num-draft-tokens", 4)
     assert result.exit_code == 0, result.output
     for word in ("plain", "speculative", "speedup", "predicted by theory", "mean acceptance length", "1 of 1"):
         assert word in result.output
     assert "def f(x):" in result.output
+    chosen = run("def f(x):").output
+    assert "draft length chosen each round" in chosen and "predicted" not in chosen, "theory is about one length"
 
 
 def test_standard_input(run):

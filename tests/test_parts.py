@@ -8,7 +8,7 @@ from transformers import set_seed
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup, StringMatch, TokenIntersection
-from hf_speculative.lookahead import SCHEDULES, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.lookahead import SCHEDULES, Adaptive, ConfidenceStop, Constant, Heuristic, Together
 from hf_speculative.models import RaggedModel
 from hf_speculative.translation import Translation
 from hf_speculative.verification import RULES, SampledVerification
@@ -30,6 +30,7 @@ MAKE_DRAFTER = {
     TokenIntersection: lambda draft: in_other_letters(TokenIntersection, draft),
 }
 MAKE_SCHEDULE = {
+    Adaptive: lambda: Adaptive(6),
     Constant: lambda: Constant(3),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),

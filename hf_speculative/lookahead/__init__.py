@@ -1,10 +1,19 @@
 """How many tokens to guess next. One file a schedule."""
 
+from .adaptive import Adaptive
 from .confidence import ConfidenceStop
 from .constant import Constant
+from .costs import Costs
 from .heuristic import Heuristic
 from .together import Together
 
-SCHEDULES = (Constant, Heuristic, ConfidenceStop, Together)
+SCHEDULES = (Adaptive, Constant, Heuristic, ConfidenceStop, Together)
+#: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
+SCHEDULE_NAMES = {
+    "adaptive": Adaptive,
+    "constant": Constant,
+    "heuristic": Heuristic,
+    "heuristic_transient": Heuristic,
+}
 
-__all__ = ["SCHEDULES", "ConfidenceStop", "Constant", "Heuristic", "Together"]
+__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Costs", "Heuristic", "Together"]

@@ -1,8 +1,11 @@
 """Rows that are far ahead of the shortest draft nothing for a while."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ..types import Batch, Round, Schedule
+from .costs import Costs
 
 
 class Together(Schedule):
@@ -18,6 +21,9 @@ class Together(Schedule):
 
     def __init__(self, schedule: Schedule, max_lead: int = 8):
         self.schedule, self.max_lead = schedule, max_lead
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.schedule.begin(batch, costs)
 
     def num_draft_tokens(self, row: int) -> int:
         return self.schedule.num_draft_tokens(row)

@@ -45,4 +45,4 @@ class BlockVerification(Rule):
         kept = sampler.bernoulli(keep) & proposed
         sizes = torch.arange(1, draft.width + 1, device=claim.device)
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler)
+        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, survival=claim[:, 1:])

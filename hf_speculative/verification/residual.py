@@ -11,20 +11,26 @@ from ..types import Draft, Verdict
 
 
 def draw_next_token(
-    draft: Draft, target_probs: Tensor, residual: Tensor, num_accepted: Tensor, sampler: Sampler
+    draft: Draft,
+    target_probs: Tensor,
+    residual: Tensor,
+    num_accepted: Tensor,
+    sampler: Sampler,
+    survival: Tensor | None = None,
 ) -> Verdict:
     """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss.
 
     Args:
         residual: `(batch, k, vocab)`, not normalised; a row of zeros, possible by rounding where p and q agree, means p.
         num_accepted: `(batch,)`.
+        survival: passed on, see `Verdict`.
     """
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     bonus = target_probs[rows, num_accepted]
     left_over = functional.pad(residual, (0, 0, 0, 1))[rows, num_accepted]
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
-    return Verdict(num_accepted, next_token)
+    return Verdict(num_accepted, next_token, survival)
 
 
 def is_proposed(draft: Draft) -> Tensor:

@@ -21,7 +21,8 @@ class TokenVerification(Rule):
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         draft_probs = draft.dense_probs(target_probs)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
-        accepted = sampler.bernoulli((p / q).nan_to_num(0).clamp(max=1)) & is_proposed(draft)
+        keep = (p / q).nan_to_num(0).clamp(max=1)
+        accepted = sampler.bernoulli(keep) & is_proposed(draft)
         num_accepted = accepted.long().cumprod(1).sum(1)
         residual = (target_probs[:, : draft.width] - draft_probs).clamp(min=0)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler)
+        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, survival=keep.cumprod(1))

@@ -1,0 +1,133 @@
+"""The draft length that brings the most tokens per second, by measured cost and by what was accepted so far.
+
+Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts g
+tokens brings a row 1 + s_1 + ... + s_g tokens, s_i the chance that draft token i survives, and takes the time that was
+measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing, and
+would say less about it. Where no draft seems to pay the length is 0, plain decoding, unless there is credit: a little at the
+start, a little more with each round, and some of what drafting has won. So chance at the start of a text does not end drafting,
+a text that becomes predictable is noticed, and what a useless draft costs stays small.
+
+All of it depends on earlier rounds and on costs that no longer change; of the round that is decided about nothing is known yet.
+That keeps the output exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from ..types import Batch, Round, Schedule
+from .costs import Costs
+
+#: before the first draft token this share is taken to be accepted, as if seen in so many of them
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
+#: what a drafting round leaves of the evidence before it
+MEMORY = 0.96
+#: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
+POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
+#: what drafts may lose against plain decoding, in plain steps: at the start, of what they have won, and each round
+FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 2.0, 8.0, 0.015
+
+
+class Evidence:
+    """How many draft tokens survived at each position, of those whose predecessors did; old rounds fade.
+
+    Attributes:
+        reached, kept: by position, sums over rounds of the chance that it was reached and that it was kept.
+    """
+
+    def __init__(self, longest: int):
+        self.reached, self.kept = [0.0] * longest, [0.0] * longest
+
+    def add(self, survivals: list[list[float]]) -> None:
+        """One round: the mean of `survivals`, one for each draft."""
+        self.reached, self.kept = [n * MEMORY for n in self.reached], [n * MEMORY for n in self.kept]
+        for survival in survivals:
+            for i, (reached, kept) in enumerate(zip([1.0, *survival], survival, strict=False)):
+                self.reached[i] += reached / len(survivals)
+                self.kept[i] += kept / len(survivals)
+
+    def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
+        """The share kept over all positions, drawn to `prior`."""
+        return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
+
+    def survival(self, rate: float) -> list[float]:
+        """s_1, s_2, ...: products of the shares kept at each position, those drawn to `rate`."""
+        survivals, survival = [], 1.0
+        for reached, kept in zip(self.reached, self.kept, strict=True):
+            survival *= (kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT)
+            survivals.append(survival)
+        return survivals
+
+
+class Adaptive(Schedule):
+    """The length with the best expected tokens per second, 0 included.
+
+    Args:
+        max_tokens: the longest draft.
+        costs: of rounds; by default those that are measured before a first call and then kept. With costs given, the lengths
+            do not depend on the machine.
+
+    Raises:
+        ValueError: `max_tokens` is below 1.
+    """
+
+    def __init__(self, max_tokens: int = 16, costs: Costs | None = None):
+        if max_tokens < 1:
+            raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
+        self.max_tokens, self.costs = max_tokens, costs
+        self.rows: dict[int, Evidence] = {}
+        self.all_rows = Evidence(max_tokens)
+        self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
+        self.times: dict[int, list[float]] = {}
+        self.credit = FIRST_CREDIT
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.costs = self.costs or costs()
+
+    def plan(self, batch: Batch) -> list[int]:
+        rooms = self.rooms(batch)
+        longest = min(self.max_tokens, max(rooms))
+        length = self._length(batch.rows, rooms, longest) if longest else 0
+        return [min(length, room) for room in rooms]
+
+    def _length(self, rows: list[int], rooms: list[int], longest: int) -> int:
+        times, tokens = self._times(len(rows)), self._expected_tokens(rows, rooms, longest)
+        plain, *speeds = [n / time for n, time in zip(tokens, times, strict=False)]
+        best = max(speeds)
+        # A draft that takes longer than what it could bring at best is not worth a try either.
+        can_pay = any(n * times[0] > time for n, time in enumerate(times[1:], start=2))
+        return speeds.index(best) + 1 if best > plain or (self.credit > 0 and can_pay) else 0
+
+    def _expected_tokens(self, rows: list[int], rooms: list[int], longest: int) -> list[float]:
+        """What a round brings all rows together, for drafts of 0, 1, ..., `longest` tokens."""
+        rate = self.all_rows.rate()
+        gains = [float(len(rows))] + [0.0] * longest
+        for row, room in zip(rows, rooms, strict=True):
+            evidence = self._evidence(row)
+            survival = evidence.survival(evidence.rate(rate, ROW_WEIGHT))
+            for i in range(min(longest, room)):
+                gains[i + 1] += survival[i]
+        return list(accumulate(gains))
+
+    def update(self, round: Round) -> None:
+        drafts = {row: survival for row, survival in zip(round.rows, round.survival, strict=True) if survival}
+        self.credit += CREDIT_A_ROUND
+        if not drafts:
+            return
+        self.all_rows.add(list(drafts.values()))
+        for row, survival in drafts.items():
+            self._evidence(row).add([survival])
+        times, width = self._times(len(round.rows)), max(map(len, drafts.values()))
+        num_tokens = 1 + sum(map(sum, drafts.values())) / len(round.rows)
+        self.credit = min(self.credit + num_tokens - times[width] / times[0], MOST_CREDIT)
+
+    def _evidence(self, row: int) -> Evidence:
+        return self.rows.setdefault(row, Evidence(self.max_tokens))
+
+    def _times(self, batch_size: int) -> list[float]:
+        """Times of rounds that draft 0, 1, ... tokens."""
+        if batch_size not in self.times:
+            assert self.costs is not None  # `begin` comes before the first plan
+            self.times[batch_size] = self.costs.curve(batch_size, self.max_tokens)
+        return self.times[batch_size]
