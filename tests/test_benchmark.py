@@ -226,6 +226,7 @@ def test_end_tokens_do_not_end_a_text_early():
     [
         ({"num_new_tokens": 4}, "`num_new_tokens=4`"),
         ({"repeats": 0}, "`repeats=0`"),
+        ({"cells": [benchmark.Cell(num_draft_tokens=48, acceptance=1.0)]}, "too few for `num_draft_tokens=48`"),
         ({"methods": ["fast"]}, "'fast' is not known: choose from plain"),
         ({"cells": [benchmark.Cell()]}, "say how much to accept"),
         ({"cells": [benchmark.Cell(context=200000, acceptance=1.0)]}, "tiny takes 131072"),

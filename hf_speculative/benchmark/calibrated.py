@@ -83,7 +83,7 @@ class CalibratedPair(Pair):
             self.calibrations[key] = self._measure(self._own_text(temperature), temperature)
             return self.calibrations[key]
         # Random ids are near enough to the target's text to begin with, and cost no decoding.
-        text = self.prompts(self.num_rows, 2 * NUM_TOKENS)
+        text = self.prompts(self.num_rows, 8 + NUM_TOKENS)
         for _ in range(3):
             self._bisect(text, acceptance, temperature)
             text = self._own_text(temperature)
@@ -148,7 +148,7 @@ class CalibratedPair(Pair):
     @torch.no_grad()
     def _scale_logits(self) -> None:
         """Set the final norm, which scales all logits alike, so that the target's entropy is `ENTROPY`."""
-        logits = self._logits(self.prompts(self.num_rows, 2 * NUM_TOKENS))
+        logits = self._logits(self.prompts(self.num_rows, 8 + NUM_TOKENS))
         scale = bisect(lambda scale: bool(_entropy(logits * scale) > ENTROPY), 0.1, 100.0)
         final_norm = [
             module for module in self.target.modules() if hasattr(module, "weight") and module.weight.ndim == 1

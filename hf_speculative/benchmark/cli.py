@@ -80,7 +80,7 @@ def bench(
 
     Batches and draft lengths, one list at a time:  hf-speculative bench --shape gpt2-xl --batch 1,2,4 --draft-tokens 4,2,6
 
-    A draft that is never right, so as to see what it costs:  hf-speculative bench --shape tinyllama-1.1b --acceptance 0
+    A draft that is hardly ever right, to see what it costs:  hf-speculative bench --shape tinyllama-1.1b --acceptance 0
 
     Your own pair:  hf-speculative bench --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --batch 1,4
 

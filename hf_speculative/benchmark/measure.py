@@ -82,6 +82,12 @@ class Steps:
 def _check(pair: Pair, cells: Sequence[Cell], num_new_tokens: int, repeats: int) -> None:
     if num_new_tokens < 8:
         raise ValueError(f"`num_new_tokens={num_new_tokens}`: give 8 or more, so that a quarter of it is a call, too.")
+    for cell in cells:
+        if num_new_tokens - num_new_tokens // 4 <= cell.num_draft_tokens + 1:
+            raise ValueError(
+                f"`num_new_tokens={num_new_tokens}` is too few for `num_draft_tokens={cell.num_draft_tokens}`: a measurement "
+                f"is longer than a round; give {2 * cell.num_draft_tokens + 4} or more."
+            )
     if repeats < 1:
         raise ValueError(f"`repeats={repeats}`: give 1 or more.")
     longest = max(cell.context + num_new_tokens + cell.num_draft_tokens for cell in cells)

@@ -88,24 +88,25 @@ class MethodResult:
         return statistics.median(sample.num_tokens / sample.seconds for sample in self.samples)
 
     @property
+    def num_rounds(self) -> int:
+        """Target passes of all repeats; 0 where they cannot be counted."""
+        return sum(sample.num_rounds or 0 for sample in self.samples)
+
+    @property
     def tokens_per_pass(self) -> float | None:
         """Tokens that a target pass brings each row of the batch, the bonus token included; 1 for plain decoding."""
-        rounds = [sample.num_rounds for sample in self.samples]
-        if None in rounds:
-            return None
-        return self._total("num_tokens") / (self.batch * self._total("num_rounds"))
+        return self._total("num_tokens") / (self.batch * self.num_rounds) if self.num_rounds else None
 
     @property
     def round_seconds(self) -> float | None:
         """Mean over the rounds of all repeats."""
-        return self._total("seconds") / self._total("num_rounds") if self.tokens_per_pass else None
+        return self._total("seconds") / self.num_rounds if self.num_rounds else None
 
     def stage_seconds(self) -> dict[str, float]:
         """Of a mean round, by stage; empty for methods that are not ours."""
-        if not self.is_ours:
+        if not self.is_ours or not self.num_rounds:
             return {}
-        rounds = self._total("num_rounds")
-        return {stage: sum(sample.stages[stage] for sample in self.samples) / rounds for stage in STAGES}
+        return {stage: sum(sample.stages[stage] for sample in self.samples) / self.num_rounds for stage in STAGES}
 
     @property
     def overhead_share(self) -> float | None:
@@ -115,21 +116,25 @@ class MethodResult:
 
     def theory(self, passes: Passes) -> float | None:
         """Speedup that the rounds' mean length allows if a round costs its bare passes alone; only for a method of ours."""
-        if not self.is_ours or not self._total("num_row_rounds"):
+        row_rounds = self._total("num_row_rounds")
+        if not self.is_ours or not self.num_rounds or not row_rounds:
             return None
-        rounds, row_rounds = self._total("num_rounds"), self._total("num_row_rounds")
         return theoretical_speedup(
             tokens_per_round=self._total("num_tokens") / row_rounds,
-            draft_passes=self._total("num_draft_passes") / rounds,
+            draft_passes=self._total("num_draft_passes") / self.num_rounds,
             columns=1 + self._total("num_drafted") / row_rounds,
             passes=passes,
         )
 
     def bandwidth(self, passes: Passes) -> float | None:
         """Bytes a second: weights and cache that a round reads, over the time it took."""
-        if self.round_seconds is None or (self.is_speculative and not self.is_ours):
+        if not self.num_rounds or (self.is_speculative and not self.is_ours):
             return None
-        return passes.bytes_read(self._total("num_draft_passes") / self._total("num_rounds")) / self.round_seconds
+        return (
+            passes.bytes_read(self._total("num_draft_passes") / self.num_rounds)
+            * self.num_rounds
+            / self._total("seconds")
+        )
 
     def _total(self, name: str) -> float:
         return sum(getattr(sample, name) for sample in self.samples)
