@@ -63,7 +63,7 @@ def bench(
     compiled: Annotated[
         bool,
         typer.Option(
-            "--compile", help="Also plain with a static cache and a compiled forward; compiling takes minutes."
+            "--compile", help="Also plain with a static cache, and ours, both compiled; compiling takes minutes."
         ),
     ] = False,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}. Default: bfloat16 where the hardware has it.")] = "",
@@ -113,7 +113,7 @@ def bench(
         result = run(
             pair,
             cells,
-            methods=[*methods.split(","), *(["plain-compiled"] if compiled else [])],
+            methods=[*methods.split(","), *(["plain-compiled", "speculative-compiled"] if compiled else [])],
             num_new_tokens=new_tokens,
             repeats=repeats,
             watch=lambda what, done, total: progress.update(task, description=what, completed=done, total=total),

@@ -81,6 +81,14 @@ def _speculative_auto(pair: Pair, cell: Cell, call: dict[str, Any]):
     return generate(pair.target, **call, **_draft(pair))
 
 
+def _speculative_compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
+    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, compile=True)
+
+
+def _speculative_captured(pair: Pair, cell: Cell, call: dict[str, Any]):
+    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
+
+
 def _draft(pair: Pair) -> dict[str, Any]:
     tokenizers = {"tokenizer": pair.tokenizer, "draft_tokenizer": pair.draft_tokenizer}
     return {"draft_model": pair.draft} | (tokenizers if pair.draft_tokenizer is not None else {})
@@ -111,9 +119,20 @@ SPECULATIVE_AUTO = Method(
     "hf_speculative as it comes, choosing its own draft length",
     is_ours=True,
 )
-METHODS = {
-    method.name: method for method in (PLAIN, COMPILED, ASSISTED, ASSISTED_DEFAULT, SPECULATIVE, SPECULATIVE_AUTO)
-}
+SPECULATIVE_COMPILED = Method(
+    "speculative-compiled",
+    _speculative_compiled,
+    "hf_speculative at the draft length given, compiled",
+    is_ours=True,
+)
+SPECULATIVE_CAPTURED = Method(
+    "speculative-captured",
+    _speculative_captured,
+    "hf_speculative at the draft length given, its passes captured as CUDA graphs",
+    is_ours=True,
+)
+OURS = (SPECULATIVE, SPECULATIVE_AUTO, SPECULATIVE_COMPILED, SPECULATIVE_CAPTURED)
+METHODS = {method.name: method for method in (PLAIN, COMPILED, ASSISTED, ASSISTED_DEFAULT, *OURS)}
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")
 
 
