@@ -17,6 +17,8 @@ COLOURS = {
     "assisted-default": "#c9a227",
     "speculative": "#2b8cbe",
     "speculative-auto": "#22a06b",
+    "speculative-compiled": "#d64550",
+    "speculative-captured": "#8c564b",
 }
 STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#e08214", "#d64550"), strict=True))
 INK = "#808080"
