@@ -26,7 +26,7 @@ MEMORY = 0.96
 #: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
 POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
 #: what drafts may lose against plain decoding, in plain steps: at the start, of what they have won, and each round
-FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 2.0, 8.0, 0.015
+FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 3.0, 8.0, 0.015
 
 
 class Evidence:
