@@ -54,7 +54,7 @@ class CalibratedPair(Pair):
         draft = target if draft_is_target else first_layers(target, shape.draft_layers)
         super().__init__(target, draft, name=shape.name + (", drafting for itself" if draft_is_target else ""))
         operations = 1e14 if device.type == "cuda" else 1e11  # of a pass over the text
-        self.num_rows = num_rows or min(64, max(4, int(operations / target.num_parameters() / NUM_TOKENS)))
+        self.num_rows = num_rows or min(64, max(6, int(operations / target.num_parameters() / NUM_TOKENS)))
         self.factor = 1.0
         self.projections = later_projections(target, shape.draft_layers)
         self.calibrations: dict[tuple[float, float], Calibration] = {}
@@ -84,14 +84,17 @@ class CalibratedPair(Pair):
             return self.calibrations[key]
         # Random ids are near enough to the target's text to begin with, and cost no decoding.
         text = self.prompts(self.num_rows, 8 + NUM_TOKENS)
+        tries = []
         for _ in range(3):
             self._bisect(text, acceptance, temperature)
             text = self._own_text(temperature)
-            self.calibrations[key] = measured = self._measure(text, temperature)
-            noise = (acceptance * (1 - acceptance) / measured.num_positions) ** 0.5
-            if abs(measured.acceptance - acceptance) <= max(2 * TOLERANCE, 1.5 * noise):
+            tries.append(self._measure(text, temperature))
+            noise = (acceptance * (1 - acceptance) / tries[-1].num_positions) ** 0.5
+            if abs(tries[-1].acceptance - acceptance) <= max(2 * TOLERANCE, 1.5 * noise):
                 break
-        return self.calibrations[key]
+        self.calibrations[key] = best = min(tries, key=lambda found: abs(found.acceptance - acceptance))
+        self._write(best.factor)
+        return best
 
     def _bisect(self, text: Tensor, acceptance: float, temperature: float) -> None:
         """Halve the range of the factor's logarithm until the acceptance on `text` is the one asked for."""
