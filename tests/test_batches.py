@@ -370,6 +370,14 @@ def test_results_come_while_others_run(target, draft):
         assert len(list(rows)) == len(PROMPTS) - 1 and len(forwards.lengths) > before > 0
 
 
+def test_other_calls_of_the_same_models_between_results(target, draft, expected):
+    found = []
+    for row in hs.generate_batches(target, PROMPTS, batch_size=2, draft_model=draft, **GREEDY):
+        found.append(row.new_ids)
+        hs.generate(target, **tiny.prompts(4), draft_model=draft, do_sample=False, pad_token_id=0, max_new_tokens=4)
+    assert found == expected
+
+
 def test_closing_early_leaves_the_models_usable(target, expected):
     draft = tiny.noisy_copy(target).train()
     rows = hs.generate_batches(target, PROMPTS, batch_size=3, draft_model=draft, **GREEDY)

@@ -163,6 +163,13 @@ class TestThePool:
         found, expected = unequal(target, draft)
         assert found.tolist() == expected.tolist()
 
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+    def test_a_call_in_another_mode_gets_other_memory(self, target, draft, mode):
+        with mode():
+            unequal(target, draft)
+        found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+
     def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
         monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 16)
         unequal(target, draft, max_new_tokens=200)
