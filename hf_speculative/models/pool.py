@@ -78,5 +78,6 @@ def _state(model: PreTrainedModel) -> tuple:
     """
     weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
     autocast = torch.is_autocast_enabled(model.device.type) and torch.get_autocast_dtype(model.device.type)
-    modes = autocast, torch.is_inference_mode_enabled()
+    training = tuple(module.training for module in model.modules())  # a twin and a captured pass keep theirs
+    modes = autocast, torch.is_inference_mode_enabled(), training
     return weights, model.dtype, model.device, model.config._attn_implementation, modes
