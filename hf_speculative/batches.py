@@ -20,6 +20,7 @@ from .configuration import SpeculativeConfig
 from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
 from .generation import Attached, prepare, with_stop_strings
+from .lookahead import Constant
 from .models import device_of, without_dropout
 from .processing import clone
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
@@ -28,7 +29,8 @@ from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare
 PROMPTS_PER_LANE = 16
-NO_DRAFT = SpeculativeConfig(drafter=Nothing())
+#: nothing is drafted, so there is nothing to measure either
+NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ def generate_batches(
     Raises:
         ValueError, TypeError: for settings at once, for a prompt before the first forward of its window.
     """
-    checks.check_positive_int("batch_size", batch_size)
+    checks.check_positive_int("batch_size", batch_size, "runs no row: give 1 or more.")
     window = max(64, PROMPTS_PER_LANE * batch_size) if window is None else window
-    checks.check_positive_int("window", window)
+    checks.check_positive_int("window", window, "reads no prompt: give 1 or more.")
     check_prompts(prompts)
     model = checks.unwrap(model, "model")
     run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs))
@@ -126,6 +128,8 @@ class _Run:
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
+        if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
+            window = min(window, self.batch_size)
         with without_dropout(self.options.draft_model if self.options.draft_model is not self.model else None):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]

@@ -255,8 +255,11 @@ def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
             )
 
 
-def check_positive_int(name: str, value) -> None:
+NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
+
+
+def check_positive_int(name: str, value, otherwise: str = NO_DRAFTS) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: give a whole number, 1 or more.")
     if value < 1:
-        raise ValueError(f"`{name}={value}` drafts nothing: give 1 or more, or `draft_model=None` for plain decoding.")
+        raise ValueError(f"`{name}={value}` {otherwise}")

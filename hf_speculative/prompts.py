@@ -34,6 +34,8 @@ MEANINGLESS = {
     "max_time": "it would end rows that have just begun: stop iterating instead",
     "token_healing": "it changes prompts, which are handed back as they came",
 }
+#: of those, what would do harm from the model's own generation config, too
+CHANGES_ROWS = ("num_return_sequences", "max_time", "token_healing")
 
 
 def settings_of_rows(
@@ -47,7 +49,8 @@ def settings_of_rows(
     levels = [kwargs.get("generation_config"), getattr(model, "generation_config", None)]
     configs = [config for config in levels if config is not None]
     for name, way_out in MEANINGLESS.items():
-        value = kwargs.get(name, getattr(kwargs.get("generation_config"), name, None))
+        sources = configs if name in CHANGES_ROWS else [kwargs.get("generation_config")]
+        value = first_given(kwargs.get(name), *(getattr(config, name, None) for config in sources))
         is_off = value is None or (isinstance(value, int) and value == (name == "num_return_sequences"))
         if not is_off:
             shown = f"={value!r}" if isinstance(value, (int, float)) else ""

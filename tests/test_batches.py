@@ -123,6 +123,14 @@ def test_a_draft_with_another_tokenizer(target, draft, expected, kind):
     assert stats.num_accepted_draft_tokens > 0
 
 
+@pytest.mark.measures
+def test_without_a_draft_nothing_is_measured():
+    model = tiny.llama()
+    with tiny.CountForwards(model) as forwards:
+        rows = list(hs.generate_batches(model, [[1, 2]], max_new_tokens=5, do_sample=False))
+    assert len(forwards.lengths) == len(rows[0].new_ids) == 5
+
+
 def test_a_draft_with_a_short_context_reads_no_prompt_beyond_it():
     """While a long row runs all are decoded plainly; when it has left its lane, the draft catches up and is right again."""
     target, short = tiny.build("gpt2"), tiny.build("gpt2", n_positions=24)
@@ -152,6 +160,10 @@ def test_caches_of_one_length_go_in_batches(architecture):
         lambda module, args, given: batches.append(given["decoder_input_ids" if mapping == "seq2seq" else "input_ids"]),
         with_kwargs=True,
     )
+    if model.config.is_encoder_decoder:
+        model.get_encoder().register_forward_pre_hook(
+            lambda module, args, given: batches.append(given["input_ids"]), with_kwargs=True
+        )
     rows = list(
         hs.generate_batches(model, prompts, batch_size=3, draft_model=tiny.noisy_copy(model), window=5, **kwargs)
     )
@@ -368,6 +380,14 @@ def test_results_come_while_others_run(target, draft):
         assert len(list(rows)) == len(PROMPTS) - 1 and len(forwards.lengths) > before > 0
 
 
+def test_other_calls_of_the_same_models_between_results(target, draft, expected):
+    found = []
+    for row in hs.generate_batches(target, PROMPTS, batch_size=2, draft_model=draft, **GREEDY):
+        found.append(row.new_ids)
+        hs.generate(target, **tiny.prompts(4), draft_model=draft, do_sample=False, pad_token_id=0, max_new_tokens=4)
+    assert found == expected
+
+
 def test_closing_early_leaves_the_models_usable(target, expected):
     draft = tiny.noisy_copy(target).train()
     rows = hs.generate_batches(target, PROMPTS, batch_size=3, draft_model=draft, **GREEDY)
@@ -427,9 +447,9 @@ def test_no_prompt_no_row(target, draft):
 # What it refuses
 
 SETTINGS = {
-    "batch_size": ({"batch_size": 0}, ValueError, "`batch_size=0`"),
+    "batch_size": ({"batch_size": 0}, ValueError, "`batch_size=0` runs no row"),
     "batch_size of another type": ({"batch_size": 2.0}, TypeError, "`batch_size=2.0`"),
-    "window": ({"window": 0}, ValueError, "`window=0`"),
+    "window": ({"window": 0}, ValueError, "`window=0` reads no prompt"),
     "one text": ({"prompts": "def"}, TypeError, "`prompts` is one str"),
     "one encoding": ({"prompts": {"input_ids": [[1]]}}, TypeError, "`prompts` is one dict"),
     "no iterable": ({"prompts": 3}, TypeError, "pass an iterable"),
@@ -451,6 +471,14 @@ def test_settings_are_refused_at_once(target, draft, name):
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
         hs.generate_batches(target, **kwargs)
     assert not forwards.lengths
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_return_sequences", 2), ("max_time", 0.1), ("token_healing", True)])
+def test_settings_of_the_model_are_refused_as_well(name, value):
+    model = tiny.llama()
+    model.generation_config.update(do_sample=True, **{name: value})
+    with pytest.raises(ValueError, match=f"`{name}={value}` has no meaning"):
+        hs.generate_batches(model, PROMPTS, max_new_tokens=4)
 
 
 BAD_PROMPTS = {

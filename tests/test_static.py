@@ -131,6 +131,23 @@ def test_weights_that_changed_in_place_are_seen(target, draft, recorded):
     assert found.tolist() == expected.tolist()
 
 
+def test_modules_that_changed_mode_are_seen(recorded):
+    target = tiny.build("llama", attention_dropout=0.5)
+    draft = tiny.noisy_copy(target)
+    unequal(target.train(), draft)
+    found, expected = unequal(target.eval(), draft)
+    assert found.tolist() == expected.tolist()
+
+
+def test_capturing_spends_no_randomness(target, draft, recorded):
+    inputs = tiny.prompts(3) | {"do_sample": True, "pad_token_id": 0, "max_new_tokens": 20, "num_draft_tokens": 3}
+    calls = []
+    for _ in range(2):  # captured, then replayed
+        torch.manual_seed(5)
+        calls.append((hs.generate(target, **inputs, draft_model=draft).tolist(), torch.rand(1).item()))
+    assert calls[0] == calls[1] and recorded.num_captures > 0
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
 def test_sliding_windows_and_learned_positions(kind, recorded):
     model = tiny.build(kind)
@@ -160,6 +177,13 @@ class TestThePool:
         for layer in pool._kept[target].idle.layers:
             layer.keys[:, :, : pool._kept[target].idle.used] = torch.nan
             layer.values[:, :, -1] = torch.inf
+        found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+    def test_a_call_in_another_mode_gets_other_memory(self, target, draft, mode):
+        with mode():
+            unequal(target, draft)
         found, expected = unequal(target, draft)
         assert found.tolist() == expected.tolist()
 

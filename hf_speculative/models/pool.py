@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -70,6 +72,12 @@ def release(model: PreTrainedModel | None) -> None:
 
 
 def _state(model: PreTrainedModel) -> tuple:
-    """Where the weights are, and how attention is computed: a captured pass reads the same memory each time."""
-    weights = tuple(parameter.data_ptr() for parameter in model.parameters())
-    return weights, model.dtype, model.device, model.config._attn_implementation
+    """Where the weights are, how attention is computed, and in which modes: a captured pass does the same each time.
+
+    Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
+    """
+    weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
+    autocast = torch.is_autocast_enabled(model.device.type) and torch.get_autocast_dtype(model.device.type)
+    training = tuple(module.training for module in model.modules())  # a twin and a captured pass keep theirs
+    modes = autocast, torch.is_inference_mode_enabled(), training
+    return weights, model.dtype, model.device, model.config._attn_implementation, modes

@@ -90,8 +90,8 @@ class RaggedLayer(CacheLayerMixin):
         """Slots `[0, end)` of row i of `other` become those of row `index[i]`."""
         if self.is_initialized:
             index = index.to(self.keys.device)
-            self.keys[index, :, :end] = other.keys[:, :, :end]
-            self.values[index, :, :end] = other.values[:, :, :end]
+            keys, values = other.filled()
+            self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
 
 
 class RaggedCache(Cache):

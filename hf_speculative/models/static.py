@@ -177,7 +177,9 @@ class StaticModel(RaggedModel):
             return function(*inputs)
         kind += (*inputs[0].shape, len(inputs[-1]))
         if kind not in self.cache.captured:
-            self.cache.captured[kind] = self.capture(function, inputs)
+            # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
+            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                self.cache.captured[kind] = self.capture(function, inputs)
         return self.cache.captured[kind](*inputs)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
