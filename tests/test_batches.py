@@ -271,12 +271,14 @@ class After(StoppingCriteria):
         return torch.full((len(input_ids),), self.is_over or self.num_calls >= self.n)
 
 
-def test_criteria_with_a_memory_and_a_flag_from_outside(target, draft):
+@pytest.mark.parametrize("window", [1, None])
+def test_criteria_with_a_memory_and_a_flag_from_outside(target, draft, window):
     criterion = After(6)
     rows = hs.generate_batches(
         target,
         PROMPTS,
         batch_size=2,
+        window=window,
         draft_model=draft,
         do_sample=False,
         max_new_tokens=30,
