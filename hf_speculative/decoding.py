@@ -76,7 +76,8 @@ class SpeculativeDecoding:
         streamer = self.options.streamer
         as_dict = bool(generation_config.return_dict_in_generate)
         keep_scores = as_dict and bool(generation_config.output_scores)
-        stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores)
+        is_one_of_many = self.options.rows_at_once is not None
+        stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
         checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         cache = model_kwargs.get(inputs.cache_name)

@@ -22,10 +22,12 @@ class Stopping:
         criteria: what `generate` prepared.
         batch_size: rows of the call, as many as a criterion saw in plain `generate`.
         keep_scores: criteria are given the scores of the tokens so far, as plain `generate` does under `output_scores`.
+        only_copies: a single row, too, has copies of its own: other calls will use the same criteria.
     """
 
-    def __init__(self, criteria, batch_size: int, keep_scores: bool = False):
+    def __init__(self, criteria, batch_size: int, keep_scores: bool = False, only_copies: bool = False):
         self.batch_size = batch_size
+        self.has_copies = batch_size > 1 or only_copies
         self.eos: set[int] = set()
         self.max_length: int | None = None
         self.stop_strings: list[StopStringCriteria] = []
@@ -97,7 +99,7 @@ class Stopping:
         if not self.others:
             return False
         if row not in self.copies:
-            self.copies[row] = self.others if self.batch_size == 1 else clone(self.others)
+            self.copies[row] = clone(self.others) if self.has_copies else self.others
         scores = None
         if self.scores is not None:
             self.scores[row].append(score.clone().expand(self.batch_size, -1))
@@ -110,9 +112,9 @@ class Stopping:
     def _pass_on_outside_changes(self) -> None:
         """A flag that somebody sets on a criterion, a stop button say, reaches the rows' copies.
 
-        In a batch the criterion itself is never asked, so whatever changes on it was changed from outside.
+        Where rows have copies the criterion itself is never asked, so whatever changes on it was changed from outside.
         """
-        if self.batch_size == 1:
+        if not self.has_copies:
             return
         for index, criterion in enumerate(self.others):
             now = dict(getattr(criterion, "__dict__", {}))

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import tiny
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
@@ -210,6 +211,14 @@ def test_a_method_of_one_s_own_and_a_cell_that_fails(pair):
     assert [cell.cell.batch for cell in report.cells] == [1, 3]
     assert report.failures == {str(cells[1]): "no room"}
     assert report.cells[0].speedup("uncached") is not None
+
+
+def test_passes_beyond_a_window_are_timed():
+    model = tiny.build("mistral", sliding_window=8)
+    cell = benchmark.Cell(num_draft_tokens=3, context=16)
+    timer = passes.PassTimer(benchmark.Pair(model, tiny.noisy_copy(model), name="windows"), cell, num_cached=20)
+    timer.measure()
+    assert len(timer.passes.verify) == 3 and timer.target.cache.get_seq_length() == 20
 
 
 def test_end_tokens_do_not_end_a_text_early():

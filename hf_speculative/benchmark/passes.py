@@ -109,6 +109,7 @@ class _Prefilled:
         self.model, self.ids = model, ids
         self.cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.cache.activate_past_recording()  # layers with a window could not be cropped
         self.cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
     @torch.no_grad()

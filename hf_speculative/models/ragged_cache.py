@@ -92,6 +92,9 @@ class RaggedLayer(CacheLayerMixin):
             index = index.to(self.keys.device)
             keys, values = other.filled()
             self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
+            self.keys[index, :, end:] = self.values[index, :, end:] = (
+                0  # no mask hides an inf that a row left, see `begin`
+            )
 
 
 class RaggedCache(Cache):
