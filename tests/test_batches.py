@@ -1,5 +1,6 @@
 """`generate_batches`: rows that are done are replaced inside the loop, and every row is still what it is on its own."""
 
+import copy
 import itertools
 
 import pytest
@@ -390,6 +391,16 @@ def test_other_calls_of_the_same_models_between_results(target, draft, expected)
         found.append(row.new_ids)
         hs.generate(target, **tiny.prompts(4), draft_model=draft, do_sample=False, pad_token_id=0, max_new_tokens=4)
     assert found == expected
+
+
+def test_what_is_not_a_number_in_a_row_stays_in_it(target, draft):
+    target = copy.deepcopy(target)
+    with torch.no_grad():
+        target.model.embed_tokens.weight[60] = torch.nan
+    ids = [[60, *range(3, 13)], list(range(5, 14)), [7], [1, 2]]
+    kwargs = {"max_new_tokens": 12, "eos_token_id": 0}
+    rows = refilled(target, ids, batch_size=2, draft_model=draft, num_draft_tokens=3, **kwargs)
+    assert rows == alone(target, ids, **kwargs) and [len(row) for row in rows] == [1, 12, 12, 12]
 
 
 def test_closing_early_leaves_the_models_usable(target, expected):
