@@ -92,9 +92,8 @@ class RaggedLayer(CacheLayerMixin):
             index = index.to(self.keys.device)
             keys, values = other.filled()
             self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
-            self.keys[index, :, end:] = self.values[index, :, end:] = (
-                0  # no mask hides an inf that a row left, see `begin`
-            )
+            # No mask hides an inf that an earlier row left, see `begin`.
+            self.keys[index, :, end:] = self.values[index, :, end:] = 0
 
 
 class RaggedCache(Cache):
