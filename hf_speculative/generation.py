@@ -34,6 +34,8 @@ def generate(
 ) -> Tensor | GenerateSpeculativeOutput:
     """`model.generate(...)` with a draft, nothing attached.
 
+    The caches of both models are kept for the next call; `detach(model)` and `detach(draft)` let go of them.
+
     Args:
         model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/correctness.md).
         inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.

@@ -148,6 +148,18 @@ def test_capturing_spends_no_randomness(target, draft, recorded):
     assert calls[0] == calls[1] and recorded.num_captures > 0
 
 
+def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, recorded, monkeypatch):
+    def refuse(self, function, inputs):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Recorded, "__call__", refuse)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly in this call: operation"):
+        found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist()
+    monkeypatch.undo()
+    pool._kept.clear()
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
 def test_sliding_windows_and_learned_positions(kind, recorded):
     model = tiny.build(kind)
