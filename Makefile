@@ -27,10 +27,10 @@ demo: $(READY)
 	$(BIN)/hf-speculative generate
 
 test: $(QUANTIZED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 test-slow: $(QUANTIZED)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --numprocesses auto
 
 test-gpu: $(QUANTIZED)
 	$(BIN)/python -m pytest -m gpu

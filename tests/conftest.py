@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import tiny
 import torch
@@ -5,6 +7,11 @@ import transformers
 
 from hf_speculative import costs
 from hf_speculative.lookahead import Costs
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 def pytest_report_header(config):

@@ -143,7 +143,7 @@ def test_cached_logits_equal_plain_steps_after_every_round(model_type):
 def test_rows_that_are_far_ahead_wait():
     """Decided from lengths alone; a batch lasts as long as its slowest row anyway."""
     batch = Batch(torch.ones(3, 4, dtype=torch.long), [0] * 3, max_length=100)
-    batch.host_lengths = [10, 18, 19]
+    batch.host_lengths, batch.is_unread = [10, 18, 19], False
     assert Together(Constant(5), max_lead=8).plan(batch) == [5, 5, 0]
 
 

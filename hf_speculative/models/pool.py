@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .cached_model import device_of
+
 if TYPE_CHECKING:
     from .ragged_cache import RaggedCache
 
@@ -77,7 +79,8 @@ def _state(model: PreTrainedModel) -> tuple:
     Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
     """
     weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
-    autocast = torch.is_autocast_enabled(model.device.type) and torch.get_autocast_dtype(model.device.type)
+    device = device_of(model).type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     training = tuple(module.training for module in model.modules())  # a twin and a captured pass keep theirs
     modes = autocast, torch.is_inference_mode_enabled(), training
     return weights, model.dtype, model.device, model.config._attn_implementation, modes
