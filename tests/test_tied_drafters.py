@@ -32,11 +32,7 @@ def make(tmp_path_factory):
             return made[key]
         if name == "dflash":
             model, draft = tied.with_dflash(attention=attention, **config)
-            arguments = {
-                "draft_model": draft,
-                "speculation_type": "dflash",
-                "num_assistant_tokens_schedule": "constant",
-            }
+            arguments = {"draft_model": draft, "speculation_type": "dflash"}
         elif name.startswith("gemma4"):
             shared = 0 if name == "gemma4 sharing nothing" else 2
             model, draft = tied.with_gemma4_assistant(attention, num_kv_shared_layers=shared, **config)
