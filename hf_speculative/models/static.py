@@ -180,18 +180,18 @@ class StaticModel(RaggedModel):
         if kind not in self.cache.captured:
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                self.cache.captured[kind] = self._captured(function, inputs)
+                try:
+                    self.cache.captured[kind] = self.capture(function, inputs)
+                except (
+                    RuntimeError
+                ) as error:  # a model that waits for the device inside a pass, to route to experts, say
+                    name, self.capture = type(self.original).__name__, None
+                    warnings.warn(
+                        f"passes of {name} cannot be captured and run eagerly in this call: {error}", stacklevel=2
+                    )
+        if self.capture is None:
+            return function(*inputs)  # not kept: it belongs to this call, and holds its model
         return self.cache.captured[kind](*inputs)
-
-    def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        assert self.capture is not None
-        try:
-            return self.capture(function, inputs)
-        except RuntimeError as error:  # a model that waits for the device inside a pass, to route to experts, say
-            name = type(self.original).__name__
-            warnings.warn(f"passes of {name} cannot be captured and run eagerly in this call: {error}", stacklevel=2)
-            self.capture = None
-            return function
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
