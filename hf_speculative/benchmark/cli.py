@@ -15,6 +15,7 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from .. import plotting
 from ..embedded import embedded_pair
 from ..self_drafting import auto_class_for
 from . import page, plots, screen
@@ -95,7 +96,7 @@ def bench(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # of loading weights
     if plot is not None:
-        plots.require()
+        plotting.require()
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
         batch=_numbers("--batch", batch, int),
@@ -134,7 +135,7 @@ def _write(result: Report, json_file: Path | None, plot: Path | None, report: Pa
         plots.save(result, plot)
     if report is not None:
         page.write(result, report)
-        if not plots.is_available():
+        if not plotting.is_available():
             console.print(Text("The report has no plots: pip install 'hf_speculative[plot]' brings them."))
 
 

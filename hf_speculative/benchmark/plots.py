@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
+from ..plotting import INK, as_svg, new_axes, require, style
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 
-#: readable on white and on black
+#: at least 3 to 1 on white and on black
 COLOURS = {
     "plain": "#808080",
     "plain-compiled": "#a06cd5",
-    "assisted": "#e08214",
-    "assisted-default": "#c9a227",
+    "assisted": "#d2691e",
+    "assisted-default": "#9a7d0a",
     "speculative": "#2b8cbe",
     "speculative-auto": "#22a06b",
     "speculative-compiled": "#d64550",
     "speculative-captured": "#8c564b",
 }
-STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#e08214", "#d64550"), strict=True))
-INK = "#808080"
-
-
-def is_available() -> bool:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def require() -> None:
-    """Raises a ValueError that says how to install matplotlib, where it is missing."""
-    if not is_available():
-        raise ValueError("plots need matplotlib, which is not installed: pip install 'hf_speculative[plot]'.")
+STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#d2691e", "#d64550"), strict=True))
 
 
 def figures(report: Report) -> dict[str, Any]:
@@ -51,21 +36,18 @@ def save(report: Report, folder: Path) -> list[Path]:
     """Write each figure as PNG and SVG; the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, figure in figures(report).items():
-        for kind in ("png", "svg"):
-            paths.append(folder / f"{name}.{kind}")
-            figure.savefig(paths[-1], dpi=160, transparent=kind == "svg")
+    with style():
+        for name, figure in figures(report).items():
+            for kind in ("png", "svg"):
+                paths.append(folder / f"{name}.{kind}")
+                figure.savefig(paths[-1], dpi=220, transparent=kind == "svg")
     return paths
 
 
-def as_svg(report: Report) -> dict[str, str]:
+def svgs(report: Report) -> dict[str, str]:
     """Each figure as the text of an `<svg>` element."""
-    texts = {}
-    for name, figure in figures(report).items():
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True)
-        texts[name] = file.getvalue().partition("<svg")[2].join(("<svg", ""))
-    return texts
+    with style():
+        return {name: as_svg(figure) for name, figure in figures(report).items()}
 
 
 def _along(report: Report, axis: str) -> list[CellResult]:
@@ -78,22 +60,8 @@ def _along(report: Report, axis: str) -> list[CellResult]:
     return sorted(same, key=lambda result: getattr(result.cell, axis))
 
 
-def _axes(width: float, height: float):
-    from matplotlib.figure import Figure  # not pyplot, which keeps a state and looks for a display
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.tick_params(colors=INK)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-    axes.grid(color=INK, alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
 def _speedup(report: Report, axis: str):
-    figure, axes = _axes(6.4, 4.0)
+    figure, axes = new_axes(4.4, 3.6)
     cells = _along(report, axis)
     names = list(dict.fromkeys(name for cell in cells for name in cell.methods if name != "plain"))
     for name in names:
@@ -114,7 +82,7 @@ def _speedup(report: Report, axis: str):
     axes.set_ylim(bottom=0)
     axes.set_xlabel(AXES[axis], color=INK)
     axes.set_ylabel("speedup over plain generate", color=INK)
-    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False, labelcolor=INK)
     return figure
 
 
@@ -125,7 +93,7 @@ def _rounds(report: Report):
         for name, method in cell.methods.items()
         if method.is_ours
     ]
-    figure, axes = _axes(6.4, 1.4 + 0.4 * len(bars))
+    figure, axes = new_axes(4.4, 1.2 + 0.36 * len(bars))
     starts = [0.0] * len(bars)
     for stage in STAGES:
         lengths = [max(0.0, 1000 * stages[stage]) for _, _, stages in bars]

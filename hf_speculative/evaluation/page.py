@@ -1,0 +1,57 @@
+"""An evaluation as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import pages, plotting
+from . import plots, texts, wording
+from .results import Evaluation
+
+
+def write(evaluation: Evaluation, path: Path) -> None:
+    """Recommendation, tables, texts with their draft tokens marked and, where matplotlib is installed, pictures.
+
+    An unfinished evaluation gives a page, too, which says so.
+    """
+    pages.write(
+        path,
+        "evaluation/page.html",
+        {
+            "evaluation": evaluation,
+            "wording": wording,
+            "sections": [_section(evaluation, temperature) for temperature in evaluation.temperatures],
+            "has_pictures": plotting.is_available(),
+            "data": json.dumps(_without_nan(evaluation.to_dict()), indent=1, ensure_ascii=False, allow_nan=False),
+        },
+    )
+
+
+def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
+    shown = texts.shown_setting(evaluation, temperature)
+    pictures = plots.as_svg(evaluation, temperature) if plotting.is_available() else {}
+    return {
+        "temperature": temperature,
+        "recommendation": evaluation.recommendation(temperature),
+        "totals": wording.totals(evaluation, temperature),
+        "scores": wording.scores(evaluation, temperature),
+        "speedups": {setting: evaluation.totals(setting).speedup for setting in evaluation.settings},
+        "positions": wording.acceptance_by_position(evaluation, temperature),
+        "prompts": wording.speedup_by_prompt(evaluation, temperature),
+        "pictures": {name: pages.inline(svg) for name, svg in pictures.items()},
+        "shown": shown,
+        "texts": [] if shown is None else texts.texts(evaluation, shown),
+        "num_texts": 0 if shown is None else len(evaluation.rows(shown)),
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    """Numbers that JSON does not know become null."""
+    if isinstance(value, dict):
+        return {str(name): _without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    is_unknown = isinstance(value, float) and not abs(value) < float("inf")
+    return None if is_unknown else value

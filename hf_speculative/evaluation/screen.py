@@ -1,0 +1,89 @@
+"""An evaluation on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..pages import visible
+from . import wording
+from .results import Evaluation
+
+#: of bad rows and of differences, each on a line
+MAX_LINES = 5
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Tables, recommendations, and what went wrong. Names are printed as they are, never as markup."""
+    console.print(_text(wording.title(evaluation), "bold"))
+    console.print(_text(wording.about(evaluation), "dim"))
+    if not evaluation.is_complete:
+        console.print(_text(wording.progress(evaluation), "yellow"))
+    columns: dict[str, None] = {}
+    for temperature in evaluation.temperatures:
+        totals = wording.totals(evaluation, temperature)
+        columns |= dict.fromkeys(totals.columns)
+        _print_table(console, evaluation, temperature, totals, wording.temperature(temperature))
+        scores = wording.scores(evaluation, temperature)
+        if scores.columns:
+            _print_table(console, evaluation, temperature, scores, "Task scores")
+    console.print()
+    for name, meaning in wording.MEANINGS.items():
+        if name in columns:
+            short = wording.SHORT.get(name, name)
+            long = "" if short == name else f" ({name})"
+            console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
+    for recommendation in evaluation.recommendations:
+        console.print(_text(str(recommendation), "bold green" if wording.is_gain(recommendation) else "bold"))
+    _print_differences(console, evaluation)
+    _print_bad_rows(console, evaluation)
+
+
+def _print_table(
+    console: Console, evaluation: Evaluation, temperature: float, figures: wording.Table, title: str
+) -> None:
+    """The recommended setting is bold; one that loses is red, and its speedup below 1."""
+    found = evaluation.recommendation(temperature)
+    table = Table(title=_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim")
+    table.add_column("")
+    for name in figures.columns:
+        table.add_column(_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
+    for line in figures.lines:
+        speedup = evaluation.totals(line.setting).speedup
+        style = "red" if speedup is not None and speedup < 1 else ""
+        if found is not None and line.setting == found.setting:
+            style = "bold green" if wording.is_gain(found) else "bold"
+        table.add_row(_text(line.setting.label), *line.figures, style=style)
+    console.print()
+    console.print(table)
+
+
+def _print_differences(console: Console, evaluation: Evaluation) -> None:
+    if evaluation.differences:
+        console.print(_text(wording.differences(evaluation), "yellow"))
+        _print_lines(
+            console,
+            [
+                f"prompt {d.index}, token {d.position}, logit gap {d.logit_gap:.3g}: {d.setting}"
+                for d in evaluation.differences
+            ],
+        )
+
+
+def _print_bad_rows(console: Console, evaluation: Evaluation) -> None:
+    if evaluation.bad_rows:
+        console.print(_text(f"{wording.plural(len(evaluation.bad_rows), 'row')} could not be used:", "yellow"))
+        _print_lines(console, [f"row {row.index}: {row.message}" for row in evaluation.bad_rows])
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines[:MAX_LINES]:
+        console.print(_text(f"  {line}"))
+    if len(lines) > MAX_LINES:
+        console.print(_text(f"  and {len(lines) - MAX_LINES:,} more."))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """A name may hold what a terminal would obey."""
+    return Text(visible(text), style)

@@ -1,0 +1,248 @@
+"""What the figures are called and how they are written, the same on screen and on the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .results import Evaluation, Recommendation, Totals
+from .settings import Setting, temperature_name
+
+MEANINGS = {
+    "tokens/s": "new tokens of all prompts over the wall time of their `generate` calls, prompt and set-up included.",
+    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio of totals, not a mean of ratios.",
+    "95 % interval": "of the speedup, over 2000 resamples of the prompts: how much it depends on which prompts these are.",
+    "acceptance rate": "accepted draft tokens over proposed ones.",
+    "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
+    "included: 1 + accepted / rounds.",
+    "target passes": "forward passes of the target; one serves a whole batch. Plain decoding needs one for each token.",
+    "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the law is the same "
+    "and the texts are not.",
+    "chance to be kept": "of a draft token, given the draft: that the target accepts it and the draft tokens before it in its "
+    "round. It does not depend on how the coins fell; greedy decoding has no coins, so that it is 1 for what was kept.",
+    "acceptance by position": "rounds that kept the draft token at a place, over all rounds with a draft; a shorter draft "
+    "counts as not kept.",
+}
+#: the same where there is little room
+SHORT = {
+    "95 % interval": "interval",
+    "acceptance rate": "accepted",
+    "mean acceptance length": "length",
+    "target passes": "passes",
+    "identical texts": "identical",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    setting: Setting
+    figures: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Settings as rows."""
+
+    columns: list[str]
+    lines: list[Line]
+
+
+def totals(evaluation: Evaluation, temperature: float) -> Table:
+    """What each setting brings; columns without any figure are left out."""
+    settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
+    found = {setting: _figures(evaluation, evaluation.totals(setting)) for setting in settings}
+    if len({figures["prompts"] for figures in found.values()}) == 1:
+        for figures in found.values():
+            del figures["prompts"]
+    return _table(found)
+
+
+def scores(evaluation: Evaluation, temperature: float) -> Table:
+    """What the task score gives each setting; without columns where there is none."""
+    settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
+    found = {setting: evaluation.totals(setting).scores for setting in settings}
+    return _table({s: {name: number(value, 3) for name, value in values.items()} for s, values in found.items()})
+
+
+def _table(figures: dict[Setting, dict[str, str]]) -> Table:
+    names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
+    columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
+    return Table(
+        columns, [Line(s, [of_setting.get(name, "") for name in columns]) for s, of_setting in figures.items()]
+    )
+
+
+def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
+    counts, setting = totals.statistics, totals.setting
+    return {
+        "prompts": f"{totals.num_prompts}",
+        "tokens/s": significant(totals.tokens_per_second),
+        "speedup": times(totals.speedup),
+        "95 % interval": interval(totals.speedup_interval),
+        "acceptance rate": percent(counts.draft_acceptance_rate, 1) if counts else "",
+        "mean acceptance length": number(counts.mean_acceptance_length) if counts else "",
+        "target passes": f"{counts.num_target_forwards if counts else _plain_passes(evaluation, setting):,}",
+        "identical texts": identical(evaluation, totals),
+    }
+
+
+def _plain_passes(evaluation: Evaluation, setting: Setting) -> int:
+    """Plain decoding runs as many passes as its longest row has tokens."""
+    calls = evaluation.calls[setting.name].values()
+    return sum(max((len(row.new_ids) for row in call.rows), default=0) for call in calls)
+
+
+def acceptance_by_position(evaluation: Evaluation, temperature: float) -> Table:
+    """For each place in a round how often its draft token was kept."""
+    found = {}
+    for setting in drafting(evaluation, temperature):
+        counts = evaluation.totals(setting).statistics
+        found[setting] = counts.per_position_acceptance_rate if counts else []
+    width = max(map(len, found.values()), default=0)
+    lines = [
+        Line(setting, [percent(rate) for rate in rates] + [""] * (width - len(rates)))
+        for setting, rates in found.items()
+    ]
+    return Table([str(position + 1) for position in range(width)], lines if width else [])
+
+
+def speedup_by_prompt(evaluation: Evaluation, temperature: float) -> Table:
+    """How the speedups of single prompts, or batches, are spread."""
+    lines = []
+    for setting in drafting(evaluation, temperature):
+        values = speedups(evaluation, setting)
+        if values:
+            gains = sum(value > 1 for value in values)
+            figures = [times(float(np.quantile(values, share))) for share in (0, 0.25, 0.5, 0.75, 1)]
+            lines.append(Line(setting, [*figures, f"{gains} of {len(values)}"]))
+    return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
+
+
+def speedups(evaluation: Evaluation, setting: Setting) -> list[float]:
+    """Of each prompt, or batch, that is done under the setting and plainly."""
+    found = (evaluation.speedup_of(setting, batch) for batch in evaluation.calls[setting.name])
+    return [speedup for speedup in found if speedup is not None]
+
+
+def drafting(evaluation: Evaluation, temperature: float) -> list[Setting]:
+    """The settings at a temperature but plain decoding."""
+    return [setting for setting in evaluation.settings if setting.temperature == temperature and not setting.is_plain]
+
+
+def title(evaluation: Evaluation) -> str:
+    return f"{short(evaluation.header['target'])} on {short(evaluation.header['dataset']['name'])}"
+
+
+def temperature(value: float) -> str:
+    return f"Sampling at {temperature_name(value)}" if value else "Greedy decoding"
+
+
+def unit(evaluation: Evaluation) -> str:
+    """What is timed on its own."""
+    size = evaluation.header["batch_size"]
+    return "prompt" if size == 1 else f"batch of {size} prompts"
+
+
+def about(evaluation: Evaluation) -> str:
+    """Where and what, in one sentence or two."""
+    header, env = evaluation.header, evaluation.environment
+    num_usable = header["num_rows"] - len(evaluation.bad_rows)
+    return (
+        f"{plural(num_usable, 'prompt')}, up to {header['generate'].get('max_new_tokens', '?')} new tokens each, batch size "
+        f"{header['batch_size']}; {header['dtype']} on {env['device']}, {plural(env['threads'], 'thread')}; torch "
+        f"{env['torch']}, transformers {env['transformers']}."
+    )
+
+
+def progress(evaluation: Evaluation) -> str:
+    """How far an unfinished evaluation has come; empty for a finished one."""
+    if evaluation.is_complete:
+        return ""
+    done = [sum(len(call.rows) for call in calls.values()) for calls in evaluation.calls.values()]
+    num_usable = evaluation.header["num_rows"] - len(evaluation.bad_rows)
+    seen = f"{min(done)}" if min(done) == max(done) else f"{min(done)} to {max(done)}"
+    return f"Unfinished: of {plural(num_usable, 'prompt')} each setting has seen {seen}. The figures are of those."
+
+
+def facts(evaluation: Evaluation) -> dict[str, str]:
+    """What was evaluated, by name."""
+    header = evaluation.header
+    dataset = header["dataset"]
+    parts = {name: dataset.get(name) for name in ("config", "split", "limit")}
+    facts = {
+        "target": header["target"],
+        **{f"draft {name}": source for name, source in header["drafts"].items()},
+        "data set": ", ".join([str(dataset["name"]), *(f"{n} {v}" for n, v in parts.items() if v is not None)]),
+        "rows": f"{header['num_rows']}, of which {len(evaluation.bad_rows)} could not be used",
+        "generate options": described(header["generate"]) or "none",
+        "batch size": header["batch_size"],
+        "seed": header["seed"],
+    }
+    environment = {name: value for name, value in evaluation.environment.items() if value is not None}
+    return {name: str(value) for name, value in (facts | environment).items()}
+
+
+def described(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def differences(evaluation: Evaluation) -> str:
+    """What the list of differences is, in words."""
+    return (
+        f"{plural(len(evaluation.differences), 'text')} that should equal plain decoding's, and the new token (from 0) at "
+        "which each leaves it. The logit gap is between the target's two best tokens there: next to nothing where rounding breaks a "
+        "tie either way, as in half precision; a gap well above the rounding of the dtype is an error, please report it."
+    )
+
+
+def is_gain(recommendation: Recommendation) -> bool:
+    return recommendation.speedup > 1
+
+
+def advice(recommendation: Recommendation) -> str:
+    """The recommendation where its temperature is said already."""
+    sentence = str(recommendation).partition(": ")[2]
+    return sentence[:1].upper() + sentence[1:]
+
+
+def identical(evaluation: Evaluation, totals: Totals) -> str:
+    if totals.num_identical is None:
+        return ""
+    setting = totals.setting
+    num_known = len(evaluation.rows(setting).keys() & evaluation.rows(setting.baseline).keys())
+    return f"{totals.num_identical} of {num_known}"
+
+
+def short(source: str) -> str:
+    """The last two parts of a path; a name on the Hub is as short already."""
+    path = Path(source)
+    return str(Path(*path.parts[-2:])) if path.is_absolute() else source
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def interval(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]:.2f}\u2013{bounds[1]:.2f}"
+
+
+def times(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.2f}x"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def significant(value: float) -> str:
+    if value != value:
+        return ""
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
