@@ -99,8 +99,9 @@ def bare_passes(cell: CellResult) -> str:
 def about(report: Report) -> str:
     """Where and what, in one sentence."""
     env, settings = report.environment, report.settings
+    threads = f"{env['threads']} thread{'' if env['threads'] == 1 else 's'}"
     return (
-        f"{report.pair}, {env['dtype']}, {env['device']}, {env['threads']} thread{'' if env['threads'] == 1 else 's'}; torch {env['torch']}, transformers "
+        f"{report.pair}, {env['dtype']}, {env['device']}, {threads}; torch {env['torch']}, transformers "
         f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {settings['repeats']} repeats; copy bandwidth "
         f"{report.copy_bandwidth / 1e9:.1f} GB/s."
     )

@@ -1,0 +1,358 @@
+"""The report of an evaluation: its figures are the evaluation's, and a browser shows it, light and dark, on a phone."""
+
+import io
+import json
+import re
+import sys
+from collections import Counter
+
+import browser
+import pytest
+from rich.console import Console
+
+from hf_speculative import pages, plotting
+from hf_speculative.evaluation import Evaluation, page, screen, texts, wording
+from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.settings import Setting, with_baselines
+from hf_speculative.statistics import RowStatistics, Statistics
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script><img src='http://example.invalid/a.png' onerror='window.hacked = 1'>",
+    "<b>bold</b> &amp; \"quoted\" 'too' {{ 7 * 7 }} {% raw %}",
+    "a\x00b\x07c\x1b[31md\x7fe\u0085f\rg\ud800h",
+    "שלום עולם \u202eright to left\u202c مرحبا",
+    "long" * 200,
+    "",
+    "👩‍👩‍👧 日本語 \N{COMBINING ACUTE ACCENT}" + "\N{COMBINING ACUTE ACCENT}" * 20,
+    "\n\n\n  indented\n\n",
+]
+
+
+def made_row(index, pieces, survival, num_draft_tokens):
+    """Rounds end at each token of the target's own."""
+    counts = RowStatistics()
+    accepted = 0
+    for chance in survival:
+        if chance is not None:
+            accepted += 1
+            continue
+        rejected = int(accepted < num_draft_tokens)
+        counts += RowStatistics(1, 1, num_draft_tokens, accepted, rejected, Counter({accepted: 1}))
+        accepted = 0
+    return Row(index, list(range(len(pieces))), "".join(pieces), None, pieces, survival, counts)
+
+
+def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
+    """An evaluation of `prompts`: texts that echo them, draft n faster than draft n - 1, all of it by rule."""
+    settings = with_baselines(settings)
+    batches = range(len(prompts)) if batches is None else batches
+    journal = Journal(
+        {
+            "format": 1,
+            "target": "org/target",
+            "dtype": "float32",
+            "drafts": {setting.draft: "org/draft" for setting in settings if setting.draft},
+            "dataset": {"name": "rows.jsonl", "config": None, "split": "test", "limit": None},
+            "num_rows": len(prompts),
+            "prompts": "0",
+            "batch_size": 1,
+            "num_batches": len(prompts),
+            "seed": 0,
+            "generate": {"max_new_tokens": num_tokens, "top_p": 0.9},
+            "settings": [setting.to_dict() for setting in settings],
+            "environment": {
+                "device": "CPU",
+                "threads": 2,
+                "torch": "2.13",
+                "transformers": "5.23",
+                "command": "run it",
+            },
+        }
+        | header
+    )
+    for number, setting in enumerate(settings):
+        for batch in batches:
+            prompt = prompts[batch]
+            pieces = [prompt[:40], "", " and", *(f" {i}" for i in range(num_tokens - 4)), ""]
+            survival = [None if (i + batch) % (number + 2) == 0 else 1 - i / 40 for i in range(num_tokens - 1)] + [None]
+            taken = seconds * (1 + 0.3 * (batch % 3)) / (1 if setting.is_plain else 0.5 + 0.4 * number)
+            if setting.is_plain:
+                row = Row(batch, list(range(num_tokens)), "".join(pieces), prompt)
+                journal.add(Call(setting.name, batch, taken, [row]))
+                continue
+            row = made_row(batch, pieces, survival, number + 1)
+            counts = Statistics(num_calls=1, num_target_forwards=row.statistics.num_rounds)
+            counts += row.statistics
+            journal.add(Call(setting.name, batch, taken, [row], counts))
+    return Evaluation(journal)
+
+
+def grid(names=("draft",), temperatures=(0.0, 0.8)):
+    return [Setting(n, k, temperature=t) for t in temperatures for n in names for k in (2, None)]
+
+
+def plenty():
+    """Ten prompts at two temperatures, with scores, a difference and a bad row."""
+    evaluation = made(grid(), [f"Prompt number {i}:\n    go on" for i in range(10)])
+    journal = evaluation.journal
+    journal.add(Difference("draft, 2 tokens, greedy", 3, 7, 0.0009765625))
+    journal.calls["draft, 2 tokens, greedy", 3].rows[0].new_ids[7] = 99
+    journal.add(BadRow(9, "prompt 9 is empty"))
+    for setting in evaluation.settings:
+        journal.scores[setting.name] = {"rouge1": 0.25, "rougeL": 0.125}
+    return Evaluation(journal)
+
+
+def hostile():
+    names = (*HOSTILE[:2], "a" * 150, "$\\frac{1}{0}$ and [red]red[/red]", "_hidden \x1b[31m 日本")
+    dataset = {"name": HOSTILE[0], "config": "<b>", "split": None, "limit": 3}
+    evaluation = made(
+        grid(names), HOSTILE, dataset=dataset, target="/" + "very/" * 60 + "long", generate={"stop": HOSTILE}
+    )
+    journal = evaluation.journal
+    journal.add(BadRow(7, HOSTILE[0] + HOSTILE[2] + HOSTILE[4]))
+    journal.add(Difference(evaluation.settings[1].name, 0, 0, float("inf")))
+    for number, setting in enumerate(evaluation.settings):
+        journal.scores[setting.name] = {"score" * 20: float("nan") if number % 2 else 1e12, "<i>": float("inf")}
+    return Evaluation(journal)
+
+
+def unfinished():
+    evaluation = made(grid(temperatures=(0.0,)), [f"Prompt {i}" for i in range(5)])
+    for batch, setting in ((4, 0), (4, 1), (3, 2)):
+        del evaluation.journal.calls[evaluation.settings[setting].name, batch]
+    return Evaluation(evaluation.journal)
+
+
+def begun():
+    return made(grid(), ["one", "two"], batches=())
+
+
+#: of a document: the figures of its tables by setting, and its texts with the notes of their marked tokens
+COLLECT = """doc => ({
+  tables: [...doc.querySelectorAll("table.stack")].map(table => Object.fromEntries([...table.tBodies[0].rows].map(
+    row => [row.cells[0].firstChild.textContent.trim(), Object.fromEntries([...row.cells].slice(1).map(
+      cell => [cell.dataset.label, cell.textContent]))]))),
+  texts: [...doc.querySelectorAll(".text")].map(text => ({
+    summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
+    text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
+  pictures: doc.querySelectorAll("svg").length, bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
+})"""
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory):
+    """All pages, written once and looked at in one run of the browser."""
+    folder = tmp_path_factory.mktemp("pages")
+    made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
+    for name, evaluation in made.items():
+        page.write(evaluation, folder / f"{name}.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotting, "is_available", lambda: False)
+        page.write(made["plenty"], folder / "bare.html")
+    both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
+    views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare")]
+    return made, *browser.look(views, folder, COLLECT)
+
+
+def of(looked, name):
+    return next(view for view in looked[1] if view.page == f"{name}.html")
+
+
+def test_pages_fit_and_can_be_read(looked):
+    _, views, console = looked
+    browser.check(views, console)
+    assert {(view.width, view.is_dark) for view in views if view.page == "hostile.html"} == {
+        (width, is_dark) for width in (browser.PHONE, browser.DESKTOP) for is_dark in (False, True)
+    }
+    assert all(len(view.notes) > 5 for view in views if view.page in ("plenty.html", "hostile.html"))
+
+
+def test_the_figures_are_the_evaluation_s(looked):
+    evaluation = looked[0]["plenty"]
+    greedy, greedy_scores, sampled, sampled_scores = of(looked, "plenty").found["tables"]
+    for tables, scores, temperature in ((greedy, greedy_scores, 0.0), (sampled, sampled_scores, 0.8)):
+        settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
+        assert list(tables) == list(scores) == [setting.label for setting in settings]
+        for setting in settings:
+            cells, totals, counts = (
+                tables[setting.label],
+                evaluation.totals(setting),
+                evaluation.totals(setting).statistics,
+            )
+            assert float(cells["tokens/s"]) == pytest.approx(totals.tokens_per_second, rel=0.005)
+            assert scores[setting.label] == {"rouge1": "0.250", "rougeL": "0.125"}
+            if setting.is_plain:
+                assert cells["target passes"] == str(totals.num_new_tokens) and cells["speedup"] == ""
+                continue
+            assert cells["speedup"] == f"{totals.speedup:.2f}x"
+            assert cells["95 % interval"] == "{:.2f}\u2013{:.2f}".format(*totals.speedup_interval)
+            assert cells["acceptance rate"] == f"{100 * counts.draft_acceptance_rate:.1f} %"
+            assert float(cells["mean acceptance length"]) == pytest.approx(counts.mean_acceptance_length, abs=0.005)
+            assert cells["target passes"] == str(counts.num_target_forwards)
+            if temperature == 0:
+                assert cells["identical texts"] == f"{totals.num_identical} of 9"
+    assert (
+        greedy["draft, 2 tokens"]["identical texts"] == "8 of 9" and "identical texts" not in sampled["draft, 2 tokens"]
+    )
+
+
+def test_it_recommends_and_says_what_went_wrong(looked):
+    text = of(looked, "plenty").text
+    for recommendation in looked[0]["plenty"].recommendations:
+        assert wording.advice(recommendation) in text and f"{recommendation.speedup:.2f}x" in text
+    for words in (
+        "row 9: prompt 9 is empty",
+        "0.000977",
+        "rows.jsonl, split test",
+        "top_p=0.9",
+        "run it",
+        "10, of which 1",
+    ):
+        assert words in text
+    assert "Unfinished" not in text
+
+
+def test_texts_are_whole_and_their_draft_tokens_marked(looked):
+    for name in ("plenty", "hostile"):
+        evaluation, found = looked[0][name], of(looked, name).found["texts"]
+        expected = []
+        for temperature in evaluation.temperatures:
+            setting = texts.shown_setting(evaluation, temperature)
+            expected += [(evaluation, setting, text) for text in texts.texts(evaluation, setting)]
+        assert len(found) == len(expected) > 5
+        for shown, (evaluation, setting, text) in zip(found, expected, strict=True):
+            row, plain = (evaluation.rows(s)[text.index] for s in (setting, setting.baseline))
+            assert shown["text"] == pages.visible(row.text)
+            assert shown["prompt"] == pages.visible(plain.prompt).lstrip("\n")
+            notes = "".join(shown["notes"])
+            assert re.findall(r"kept (\d\.\d\d)", notes) == [f"{c:.2f}" for c in row.survival if c is not None]
+            assert (
+                f"{sum(c is not None for c in row.survival)} of {len(row.survival)} tokens drafted" in shown["summary"]
+            )
+
+
+def test_the_fastest_the_median_and_the_slowest_are_shown(looked):
+    summaries = [text["summary"] for text in of(looked, "plenty").found["texts"]]
+    assert [re.findall("fastest|median|slowest", summary) for summary in summaries] == [
+        ["fastest"],
+        ["median"],
+        ["slowest"],
+    ] * 2
+    assert "3 of 9 prompts" in of(looked, "plenty").text
+
+
+def test_markup_stays_text(looked):
+    view = of(looked, "hostile")
+    assert view.found["bold"] == 0 and HOSTILE[0] in view.text and "{{ 7 * 7 }}" in view.text
+    assert "␛[31m" in view.text and "$\\frac{1}{0}$" in view.text
+
+
+def test_without_matplotlib_there_are_tables(looked):
+    bare, full = of(looked, "bare"), of(looked, "plenty")
+    assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
+    assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
+    assert bare.found["tables"] == full.found["tables"]
+
+
+def test_an_unfinished_evaluation_says_so(looked):
+    assert "Unfinished: of 5 prompts each setting has seen 4." in of(looked, "unfinished").text
+    assert "Unfinished: of 2 prompts each setting has seen 0." in of(looked, "begun").text
+    assert of(looked, "begun").found["texts"] == []
+
+
+def test_the_page_asks_for_nothing(tmp_path):
+    page.write(plenty(), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in text and "<script" not in text
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["'(]?\s*(https?:)?//""", text)
+
+
+def test_the_json_is_json(tmp_path):
+    page.write(hostile(), tmp_path / "page.html")
+    (data,) = re.findall(r"<pre[^>]*>(.*?)</pre>", (tmp_path / "page.html").read_text(encoding="utf-8"), re.DOTALL)
+    import html
+
+    values = json.loads(html.unescape(data), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert values["target"].startswith("/very") and len(values["totals"]) == len(hostile().settings)
+
+
+def test_long_texts_are_cut(tmp_path):
+    setting = Setting("draft", 2)
+    evaluation = made([setting], ["p" * 5000], num_tokens=1000)
+    (text,) = texts.texts(evaluation, setting)
+    assert (len(text.prompt), text.num_characters_left_out) == (2000, 3000)
+    assert sum(len(unit.chances) for unit in text.units) == 600 and text.num_tokens_left_out == 400
+    page.write(evaluation, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "3,000 characters left out" in content and "400 tokens left out" in content
+
+
+def test_tokens_that_make_one_character_are_one():
+    units = list(texts.units(["a", "", "é", "", ""], [None, 0.5, None, 0.25, 0.125]))
+    assert [(unit.text, unit.chance) for unit in units] == [("a", None), ("é", 0.5), ("", 0.125)]
+    assert units[1].note == "2 tokens, together one character: drafted, chance to be kept 0.50; the target's own"
+
+
+def test_plain_decoding_is_recommended_where_drafts_lose(tmp_path):
+    evaluation = made([Setting("draft", 2)], ["one", "two"])
+    page.write(evaluation, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert evaluation.recommendations[0].setting.is_plain and "Decode plainly, no draft is faster here" in content
+    assert 'class="lead won"' not in content and "Texts: draft, 2 tokens" in content
+
+
+def printed(evaluation, width=100):
+    file = io.StringIO()
+    screen.print_evaluation(Console(file=file, width=width, force_terminal=True, color_system=None), evaluation)
+    return file.getvalue()
+
+
+def test_the_screen():
+    evaluation = plenty()
+    out = printed(evaluation, 80)
+    assert max(map(len, out.splitlines())) <= 80 and "\u2026" not in out
+    for setting in evaluation.settings:
+        totals = evaluation.totals(setting)
+        assert wording.times(totals.speedup) in out and wording.significant(totals.tokens_per_second) in out
+    flat = re.sub(r"\s+", " ", out)
+    for recommendation in evaluation.recommendations:
+        assert str(recommendation) in flat
+    for words in ("8 of 9", "0.125", "row 9: prompt 9 is empty", "token 7, logit gap 0.000977", "bonus token"):
+        assert words in flat
+
+
+def test_the_screen_obeys_no_name():
+    out = printed(hostile())
+    assert "\x1b[31m" not in out and "\x07" not in out and "[red]" in out
+
+
+def test_the_screen_says_that_it_is_unfinished():
+    assert "each setting has seen 4" in printed(unfinished()) and "each setting has seen 0" in printed(begun())
+
+
+def test_colours_can_be_told_from_paper():
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels]
+        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for colour in (*plotting.COLOURS, plotting.INK):
+        assert 1.05 / (luminance(colour) + 0.05) >= 3 and (luminance(colour) + 0.05) / 0.0561 >= 3, colour
+
+
+def test_no_browser_is_a_failure_in_ci(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match="install one of chromium"):
+        browser.chromium()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception):
+        browser.chromium()
+
+
+def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page.write(plenty(), tmp_path / "page.html")
+    assert "<svg" not in (tmp_path / "page.html").read_text(encoding="utf-8")
