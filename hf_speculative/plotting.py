@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .pages import visible
+
 #: of axes and text: readable on white and on black, and the colour of the text around it in a page
 INK = "#7f7f80"
 #: of things that are compared, at least 3 to 1 on white and on black; markers differ as well, for those who see no colours
@@ -56,6 +58,14 @@ def new_axes(width: float, height: float) -> tuple[Any, Any]:
     axes.grid(color=INK, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def label(name: str, length: int = 42) -> str:
+    """A name short enough for a picture; one with a leading underscore would be hidden from a legend."""
+    name = visible(name).replace("\n", " ")
+    if len(name) > length:
+        name = f"{name[: length // 2 - 1]}\u2026{name[-(length // 2) :]}"
+    return f" {name}" if name.startswith("_") else name
 
 
 def as_svg(figure) -> str:

@@ -15,7 +15,14 @@ from urllib.parse import unquote
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-extensions", "--no-first-run")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-extensions",
+    "--no-first-run",
+)
 PHONE, DESKTOP = 360, 1200
 #: a frame takes its colour scheme from the element it is in
 AROUND = Path(__file__).with_suffix(".html")
@@ -27,6 +34,7 @@ class View:
 
     Attributes:
         scroll_width: the most, each note having been shown once.
+        is_dark: what the page is asked to be; `paper` is the luminance of its background, from 0 to 1.
         contrast: the least of any text with what is behind it; `least_contrast` says where.
         notes: of elements with a note, its text, what is shown of it on focus, and the contrast of that.
         is_hacked: a script set `window.hacked`.
@@ -37,6 +45,7 @@ class View:
     width: int
     scroll_width: int
     is_dark: bool
+    paper: float
     contrast: float
     least_contrast: str
     notes: list[tuple[str, str, float]]
@@ -86,6 +95,7 @@ def check(views: list[View], console: list[str]) -> None:
     for view in views:
         where = f"{view.page}, {view.width} px, {'dark' if view.is_dark else 'light'}"
         assert view.scroll_width <= view.width, f"{where}: {view.scroll_width} px wide"
+        assert view.paper < 0.05 if view.is_dark else view.paper > 0.9, f"{where}: paper {view.paper:.2f}"
         assert view.contrast >= 4.5, f"{where}: {view.contrast:.2f} at {view.least_contrast}"
         assert view.num_requests == 0 and not view.is_hacked, where
         for title, content, contrast in view.notes:

@@ -5,6 +5,7 @@ import io
 import json
 import re
 
+import browser
 import pytest
 import tiny
 import torch
@@ -378,6 +379,28 @@ def test_plots_are_drawn(tmp_path):
     assert names == {"speedup_batch.png", "speedup_batch.svg", "round.png", "round.svg"}
     page.write(report, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count("<svg") == 2
+
+
+def test_the_page_can_be_read(tmp_path):
+    """Light and dark, on a phone, whatever is in names and messages."""
+    hostile = "</script><script>window.hacked = 1</script> <b> $x " + "long" * 60
+    cells = [known_cell([240.0, 250.0], 300.0), known_cell([600.0, 610.0], 300.0)]
+    cells[1].cell = benchmark.Cell(batch=2)
+    for cell in cells:
+        cell.methods |= dict.fromkeys((hostile, *methods.METHODS), cell.methods["speculative"])
+    environment = dict.fromkeys(("dtype", "device", "torch", "transformers", "command"), hostile) | {"threads": 1}
+    report = Report(hostile, environment, {"num_new_tokens": 64, "repeats": 2, "methods": {hostile: hostile}}, 1.0)
+    report.cells, report.failures, report.is_interrupted = cells, {hostile: hostile}, True
+    page.write(report, tmp_path / "page.html")
+    both = [(tmp_path / "page.html", width, scheme) for width in (360, 1200) for scheme in ("light", "dark")]
+    views, console = browser.look(
+        both, tmp_path, "doc => [...doc.querySelectorAll('.speedup')].map(row => row.innerText)"
+    )
+    browser.check(views, console)
+    assert {(view.width, view.is_dark) for view in views} == {(w, dark) for w in (360, 1200) for dark in (False, True)}
+    for view in views:
+        for cell, row in zip(cells, view.found, strict=True):
+            assert row.split() == ["speedup", *(f"{cell.speedup(name).median:.2f}x" for name in cell.methods)]
 
 
 def test_nothing_is_timed_but_decoding(pair, monkeypatch):

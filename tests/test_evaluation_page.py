@@ -292,7 +292,7 @@ def test_long_texts_are_cut(tmp_path):
 def test_tokens_that_make_one_character_are_one():
     units = list(texts.units(["a", "", "é", "", ""], [None, 0.5, None, 0.25, 0.125]))
     assert [(unit.text, unit.chance) for unit in units] == [("a", None), ("é", 0.5), ("", 0.125)]
-    assert units[1].note == "2 tokens, together one character: drafted, chance to be kept 0.50; the target's own"
+    assert units[1].note == "2 tokens shown as one: drafted, chance to be kept 0.50; the target's own"
 
 
 def test_plain_decoding_is_recommended_where_drafts_lose(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..plotting import INK, as_svg, new_axes, require, style
+from ..plotting import INK, as_svg, label, new_axes, require, style
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 
@@ -68,11 +68,17 @@ def _speedup(report: Report, axis: str):
         points = [(getattr(c.cell, axis), ratio) for c in cells if (ratio := c.speedup(name)) is not None]
         x, medians = [p for p, _ in points], [ratio.median for _, ratio in points]
         colour = COLOURS.get(name)
-        (line,) = axes.plot(x, medians, "o-", color=colour, label=name, markersize=4)
+        (line,) = axes.plot(x, medians, "o-", color=colour, label=label(name, 24), markersize=4)
         axes.fill_between(x, [r.low for _, r in points], [r.high for _, r in points], color=line.get_color(), alpha=0.2)
         theory = [(getattr(c.cell, axis), value) for c in cells if (value := c.theory(name)) is not None]
         if theory:
-            axes.plot(*zip(*theory, strict=True), "--", color=line.get_color(), linewidth=1, label=f"{name}, theory")
+            axes.plot(
+                *zip(*theory, strict=True),
+                "--",
+                color=line.get_color(),
+                linewidth=1,
+                label=f"{label(name, 16)}, theory",
+            )
     axes.axhline(1, color=COLOURS["plain"], linewidth=1)
     if axis in ("batch", "context"):
         axes.set_xscale("log", base=2)
@@ -99,7 +105,7 @@ def _rounds(report: Report):
         lengths = [max(0.0, 1000 * stages[stage]) for _, _, stages in bars]
         axes.barh(range(len(bars)), lengths, left=starts, color=STAGE_COLOURS[stage], label=stage, height=0.7)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    labels = [f"{name}\nbatch {c.batch}, k {c.num_draft_tokens}, context {c.context}" for c, name, _ in bars]
+    labels = [f"{label(name, 22)}\nbatch {c.batch}, k {c.num_draft_tokens}, context {c.context}" for c, name, _ in bars]
     axes.set_yticks(range(len(bars)), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds a round", color=INK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import plotting
-from ..pages import visible
 from . import wording
 from .results import Evaluation, Totals
 from .settings import Setting
@@ -42,7 +41,7 @@ def _positions(rates: dict[Setting, list[float]]):
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
-    names = [_name(setting) for setting in rates]
+    names = [plotting.label(setting.label) for setting in rates]
     figure.legend(lines, names, loc="outside upper left", frameon=False, labelcolor=plotting.INK, fontsize=8.5)
     return figure
 
@@ -64,7 +63,7 @@ def _prompts(speedups: list[tuple[Totals, list[float]]]):
         axes.text(
             0,
             number - 0.36,
-            _name(totals.setting),
+            plotting.label(totals.setting.label),
             transform=axes.get_yaxis_transform(),
             color=plotting.INK,
             fontsize=8.5,
@@ -83,10 +82,3 @@ def _prompts(speedups: list[tuple[Totals, list[float]]]):
 
 def _colour(number: int) -> str:
     return plotting.COLOURS[number % len(plotting.COLOURS)]
-
-
-def _name(setting: Setting) -> str:
-    """Short enough for the picture; a leading underscore would hide it from the legend."""
-    name = visible(setting.label).replace("\n", " ")
-    name = name if len(name) <= 42 else f"{name[:41]}\u2026"
-    return f" {name}" if name.startswith("_") else name

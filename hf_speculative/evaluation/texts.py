@@ -38,7 +38,7 @@ class Unit:
         notes = ["the target's own" if c is None else f"drafted, chance to be kept {c:.2f}" for c in self.chances]
         if len(notes) == 1:
             return notes[0]
-        what = f"{len(notes)} tokens, together one character" if self.text else f"{len(notes)} tokens without text"
+        what = f"{len(notes)} tokens shown as one" if self.text else f"{len(notes)} tokens without text"
         return f"{what}: {'; '.join(notes)}"
 
 

@@ -64,7 +64,7 @@ def scores(evaluation: Evaluation, temperature: float) -> Table:
     """What the task score gives each setting; without columns where there is none."""
     settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
     found = {setting: evaluation.totals(setting).scores for setting in settings}
-    return _table({s: {name: number(value, 3) for name, value in values.items()} for s, values in found.items()})
+    return _table({s: {name: score(value) for name, value in values.items()} for s, values in found.items()})
 
 
 def _table(figures: dict[Setting, dict[str, str]]) -> Table:
@@ -240,6 +240,10 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def score(value: float) -> str:
+    return number(value, 3) if abs(value) < 1000 else f"{value:.4g}"
 
 
 def significant(value: float) -> str:
