@@ -31,15 +31,16 @@ def write(evaluation: Evaluation, path: Path) -> None:
 
 def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
     shown = texts.shown_setting(evaluation, temperature)
-    pictures = plots.as_svg(evaluation, temperature) if plotting.is_available() else {}
+    totals = wording.at(evaluation, temperature)
+    pictures = plots.as_svg(evaluation, totals) if plotting.is_available() else {}
     return {
         "temperature": temperature,
         "recommendation": evaluation.recommendation(temperature),
-        "totals": wording.totals(evaluation, temperature),
-        "scores": wording.scores(evaluation, temperature),
-        "speedups": {setting: evaluation.totals(setting).speedup for setting in evaluation.settings},
-        "positions": wording.acceptance_by_position(evaluation, temperature),
-        "prompts": wording.speedup_by_prompt(evaluation, temperature),
+        "totals": wording.totals(evaluation, totals),
+        "scores": wording.scores(totals),
+        "speedups": {of_setting.setting: of_setting.speedup for of_setting in totals},
+        "positions": wording.acceptance_by_position(totals),
+        "prompts": wording.speedup_by_prompt(evaluation, totals),
         "pictures": {name: pages.inline(svg) for name, svg in pictures.items()},
         "shown": shown,
         "texts": [] if shown is None else texts.texts(evaluation, shown),

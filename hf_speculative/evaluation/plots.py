@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import plotting
 from . import wording
 from .results import Evaluation, Totals
@@ -14,9 +16,8 @@ RATIOS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12
 MANY = 2000
 
 
-def as_svg(evaluation: Evaluation, temperature: float) -> dict[str, str]:
+def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
     """`<svg>` elements by what they show, `positions` and `prompts`; only those there are figures for."""
-    totals = [evaluation.totals(setting) for setting in wording.drafting(evaluation, temperature)]
     figures = {}
     with plotting.style():
         rates = {t.setting: t.statistics.per_position_acceptance_rate for t in totals if t.statistics}

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..pages import visible
 from . import wording
-from .results import Evaluation
+from .results import Evaluation, Recommendation, Totals
 
 #: of bad rows and of differences, each on a line
 MAX_LINES = 5
@@ -22,12 +22,12 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         console.print(_text(wording.progress(evaluation), "yellow"))
     columns: dict[str, None] = {}
     for temperature in evaluation.temperatures:
-        totals = wording.totals(evaluation, temperature)
-        columns |= dict.fromkeys(totals.columns)
-        _print_table(console, evaluation, temperature, totals, wording.temperature(temperature))
-        scores = wording.scores(evaluation, temperature)
+        totals, found = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
+        figures, scores = wording.totals(evaluation, totals), wording.scores(totals)
+        columns |= dict.fromkeys(figures.columns)
+        _print_table(console, figures, wording.temperature(temperature), totals, found)
         if scores.columns:
-            _print_table(console, evaluation, temperature, scores, "Task scores")
+            _print_table(console, scores, "Task scores", totals, found)
     console.print()
     for name, meaning in wording.MEANINGS.items():
         if name in columns:
@@ -41,17 +41,15 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
 
 
 def _print_table(
-    console: Console, evaluation: Evaluation, temperature: float, figures: wording.Table, title: str
+    console: Console, figures: wording.Table, title: str, totals: list[Totals], found: Recommendation | None
 ) -> None:
     """The recommended setting is bold; one that loses is red, and its speedup below 1."""
-    found = evaluation.recommendation(temperature)
     table = Table(title=_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim")
     table.add_column("")
     for name in figures.columns:
         table.add_column(_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
-    for line in figures.lines:
-        speedup = evaluation.totals(line.setting).speedup
-        style = "red" if speedup is not None and speedup < 1 else ""
+    for line, of_setting in zip(figures.lines, totals, strict=True):
+        style = "red" if of_setting.speedup is not None and of_setting.speedup < 1 else ""
         if found is not None and line.setting == found.setting:
             style = "bold green" if wording.is_gain(found) else "bold"
         table.add_row(_text(line.setting.label), *line.figures, style=style)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,21 +51,18 @@ class Table:
     lines: list[Line]
 
 
-def totals(evaluation: Evaluation, temperature: float) -> Table:
+def totals(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     """What each setting brings; columns without any figure are left out."""
-    settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
-    found = {setting: _figures(evaluation, evaluation.totals(setting)) for setting in settings}
-    if len({figures["prompts"] for figures in found.values()}) == 1:
-        for figures in found.values():
-            del figures["prompts"]
-    return _table(found)
+    figures = {of_setting.setting: _figures(evaluation, of_setting) for of_setting in found}
+    if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
+        for of_setting in figures.values():
+            del of_setting["prompts"]
+    return _table(figures)
 
 
-def scores(evaluation: Evaluation, temperature: float) -> Table:
+def scores(found: Sequence[Totals]) -> Table:
     """What the task score gives each setting; without columns where there is none."""
-    settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
-    found = {setting: evaluation.totals(setting).scores for setting in settings}
-    return _table({s: {name: score(value) for name, value in values.items()} for s, values in found.items()})
+    return _table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in found})
 
 
 def _table(figures: dict[Setting, dict[str, str]]) -> Table:
@@ -95,29 +93,22 @@ def _plain_passes(evaluation: Evaluation, setting: Setting) -> int:
     return sum(max((len(row.new_ids) for row in call.rows), default=0) for call in calls)
 
 
-def acceptance_by_position(evaluation: Evaluation, temperature: float) -> Table:
+def acceptance_by_position(found: Sequence[Totals]) -> Table:
     """For each place in a round how often its draft token was kept."""
-    found = {}
-    for setting in drafting(evaluation, temperature):
-        counts = evaluation.totals(setting).statistics
-        found[setting] = counts.per_position_acceptance_rate if counts else []
-    width = max(map(len, found.values()), default=0)
-    lines = [
-        Line(setting, [percent(rate) for rate in rates] + [""] * (width - len(rates)))
-        for setting, rates in found.items()
-    ]
+    rates = {t.setting: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
+    width = max(map(len, rates.values()), default=0)
+    lines = [Line(setting, [*map(percent, known), *[""] * (width - len(known))]) for setting, known in rates.items()]
     return Table([str(position + 1) for position in range(width)], lines if width else [])
 
 
-def speedup_by_prompt(evaluation: Evaluation, temperature: float) -> Table:
+def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     """How the speedups of single prompts, or batches, are spread."""
     lines = []
-    for setting in drafting(evaluation, temperature):
+    for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
         values = speedups(evaluation, setting)
-        if values:
-            gains = sum(value > 1 for value in values)
-            figures = [times(float(np.quantile(values, share))) for share in (0, 0.25, 0.5, 0.75, 1)]
-            lines.append(Line(setting, [*figures, f"{gains} of {len(values)}"]))
+        gains = sum(value > 1 for value in values)
+        figures = [times(float(np.quantile(values, share))) for share in (0, 0.25, 0.5, 0.75, 1)]
+        lines.append(Line(setting, [*figures, f"{gains} of {len(values)}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
@@ -127,9 +118,9 @@ def speedups(evaluation: Evaluation, setting: Setting) -> list[float]:
     return [speedup for speedup in found if speedup is not None]
 
 
-def drafting(evaluation: Evaluation, temperature: float) -> list[Setting]:
-    """The settings at a temperature but plain decoding."""
-    return [setting for setting in evaluation.settings if setting.temperature == temperature and not setting.is_plain]
+def at(evaluation: Evaluation, temperature: float) -> list[Totals]:
+    """The totals of each setting at a temperature, which take a while for many prompts."""
+    return [evaluation.totals(setting) for setting in evaluation.settings if setting.temperature == temperature]
 
 
 def title(evaluation: Evaluation) -> str:
