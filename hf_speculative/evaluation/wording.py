@@ -13,7 +13,7 @@ from .results import Evaluation, Recommendation, Totals
 from .settings import Setting, temperature_name
 
 MEANINGS = {
-    "tokens/s": "new tokens of all prompts over the wall time of their `generate` calls, prompt and set-up included.",
+    "tokens/s": "new tokens of all prompts over the wall time of their generate calls, prompt and set-up included.",
     "speedup": "tokens/s over plain decoding's on the same prompts: a ratio of totals, not a mean of ratios.",
     "95 % interval": "of the speedup, over 2000 resamples of the prompts: how much it depends on which prompts these are.",
     "acceptance rate": "accepted draft tokens over proposed ones.",
