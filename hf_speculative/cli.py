@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from . import compatibility, embedded
 from .benchmark.cli import bench
 from .comparison import Comparison, PromptError, Runner, read_prompts
+from .evaluation.cli import eval_command
 from .self_drafting import auto_class_for
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ def _clean_errors() -> Iterator[None]:
     """What a user can mend is a message, not a traceback."""
     try:
         yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), str(error)))
         raise typer.Exit(2) from error
 
@@ -188,6 +189,7 @@ def check(
 
 
 app.command()(_clean_errors()(bench))
+app.command("eval")(_clean_errors()(eval_command))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
