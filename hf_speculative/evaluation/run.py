@@ -166,7 +166,7 @@ def _run(
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
         batches = list(dict.fromkeys(batch for batch, _ in missing))
         for setting in dict.fromkeys(setting for _, setting in missing):
-            shown.say(f"warming up: {setting.name}")
+            shown.say(f"warming up: {setting.name}", at_once=True)
             _warm_up(
                 decoder,
                 setting,
@@ -240,8 +240,8 @@ class Shown:
     def __exit__(self, *exception) -> None:
         self.bar.close()
 
-    def say(self, what: str) -> None:
-        self.bar.set_description(what)
+    def say(self, what: str, at_once: bool = False) -> None:
+        self.bar.set_description(what, refresh=at_once)
 
     def count(self, call: Call) -> None:
         sums = self.plain if call.statistics is None else self.speculative
