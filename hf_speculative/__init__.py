@@ -1,5 +1,8 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
+from importlib import import_module
+from typing import Any
+
 from .adapters import with_adapter, without_adapter
 from .batches import Completion, generate_batches
 from .compatibility import Compatibility, check
@@ -17,6 +20,12 @@ from .statistics import RowStatistics, Statistics, record
 from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
 
 __version__ = "0.1.0"
+
+#: public names whose modules are imported when they are first asked for
+_LAZY = {
+    "from_pretrained": ".hub.pairing",
+    "save_pretrained": ".hub.pairing",
+}
 
 __all__ = [
     "Batch",
@@ -37,10 +46,18 @@ __all__ = [
     "check",
     "detach",
     "embedded_pair",
+    "from_pretrained",
     "generate",
     "generate_batches",
     "patch_transformers",
     "record",
+    "save_pretrained",
     "with_adapter",
     "without_adapter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)
