@@ -1,4 +1,4 @@
-"""`custom_generate/`: speculative decoding for people who attach nothing, by a folder or Hub repository that carries the code."""
+"""`custom_generate/`: speculative decoding for people who attach nothing, by a repository that carries the code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def export_generate(
 ) -> Path:
     """Write a `custom_generate/` that `model.generate(custom_generate=folder, trust_remote_code=True, draft_model=...)` runs.
 
-    The folder may be empty, or hold a model's weights: `from_pretrained(folder, trust_remote_code=True)` then gives a model whose
-    `generate` speculates. A README.md that is there keeps all it has.
+    The folder may be empty, or hold a model's weights; transformers' `from_pretrained(folder, trust_remote_code=True)` then
+    gives a model whose `generate` speculates. A README.md that is there keeps all it has.
 
     Args:
         folder: where to write; made if it is not there.
@@ -36,7 +36,7 @@ def export_generate(
         The folder of the code.
 
     Raises:
-        ValueError: the folder's README or `speculative_config.json` cannot be read, or `num_draft_tokens` comes without a draft.
+        ValueError: the folder's README or `speculative_config.json` cannot be read; `num_draft_tokens` without a draft.
     """
     folder = Path(folder)
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
@@ -47,7 +47,7 @@ def export_generate(
         check_positive_int("num_draft_tokens", num_draft_tokens)
         if draft_model is None:
             raise ValueError(
-                f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` as well."
+                f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
             )
     readme = folder / "README.md"
     has_weights = (folder / "config.json").exists()

@@ -59,7 +59,7 @@ def from_pretrained(
     pairing = Pairing.load(repo, **here)
     if (pairing is None or pairing.draft_model is None) and not _names_a_source(repo, here):
         raise ValueError(
-            f"{repo} names no draft: it has no {FILE_NAME} with a `draft_model`, and its generation_config no source of drafts. "
+            f"{repo} names no draft: no `draft_model` in a {FILE_NAME}, no source of drafts in its generation_config. "
             "Write one by `hf_speculative.save_pretrained(model, folder)`, or load the target by transformers and give it a "
             "draft: `hf_speculative.attach(model, draft_model=...)`."
         )

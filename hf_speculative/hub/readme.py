@@ -1,7 +1,7 @@
 """Edit a model card without losing what is there.
 
-`huggingface_hub.ModelCard` writes the metadata block anew, which drops comments, empty keys, and what a `model-index` holds beyond
-its `EvalResult`. Here only the keys that change are written; all other text stays, byte for byte.
+`huggingface_hub.ModelCard` writes the metadata block anew, which drops comments, empty keys, and what a `model-index` holds
+beyond its `EvalResult`. Here only the keys that change are written; all other text stays, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 def render(template: str, **values: Any) -> str:
     """A template of this folder, filled in."""
-    loader = PackageLoader("hf_speculative.hub", ".")
-    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    return Environment(loader=loader, autoescape=False, **options).get_template(template).render(**values).strip()
+    environment = Environment(
+        loader=PackageLoader("hf_speculative.hub", "."),
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(template).render(**values).strip()
 
 
 def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dict[str, Any]], dict[str, Any]]) -> str:

@@ -4,6 +4,7 @@ import inspect
 import os
 
 import huggingface_hub
+from transformers import GenerationMixin
 
 import hf_speculative
 
@@ -23,32 +24,29 @@ def generate(*args, model, **kwargs):
         draft_model: a smaller model, or the name of one; None is plain decoding.
         **kwargs: anything else that `model.generate` takes.
     """
-    names = list(inspect.signature(type(model).generate).parameters)[1:]
+    names = list(inspect.signature(GenerationMixin.generate).parameters)[1:]
     kwargs |= dict(zip(names, args, strict=False))
     kwargs = {name: value for name, value in kwargs.items() if name not in LOADING}
-    if (
-        kwargs.get("assistant_model") is None
-    ):  # transformers fills in what a call leaves out, and None would mean: no draft
-        kwargs.pop("assistant_model", None)
+    if kwargs.get("assistant_model") is None:
+        kwargs.pop("assistant_model", None)  # transformers fills in what a call leaves out; None would mean: no draft
     config = kwargs.get("speculative_config") or hf_speculative.SpeculativeConfig()
     is_open = "draft_model" not in kwargs and config.drafter is None and all(kwargs.get(n) is None for n in SOURCES)
     if DRAFT_MODEL is not None and is_open:
-        kwargs["draft_model"] = _draft_of(model)
+        kwargs["draft_model"] = _draft_of(model, DRAFT_MODEL)
         defaults = hf_speculative.SpeculativeConfig(num_draft_tokens=NUM_DRAFT_TOKENS)
         kwargs["speculative_config"] = config.over(defaults)
     return hf_speculative.generate(model, **kwargs)
 
 
-def _draft_of(model) -> str:
+def _draft_of(model, draft: str) -> str:
     """The name or folder of the default draft."""
-    if not DRAFT_MODEL.startswith("."):
-        return DRAFT_MODEL
+    if not draft.startswith("."):
+        return draft
     folder = model.name_or_path
     if not os.path.isdir(folder):
-        pattern = os.path.normpath(DRAFT_MODEL) + "/*"
+        pattern = os.path.normpath(draft) + "/*"
         revision = getattr(model.config, "_commit_hash", None)
         folder = huggingface_hub.snapshot_download(folder, revision=revision, allow_patterns=pattern)
-    draft = os.path.join(folder, DRAFT_MODEL)
-    if not os.path.isdir(draft):
-        raise ValueError(f"the default draft {DRAFT_MODEL} is not in {model.name_or_path}: pass `draft_model=`.")
-    return draft
+    if not os.path.isdir(os.path.join(folder, draft)):
+        raise ValueError(f"the default draft {draft} is not in {model.name_or_path}: pass `draft_model=`.")
+    return os.path.join(folder, draft)
