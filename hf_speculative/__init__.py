@@ -9,6 +9,7 @@ from .compatibility import Compatibility, check
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
 from .embedded import embedded_pair
+from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
 from .generation import (
     SpeculativeGenerationMixin,
     attach,
@@ -33,19 +34,24 @@ __all__ = [
     "Completion",
     "Draft",
     "Drafter",
+    "Evaluation",
     "GenerateSpeculativeOutput",
+    "Recommendation",
     "Round",
     "RowStatistics",
     "Rule",
     "Schedule",
+    "Setting",
     "SpeculativeConfig",
     "SpeculativeGenerationMixin",
     "Statistics",
+    "Totals",
     "Verdict",
     "attach",
     "check",
     "detach",
     "embedded_pair",
+    "evaluate",
     "from_pretrained",
     "generate",
     "generate_batches",

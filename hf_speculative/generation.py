@@ -81,7 +81,9 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
 
 def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
     """One call's options, checked; `None` if nothing asks for speculation."""
-    options = read_options(model, kwargs, _load(attached_draft, model), attached_config or SpeculativeConfig(), _load)
+    options = read_options(
+        model, kwargs, load_draft(attached_draft, model), attached_config or SpeculativeConfig(), load_draft
+    )
     if options is None:
         return None
     checks.check_options(options)
@@ -130,7 +132,7 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
 
 
-def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
+def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
     """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
     if not isinstance(draft_model, str):
         return checks.unwrap(draft_model, "draft_model")
@@ -218,7 +220,7 @@ def attach(
     existing = vars(target).get("generate")
     if existing is not None and not isinstance(existing, Attached):
         raise ValueError(f"`model.generate` was already replaced by {existing!r}: undo that first.")
-    draft = _load(draft_model, target)
+    draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
         self_drafting.check_draft_model(target, draft)
