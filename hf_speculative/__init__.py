@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 
 #: public names whose modules are imported when they are first asked for
 _LAZY = {
+    "card": ".hub.card",
     "from_pretrained": ".hub.pairing",
     "save_pretrained": ".hub.pairing",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "Totals",
     "Verdict",
     "attach",
+    "card",
     "check",
     "detach",
     "embedded_pair",

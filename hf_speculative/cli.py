@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from . import compatibility, embedded
 from .benchmark.cli import bench
 from .comparison import Comparison, PromptError, Runner, read_prompts
+from .hub import cli as hub
 from .self_drafting import auto_class_for
 
 app = typer.Typer(
@@ -188,6 +189,9 @@ def check(
 
 
 app.command()(_clean_errors()(bench))
+app.command()(_clean_errors()(hub.card))
+app.command()(_clean_errors()(hub.export_generate))
+app.command()(_clean_errors()(hub.export_vllm))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
