@@ -148,8 +148,9 @@ def _model_index(existing: list[Any], figures: list[Figure], model_name: str, dr
     ours: list[Any] = []
     for use_case in dict.fromkeys(figure.use_case for figure in figures):
         # One at a time: of several on one data set, huggingface_hub would keep the first one's name and arguments.
-        results = [_results(figure, draft_name) for figure in figures if figure.use_case == use_case]
-        ours += eval_results_to_model_index(model_name, sum(results, []))[0]["results"]
+        of_case = [figure for figure in figures if figure.use_case == use_case]
+        results = [result for figure in of_case for result in _results(figure, draft_name)]
+        ours += eval_results_to_model_index(model_name, results)[0]["results"]
     if not existing:
         return [{"name": model_name, "results": ours}]
     kept = [model | {"results": [r for r in model.get("results") or [] if not _is_ours(r)]} for model in existing]

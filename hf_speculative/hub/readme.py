@@ -48,6 +48,8 @@ def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dic
         text = text.replace("\r\n", "\n")
     block, rest = _split(text)
     existing = _parsed(block)
+    if existing:
+        ModelCard(f"---\n{block}---\n")  # what is broken already is said before anything is added
     block = _with_keys(block, existing, metadata(existing))
     rest = _with_section(rest or f"\n# {title}\n", section, body)
     edited = f"---\n{block}---\n{rest}"
