@@ -163,6 +163,16 @@ def test_metadata_read_by_huggingface_hub(code, chat):
                     assert found.metric_args["hardware"] == evaluation.environment["device"]
 
 
+def test_two_use_cases_of_one_data_set(results):
+    """huggingface_hub would write them as one, under the first one's name."""
+    one, other = (hs.Evaluation.load(results / "chat.jsonl") for _ in range(2))
+    for evaluation in (one, other):
+        evaluation.header["dataset"]["name"] = "org/data"
+    metadata = yaml.safe_load(hs.card({"one row": one, "many rows": other}).split("---\n")[1])
+    datasets = [result["dataset"] for result in metadata["model-index"][0]["results"]]
+    assert datasets == [{"name": name, "type": "org/data"} for name in ("one row", "many rows")]
+
+
 def test_a_folder_is_no_base_model(code):
     assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
 

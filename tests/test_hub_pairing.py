@@ -231,6 +231,15 @@ def test_custom_generate_from_a_folder(target, draft, tmp_path, inputs):
     assert torch.equal(renamed, expected)
 
 
+def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, inputs):
+    """transformers fills in `assistant_model=None`, which in a call of ours means plain decoding."""
+    export_generate(tmp_path / "code")
+    model = hs.attach(tiny.copy.deepcopy(target), draft, hs.SpeculativeConfig(num_draft_tokens=4))
+    with hs.record() as stats:
+        output = model.generate(**inputs, custom_generate=str(tmp_path / "code"), trust_remote_code=True)
+    assert stats.num_accepted_draft_tokens > 0 and torch.equal(output, target.generate(**inputs))
+
+
 class Kept(BaseStreamer):
     def __init__(self):
         self.tokens, self.ended = [], False
