@@ -173,8 +173,15 @@ def test_two_use_cases_of_one_data_set(results):
     assert datasets == [{"name": name, "type": "org/data"} for name in ("one row", "many rows")]
 
 
-def test_a_folder_is_no_base_model(code):
+def test_a_folder_is_no_base_model(results, tmp_path, monkeypatch):
+    code = hs.Evaluation.load(results / "code.jsonl")
     assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
+    code.header["target"] = "org/name"
+    assert ModelCard(hs.card(code)).data.base_model == "org/name"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
+    assert ModelCard(hs.card(code, target_name="org/name")).data.base_model == "org/name", "what the user says is so"
 
 
 OTHERS = """---
@@ -217,6 +224,7 @@ def test_an_existing_card_keeps_what_it_has(code, chat, tmp_path, newline):
     once = path.read_bytes()
     hs.card({"code": code, "chat": chat}, path, target_name="org/target")
     assert path.read_bytes() == once, "a second run changes nothing"
+    assert once.count(newline.encode()) == once.count(b"\n"), "lines end as they did"
     text = once.decode().replace(newline, "\n")
     assert text.startswith(
         "---\n# a comment of mine\nlicense: mit # and one here\nbase_model: org/mine\ntags:\n- mine\n"

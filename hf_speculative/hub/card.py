@@ -52,6 +52,7 @@ def card(
     draft = choose_draft(found, draft_model)
     figures = figures_of(found, draft)
     header = figures[0].evaluation.header
+    base_model = target_name or (header["target"] if is_on_hub(header["target"]) else None)
     target_name = target_name or header["target"]
     draft_name = draft_name or (draft and (header["drafts"].get(draft) or draft))
     repository = None if push_to_hub is None else _Repository(push_to_hub, token, revision)
@@ -70,7 +71,7 @@ def card(
             usage=usage(target_name, draft_name, repo, figures),
             **shown(found, figures, draft),
         ),
-        lambda metadata: _metadata(metadata, figures, model_name, target_name, draft_name),
+        lambda metadata: _metadata(metadata, figures, model_name, base_model, draft_name),
     )
     if repository is not None:
         repository.write(text, create_pr)
@@ -130,7 +131,7 @@ def _short(name: str) -> str:
 
 
 def _metadata(
-    existing: dict[str, Any], figures: list[Figure], model_name: str, target_name: str, draft_name: str | None
+    existing: dict[str, Any], figures: list[Figure], model_name: str, base_model: str | None, draft_name: str | None
 ) -> dict[str, Any]:
     """The keys to set; what a user set already, other than lists that grow, stays."""
     tags = ["speculative-decoding", *(["draft-model"] if draft_name else [])]
@@ -139,8 +140,8 @@ def _metadata(
         "library_name": existing.get("library_name") or "transformers",
         "model-index": _model_index(existing.get("model-index") or [], figures, model_name, draft_name),
     }
-    base = existing.get("base_model") or (target_name if is_on_hub(target_name) else None)
-    return metadata if base is None else {"base_model": base} | metadata
+    base_model = existing.get("base_model") or base_model
+    return metadata if base_model is None else {"base_model": base_model} | metadata
 
 
 def _model_index(existing: list[Any], figures: list[Figure], model_name: str, draft_name: str | None) -> list[Any]:

@@ -13,7 +13,7 @@ from . import card as cards
 from . import export, vllm
 
 RESULTS = typer.Argument(
-    metavar="RESULTS...", help="Files that `hf-speculative evaluate` wrote; `chat=file.jsonl` names the use case."
+    metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
 )
 
 
