@@ -58,8 +58,10 @@ def card(
     repository = None if push_to_hub is None else _Repository(push_to_hub, token, revision)
     folder = _Folder(None if path is None else Path(path))
     existing, repo = (repository or folder).read()
-    title = f"{_short(draft_name)}, a draft for {_short(target_name)}" if draft_name else _short(target_name)
-    model_name = _short(push_to_hub or draft_name or target_name)
+    title, of_card = _short(target_name), repo or push_to_hub or draft_name or target_name
+    if draft_name is not None:
+        short = _short(draft_name)
+        title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     text = edit(
         existing,
         "card",
@@ -71,7 +73,7 @@ def card(
             usage=usage(target_name, draft_name, repo, figures),
             **shown(found, figures, draft),
         ),
-        lambda metadata: _metadata(metadata, figures, model_name, base_model, draft_name),
+        lambda metadata: _metadata(metadata, figures, _short(of_card), base_model, draft_name),
     )
     if repository is not None:
         repository.write(text, create_pr)
@@ -127,7 +129,7 @@ class _Repository:
 
 
 def _short(name: str) -> str:
-    return name.rstrip("/").split("/")[-1]
+    return Path(name).name or Path(name).resolve().name
 
 
 def _metadata(

@@ -61,6 +61,8 @@ def card(
     )
     if output is None and push_to_hub is None:
         print(text, end="")
+    else:
+        Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
 
 
 def export_generate(
@@ -90,7 +92,7 @@ def export_generate(
         AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
     """
     code = export.export_generate(folder, draft_model=draft_model, num_draft_tokens=num_draft_tokens, repo_id=repo_id)
-    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}")
+    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}", markup=False)
 
 
 def export_vllm(
