@@ -112,6 +112,8 @@ def test_sampling_is_seeded_by_batch_and_leaves_the_global_generator_alone(evalu
     torch.manual_seed(8)
     assert counts(evaluate(temperatures=(1.0,))) == counts(first)
     assert counts(evaluate(temperatures=(1.0,), seed=1)) != counts(first)
+    one, other = evaluate(TEXTS[:1] * 2, temperatures=(1.0,)).rows(Setting(temperature=1.0)).values()
+    assert one.new_ids != other.new_ids, "a batch has a seed of its own"
 
 
 def test_reproducible_sampling_is_compared_token_for_token(evaluate):
@@ -204,7 +206,7 @@ def test_a_batch_that_fails_counts_under_no_setting(evaluate, monkeypatch, tmp_p
     decode = decoder.Decoder.decode
 
     def failing(self, setting, batch, *args):
-        if batch == 1 and setting.draft:
+        if batch == 1 and setting.num_draft_tokens == 3:  # that of 2 tokens has been decoded by then
             raise RuntimeError("out of luck")
         return decode(self, setting, batch, *args)
 
@@ -365,7 +367,7 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
 
 def test_where_and_how_closely_texts_differ(model, tokenizer):
     prompt = tokenizer("def main():\n")["input_ids"]
-    kwargs = {"max_new_tokens": 6, "pad_token_id": 1}
+    kwargs = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 1}
     ids = model.generate(torch.tensor([prompt]), **kwargs, do_sample=False)[0, len(prompt) :].tolist()
     one = decoder.Decoder(model, tokenizer, {}, kwargs, seed=0)
     changed = [*ids[:4], (ids[4] + 1) % 4000, 9]
@@ -388,11 +390,14 @@ def test_differences_are_noted_once_a_text(evaluate, monkeypatch, tmp_path):
         return call
 
     monkeypatch.setattr(decoder.Decoder, "decode", altered)
+    difference, asked = decoder.Decoder.difference, []
+    monkeypatch.setattr(decoder.Decoder, "difference", lambda *args: asked.append(1) or difference(*args))
     for _ in range(2):  # the second time from the file
         evaluation = evaluate(results=tmp_path / "out.jsonl")
         assert [(d.index, d.position) for d in evaluation.differences] == [(2, 5)]
         setting = evaluation.settings[1]
         assert evaluation.totals(setting).num_identical == 4 and evaluation.is_identical(setting, 2) is False
+    assert len(asked) == 1
 
 
 def test_encoder_decoder_models(tokenizer):
