@@ -26,6 +26,7 @@ from .comparison import Comparison, Runner
 from .evaluation.cli import eval_command
 from .evaluation.journal import BadRow
 from .evaluation.rows import read_texts
+from .hub import cli as hub
 from .self_drafting import auto_class_for
 
 app = typer.Typer(
@@ -190,6 +191,9 @@ def check(
 
 app.command()(_clean_errors()(bench))
 app.command("eval")(_clean_errors()(eval_command))
+app.command()(_clean_errors()(hub.card))
+app.command()(_clean_errors()(hub.export_generate))
+app.command()(_clean_errors()(hub.export_vllm))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
