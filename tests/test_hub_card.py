@@ -369,6 +369,12 @@ def test_the_line_for_vllm(code):
     assert "transformers" in settings.notes[0]
 
 
+def test_a_draft_with_another_tokenizer(results):
+    code = hs.Evaluation.load(results / "code.jsonl")
+    code.header["draft_tokenizers"].append("draft")
+    assert export_vllm(code).config["use_heterogeneous_vocab"] is True
+
+
 def test_further_fields_and_temperature(code):
     settings = export_vllm(code, temperature=0.8, draft_tensor_parallel_size=1, num_speculative_tokens=7)
     assert settings.config["draft_tensor_parallel_size"] == 1 and settings.config["num_speculative_tokens"] == 7

@@ -136,6 +136,7 @@ def evaluate(
             "target": _source(model),
             "dtype": str(model.dtype).removeprefix("torch."),
             "drafts": {name: draft.source for name, draft in drafts.items()},
+            "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
             "dataset": _dataset(dataset, split, config, limit),
             "num_rows": len(rows),
             "prompts": prompts.digest,

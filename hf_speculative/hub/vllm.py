@@ -161,6 +161,8 @@ def export_vllm(
     else:
         model = draft_name or header["drafts"].get(setting.draft) or setting.draft
         config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.num_draft_tokens}
+        if setting.draft in header["draft_tokenizers"]:
+            config["use_heterogeneous_vocab"] = True
     return VllmSettings(target_name or header["target"], validate(config | fields), best, tuple(_notes(best, figures)))
 
 
@@ -183,7 +185,5 @@ def _notes(best: Figure, figures: list[Figure]) -> list[str]:
     if max(figure.totals.speedup or 0.0 for figure in figures) > speedup:
         notes.append("A length chosen round by round was faster still; vLLM has a constant one.")
     if best.setting.temperature and best.setting.draft is not None:
-        notes.append(
-            "Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic` (from 0.26 on)."
-        )
+        notes.append("Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic`.")
     return notes
