@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,14 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
         "cuda": torch.version.cuda if on_gpu else None,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    is_module = program.name == "__main__.py"
+    return shlex.join([*(["python", "-m", program.parent.name] if is_module else [program.name]), *sys.argv[1:]])
 
 
 def _cpu_name() -> str:

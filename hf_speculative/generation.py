@@ -60,9 +60,13 @@ def generate(
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
     args = () if inputs is None else (inputs,)
-    if isinstance(vars(model).get("generate"), Attached):
+    own = vars(model).get("generate")
+    if isinstance(own, Attached):
         return model.generate(*args, **generate_kwargs)
-    return _generate(model, model.generate, _bind(model.generate, args, generate_kwargs))
+    # A repository's `custom_generate/` put this there, and may be what calls here: the class's own is the one to prepare.
+    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
+    plain_generate = type(model).generate.__get__(model) if is_custom else model.generate
+    return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
 
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from ..configuration import first_given
 from ..generation import generate
@@ -109,15 +109,22 @@ class Decoder:
         return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
 
     def _without_padding(self, ids: list[int]) -> list[int]:
-        """Plain output up to its end; the end token is kept, also where it serves as padding."""
-        pad = self.kwargs["pad_token_id"]
-        end = len(ids)
+        """Plain output up to its end; the end token is kept, also where it serves as padding.
+
+        A row that a stop string ended is padded only where there is an end token as well, else it goes on, so that the string
+        has to be looked for.
+        """
+        stop_strings = self.kwargs.get("stop_strings")
+        if stop_strings is not None:
+            stops = StopStringCriteria(self.tokenizer, stop_strings)
+            ends = (end for end in range(1, len(ids)) if bool(stops(torch.tensor([ids[:end]]), None)))
+            if (end := next(ends, None)) is not None:
+                ids = ids[:end]
+        pad, end = self.kwargs["pad_token_id"], len(ids)
         while end and ids[end - 1] == pad:
             end -= 1
-        is_end = pad in _as_list(
-            first_given(self.kwargs.get("eos_token_id"), self.target.generation_config.eos_token_id)
-        )
-        return ids[: end + 1] if is_end else ids[:end]
+        eos = first_given(self.kwargs.get("eos_token_id"), self.target.generation_config.eos_token_id)
+        return ids[: end + 1] if pad in _as_list(eos) else ids[:end]
 
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)

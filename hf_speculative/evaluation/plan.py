@@ -43,7 +43,9 @@ class Plan:
         settings = [Setting(**values) for journal in journals for values in journal.header["settings"]]
         unique = {setting.name: setting for setting in [*settings, *self.settings]}
         header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
-        header["drafts"] = {k: v for h in (*(j.header for j in journals), header) for k, v in h["drafts"].items()}
+        headers = [*(journal.header for journal in journals), self.header]
+        header["drafts"] = {name: source for h in headers for name, source in h["drafts"].items()}
+        header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
         merged = Journal(header)
         for journal in journals:
             merged.calls |= journal.calls

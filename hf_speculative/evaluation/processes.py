@@ -32,7 +32,9 @@ class Processes:
             from accelerate import PartialState
         except ImportError as error:
             raise ImportError("several processes need accelerate: pip install 'hf_speculative[accelerate]'.") from error
-        PartialState()  # joins the others
+        state = PartialState(cpu=model.device.type == "cpu")  # joins the others; it does not choose gloo by itself
+        if state.num_processes != count:
+            raise RuntimeError(f"WORLD_SIZE is {count}, but accelerate joined {state.num_processes} processes.")
         return cls(rank, count)
 
     def gather(self, entries: list[Any]) -> list[Any]:

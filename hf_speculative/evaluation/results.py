@@ -15,6 +15,8 @@ from .settings import Setting, temperature_name
 
 #: resamples of the prompts that an interval is made from
 NUM_RESAMPLES = 2000
+#: below so many batches resampling says nothing
+FEWEST_BATCHES = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Recommendation:
         setting: plain decoding where no draft is faster.
         speedup: over plain decoding; 1 for plain decoding itself.
         runner_up: the next best, and `margin` the ratio of both speedups; `None` without one.
-        is_clear: in 95 % of the resamples of the prompts it is ahead of the runner-up.
+        is_clear: in 95 % of the resamples of the prompts it is ahead of the runner-up, and there are enough of them to say so.
     """
 
     setting: Setting
@@ -173,7 +175,7 @@ class Evaluation:
             speedup=speedups[first],
             runner_up=second,
             margin=speedups[first] / speedups[second],
-            is_clear=bool(ahead.mean() > 0.95),
+            is_clear=bool(ahead.mean() > 0.95) and len(self._common(first)) >= FEWEST_BATCHES,
         )
 
     @property

@@ -132,6 +132,23 @@ def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[
     return column
 
 
+def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
+    """The texts in a column of a data set or file; a row without one comes as a `BadRow`."""
+    rows = read_rows(dataset)
+    read = reader(field, rows, "field")
+
+    def text(row, index: int) -> str | BadRow:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            value = read(row)
+        except ValueError as error:
+            return BadRow(index, str(error))
+        return value if isinstance(value, str) and value else BadRow(index, f"{value!r} is not a text")
+
+    return [text(row, index) for index, row in enumerate(rows)]
+
+
 def _template(source: str, option: str) -> Callable[[Mapping[str, Any]], str]:
     # As transformers renders chat templates, but a name that is not there is an error.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)

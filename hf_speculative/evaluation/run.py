@@ -136,6 +136,7 @@ def evaluate(
             "target": _source(model),
             "dtype": str(model.dtype).removeprefix("torch."),
             "drafts": {name: draft.source for name, draft in drafts.items()},
+            "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
             "dataset": _dataset(dataset, split, config, limit),
             "num_rows": len(rows),
             "prompts": prompts.digest,
@@ -166,8 +167,12 @@ def _run(
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
         batches = list(dict.fromkeys(batch for batch, _ in missing))
         for setting in dict.fromkeys(setting for _, setting in missing):
-            shown.say(f"warming up: {setting.name}")
-            _warm_up(decoder, setting, [prompts.batch(batch, size)[1] for batch in batches[:2]])
+            shown.say(f"warming up: {setting.name}", at_once=True)
+            _warm_up(
+                decoder,
+                setting,
+                [prompts.batch(batch, size)[1] for batch in dict.fromkeys((*batches[:2], batches[-1]))],
+            )
         for batch in mine:
             indices, ids = prompts.batch(batch, size)
             # Turned from batch to batch, so that no setting always comes after the same other.
@@ -194,13 +199,19 @@ def _run(
 
 
 def _warm_up(decoder: Decoder, setting: Setting, batches: list[list[list[int]]]) -> None:
-    """A setting that cannot work raises here; one batch may be at fault itself, so that a second one is tried."""
+    """A setting that cannot work raises here; one batch may be at fault itself, so that others are tried.
+
+    The last batch may be smaller, and what is measured or compiled for its size should not count either.
+    """
+    first, *others = batches
     try:
-        decoder.warm_up(setting, batches[0])
+        decoder.warm_up(setting, first)
+        others = [batch for batch in others[-1:] if len(batch) != len(first)]
     except (RuntimeError, IndexError):
-        if len(batches) == 1:
+        if not others:
             raise
-        decoder.warm_up(setting, batches[1])
+    for batch in others:
+        decoder.warm_up(setting, batch)
 
 
 def _compare(
@@ -230,8 +241,8 @@ class Shown:
     def __exit__(self, *exception) -> None:
         self.bar.close()
 
-    def say(self, what: str) -> None:
-        self.bar.set_description(what)
+    def say(self, what: str, at_once: bool = False) -> None:
+        self.bar.set_description(what, refresh=at_once)
 
     def count(self, call: Call) -> None:
         sums = self.plain if call.statistics is None else self.speculative
