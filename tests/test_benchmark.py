@@ -387,7 +387,7 @@ def test_the_page_can_be_read(tmp_path):
     cells = [known_cell([240.0, 250.0], 300.0), known_cell([600.0, 610.0], 300.0)]
     cells[1].cell = benchmark.Cell(batch=2)
     for cell in cells:
-        cell.methods |= dict.fromkeys((hostile, *methods.METHODS), cell.methods["speculative"])
+        cell.methods |= dict.fromkeys((hostile, "speculative-auto", "own"), cell.methods["speculative"])
     environment = dict.fromkeys(("dtype", "device", "torch", "transformers", "command"), hostile) | {"threads": 1}
     report = Report(hostile, environment, {"num_new_tokens": 64, "repeats": 2, "methods": {hostile: hostile}}, 1.0)
     report.cells, report.failures, report.is_interrupted = cells, {hostile: hostile}, True
