@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hf_speculative import pages, plotting
-from hf_speculative.evaluation import Evaluation, page, screen, texts, wording
+from hf_speculative.evaluation import Evaluation, page, plots, screen, texts, wording
 from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.statistics import RowStatistics, Statistics
@@ -136,7 +136,8 @@ COLLECT = """doc => ({
   texts: [...doc.querySelectorAll(".text")].map(text => ({
     summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
     text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
-  pictures: doc.querySelectorAll("svg").length, bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
+  pictures: doc.querySelectorAll("svg").length, images: doc.querySelectorAll("svg image").length,
+  bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
 })"""
 
 
@@ -150,9 +151,12 @@ def looked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plotting, "is_available", lambda: False)
         page.write(made["plenty"], folder / "bare.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "MANY", 3)
+        page.write(made["plenty"], folder / "many.html")
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
     views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
-    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare")]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare", "many")]
     return made, *browser.look(views, folder, COLLECT)
 
 
@@ -219,7 +223,7 @@ def test_texts_are_whole_and_their_draft_tokens_marked(looked):
         evaluation, found = looked[0][name], of(looked, name).found["texts"]
         expected = []
         for temperature in evaluation.temperatures:
-            setting = texts.shown_setting(evaluation, temperature)
+            setting = texts.shown_setting(evaluation.recommendation(temperature))
             expected += [(evaluation, setting, text) for text in texts.texts(evaluation, setting)]
         assert len(found) == len(expected) > 5
         for shown, (evaluation, setting, text) in zip(found, expected, strict=True):
@@ -257,6 +261,10 @@ def test_without_matplotlib_there_are_tables(looked):
     assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
     assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
     assert bare.found["tables"] == full.found["tables"]
+
+
+def test_many_prompts_are_drawn_as_an_image(looked):
+    assert (of(looked, "plenty").found["images"], of(looked, "many").found["images"]) == (0, 2)
 
 
 def test_an_unfinished_evaluation_says_so(looked):

@@ -30,12 +30,12 @@ def write(evaluation: Evaluation, path: Path) -> None:
 
 
 def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
-    shown = texts.shown_setting(evaluation, temperature)
-    totals = wording.at(evaluation, temperature)
+    totals, recommendation = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
+    shown = None if recommendation is None else texts.shown_setting(recommendation)
     pictures = plots.as_svg(evaluation, totals) if plotting.is_available() else {}
     return {
         "temperature": temperature,
-        "recommendation": evaluation.recommendation(temperature),
+        "recommendation": recommendation,
         "totals": wording.totals(evaluation, totals),
         "scores": wording.scores(totals),
         "speedups": {of_setting.setting: of_setting.speedup for of_setting in totals},

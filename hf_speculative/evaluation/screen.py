@@ -21,10 +21,12 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     if not evaluation.is_complete:
         console.print(_text(wording.progress(evaluation), "yellow"))
     columns: dict[str, None] = {}
+    recommendations = []
     for temperature in evaluation.temperatures:
         totals, found = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
         figures, scores = wording.totals(evaluation, totals), wording.scores(totals)
         columns |= dict.fromkeys(figures.columns)
+        recommendations += [found] if found else []
         _print_table(console, figures, wording.temperature(temperature), totals, found)
         if scores.columns:
             _print_table(console, scores, "Task scores", totals, found)
@@ -34,7 +36,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
             short = wording.SHORT.get(name, name)
             long = "" if short == name else f" ({name})"
             console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
-    for recommendation in evaluation.recommendations:
+    for recommendation in recommendations:
         console.print(_text(str(recommendation), "bold green" if wording.is_gain(recommendation) else "bold"))
     _print_differences(console, evaluation)
     _print_bad_rows(console, evaluation)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .journal import Row
-from .results import Evaluation
+from .results import Evaluation, Recommendation
 from .settings import Setting
 
 #: so many prompts are all shown, of more the fastest, the median and the slowest
@@ -65,10 +65,10 @@ class Text:
     num_drafted: int
 
 
-def shown_setting(evaluation: Evaluation, temperature: float) -> Setting | None:
+def shown_setting(recommendation: Recommendation) -> Setting:
     """The recommended setting or, where that is plain decoding, the best draft."""
-    found = evaluation.recommendation(temperature)
-    return None if found is None else found.runner_up if found.setting.is_plain else found.setting
+    first, second = recommendation.setting, recommendation.runner_up
+    return second if first.is_plain and second is not None else first
 
 
 def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
