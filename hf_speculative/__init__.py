@@ -1,5 +1,8 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
+from importlib import import_module
+from typing import Any
+
 from .adapters import with_adapter, without_adapter
 from .batches import Completion, generate_batches
 from .compatibility import Compatibility, check
@@ -44,3 +47,16 @@ __all__ = [
     "with_adapter",
     "without_adapter",
 ]
+
+#: public names of modules that import what not every user has or wants
+_LAZY = {
+    "SpeculativeEvalCallback": ".training",
+    "SpeculativeSeq2SeqTrainer": ".training",
+    "SpeculativeTrainerMixin": ".training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)
