@@ -165,23 +165,19 @@ def measured(
     draft, config = None, SpeculativeConfig()
     if isinstance(attached, Attached):
         draft, config = attached.draft_model, attached.config
-    if draft is not None and getattr(draft, "hf_device_map", None) is None:
-        if device is not None and draft.device != device:
-            draft.to(device)
-        if dtype is not None and draft.dtype != dtype:
-            draft.to(dtype)
     meter = Measured(target, draft, config, num_plain)
-    if attached is None or isinstance(attached, Attached):
+    if attached is None or isinstance(attached, Attached):  # else somebody else's, in which no draft takes part
         target.generate = meter
     try:
+        if draft is not None and getattr(draft, "hf_device_map", None) is None:
+            draft.to(device=device, dtype=dtype)
         yield meter
     finally:
         vars(target).pop("generate", None)
         if before is not None:
             target.generate = before
-        elif not (
-            config.compile or config.cuda_graphs
-        ):  # training needs the memory; compiling again would take too long
+        elif not (config.compile or config.cuda_graphs):
+            # Training needs the memory; compiled and captured passes took too long to make for that.
             pool.release(target)
             pool.release(draft)
 
