@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from .. import checks
 from ..configuration import SpeculativeConfig
-from .measuring import Measured, measured
+from .measuring import Measured, measure
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +47,16 @@ class SpeculativeEvalCallback(TrainerCallback):
             checks.check_positive_int("speedup_batches", speedup_batches, "decodes no batch plainly: give 0 or more.")
         self.trainer, self.draft_model, self.speculative_config = trainer, draft_model, speculative_config
         self.speedup_batches = speedup_batches
-        self._open = ExitStack()
-        self._meter = self._attached()
+        self._meter = self._attach()
 
     def detach(self) -> None:
         """Undo what the callback did to the model; the callback then does nothing more."""
-        self._open.close()
+        self._meter.detach()
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self._model() is not self._meter.model:  # `model_init` makes a new one for each trial
             self.detach()
-            self._meter = self._attached()
+            self._meter = self._attach()
 
     def on_step_end(self, args, state, control, **kwargs):
         self._meter.take()  # what was generated while training is not the evaluation's
@@ -75,11 +73,9 @@ class SpeculativeEvalCallback(TrainerCallback):
     def _model(self) -> PreTrainedModel:
         return checks.unwrap(self.trainer.accelerator.unwrap_model(self.trainer.model), "model")
 
-    def _attached(self) -> Measured:
+    def _attach(self) -> Measured:
         device = self.trainer.accelerator.device
-        return self._open.enter_context(
-            measured(self._model(), self.draft_model, self.speculative_config, self.speedup_batches, device)
-        )
+        return measure(self._model(), self.draft_model, self.speculative_config, self.speedup_batches, device)
 
     def _metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         prefix = next(name for name in metrics if name.endswith("_runtime")).removesuffix("_runtime")

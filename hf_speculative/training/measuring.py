@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -75,13 +73,31 @@ class Counts:
 
 
 class Measured(Attached):
-    """`generate` of an attached model that counts; the first calls are repeated plainly, if so asked, to compare times."""
+    """`generate` of an attached model that counts; the first calls are repeated plainly, if so asked, to compare times.
 
-    def __init__(
-        self, model: PreTrainedModel, draft_model: PreTrainedModel | None, config: SpeculativeConfig, num_plain: int
-    ):
-        super().__init__(model, draft_model, config)
-        self.num_plain, self.counts = num_plain, Counts()
+    Installed by `measure`, as a context manager or until `detach()`.
+    """
+
+    def __init__(self, model: PreTrainedModel, attached: Attached | None, num_plain: int, found):
+        draft_model = None if attached is None else attached.draft_model
+        super().__init__(model, draft_model, SpeculativeConfig() if attached is None else attached.config)
+        self.num_plain, self.counts, self.found = num_plain, Counts(), found
+
+    def __enter__(self) -> Measured:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Leave the model as it was found."""
+        if vars(self.model).get("generate") is not self:  # attached or detached by somebody else since
+            return
+        _restore(self.model, self.found)
+        # Training needs the memory; compiled and captured passes took too long to make for that.
+        if self.found is None and not (self.config.compile or self.config.cuda_graphs):
+            pool.release(self.model)
+            pool.release(self.draft_model)
 
     def take(self) -> Counts:
         """The counts since the last time."""
@@ -139,16 +155,15 @@ class Measured(Attached):
         return None
 
 
-@contextmanager
-def measured(
+def measure(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | str | None = None,
     config: SpeculativeConfig | None = None,
     num_plain: int = 0,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
-) -> Iterator[Measured]:
-    """Give `model` a draft for a while, and count what it brings; a draft attached before serves where none is given.
+) -> Measured:
+    """Give `model` a draft and count what it brings; a draft attached before serves where none is given.
 
     Args:
         num_plain: calls to repeat plainly, until the counts are taken.
@@ -158,28 +173,24 @@ def measured(
         ValueError, TypeError: as `attach`.
     """
     target = checks.unwrap(model, "model")
-    before = vars(target).get("generate")
+    attached = found = vars(target).get("generate")
     if draft_model is not None or config is not None:
         attach(target, draft_model, config)
-    attached = vars(target).get("generate")
-    draft, config = None, SpeculativeConfig()
-    if isinstance(attached, Attached):
-        draft, config = attached.draft_model, attached.config
-    meter = Measured(target, draft, config, num_plain)
-    if attached is None or isinstance(attached, Attached):  # else somebody else's, in which no draft takes part
-        target.generate = meter
-    try:
-        if draft is not None and getattr(draft, "hf_device_map", None) is None:
-            draft.to(device=device, dtype=dtype)
-        yield meter
-    finally:
-        vars(target).pop("generate", None)
-        if before is not None:
-            target.generate = before
-        elif not (config.compile or config.cuda_graphs):
-            # Training needs the memory; compiled and captured passes took too long to make for that.
-            pool.release(target)
-            pool.release(draft)
+        attached = target.generate
+        _restore(target, found)
+    if attached is not None and not isinstance(attached, Attached):  # somebody else's, in which no draft takes part
+        return Measured(target, None, num_plain, found)
+    draft = None if attached is None else attached.draft_model
+    if draft is not None and getattr(draft, "hf_device_map", None) is None:
+        draft.to(device=device, dtype=dtype)
+    target.generate = meter = Measured(target, attached, num_plain, found)
+    return meter
+
+
+def _restore(model: PreTrainedModel, generate) -> None:
+    vars(model).pop("generate", None)
+    if generate is not None:
+        model.generate = generate
 
 
 def _num_filled(output, filler: int | None) -> int:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from .. import checks
 from ..configuration import SpeculativeConfig, first_given
-from .measuring import Measured, measured
+from .measuring import Measured, measure
 from .prompts import completions_of, prompts_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SpeculativeTrainerMixin(_Trainer):
                 "a draft has no effect on an evaluation that does not generate: set `predict_with_generate=True` and "
                 "`prediction_loss_only=False` in the arguments, or leave `draft_model` and `speculative_config` out."
             )
-        with self._measured():  # what is wrong with the draft is said now, not after an epoch
+        with self._measure():  # what is wrong with the draft is said now, not after an epoch
             pass
 
     def generation_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class SpeculativeTrainerMixin(_Trainer):
         dtype = None
         if not self.is_in_train:  # as the trainer casts the model
             dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16 if self.args.bf16_full_eval else None
-        with self._measured(dtype) as meter:
+        with self._measure(dtype) as meter:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
@@ -167,12 +167,12 @@ class SpeculativeTrainerMixin(_Trainer):
             kwargs.setdefault("generation_config", Seq2SeqTrainer.load_generation_config(config))
         return kwargs
 
-    def _measured(self, dtype: torch.dtype | None = None) -> contextlib.AbstractContextManager[Measured]:
+    def _measure(self, dtype: torch.dtype | None = None) -> Measured:
         draft = self.draft_model
         if isinstance(draft, torch.nn.Module):
             draft = self.accelerator.unwrap_model(draft)
         model = self.accelerator.unwrap_model(self.model)
-        return measured(model, draft, self.speculative_config, self.speedup_batches, self.accelerator.device, dtype)
+        return measure(model, draft, self.speculative_config, self.speedup_batches, self.accelerator.device, dtype)
 
     @torch.no_grad()
     def _generate(self, given: dict[str, Any], gen_kwargs: dict[str, Any]) -> Tensor:
