@@ -292,11 +292,16 @@ def test_tokens_of_plain_repetitions_are_counted(target, draft, monkeypatch):
         monkeypatch.setattr(meter, "_timed", timed)
         for seed in range(3):
             model.generate(**tiny.prompts(4, seed=seed), **settings)
+        model.generate(**tiny.prompts(4), **settings, draft_model=None)
+        counts = meter.take()
+        model.generate(**tiny.prompts(4), **settings, reproducible=True)
+    assert outputs.pop().tolist() == outputs.pop().tolist(), "drawn from the same random state"
+    outputs.pop()
     ends = torch.tensor(settings["eos_token_id"])
     past = [torch.isin(output[:, 7:], ends).int().cumsum(1).cumsum(1) > 1 for output in outputs]
     speculative, plain = (sum(int((~rows).sum()) for rows in past[i::2]) for i in (0, 1))
-    assert meter.counts.num_paired_tokens == speculative and meter.counts.num_plain_tokens == plain != speculative
-    assert meter.counts.plain_nanoseconds == meter.counts.paired_nanoseconds == 21
+    assert counts.num_paired_tokens == speculative and counts.num_plain_tokens == plain != speculative
+    assert counts.plain_nanoseconds == counts.paired_nanoseconds == counts.nanoseconds == 21
 
 
 def test_the_callback_serves_a_trainer_as_it_is(t5, tmp_path):
@@ -359,10 +364,13 @@ def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_pa
 
 def test_settings_of_the_arguments(target, draft, tmp_path):
     """Plain Trainer does not know `generation_max_length` and `generation_config`."""
-    args = arguments(tmp_path, generation_max_length=15, generation_config=GenerationConfig(min_length=15))
     before = copy.deepcopy(vars(target.generation_config))
-    found = SpeculativeTrainer(target, args, draft_model=draft).predict(rows(4))
-    assert found.predictions.shape == (4, 15 - 6), "prompts of up to six tokens"
+    for given, length in (
+        ({"generation_max_length": 15}, 15 - 6),  # prompts of up to six tokens
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, 5),
+    ):
+        found = SpeculativeTrainer(target, arguments(tmp_path, **given), draft_model=draft).predict(rows(4))
+        assert found.predictions.shape == (4, length)
     assert vars(target.generation_config) == before
     beams = arguments(tmp_path, generation_num_beams=2, generation_max_length=15)
     with pytest.raises(ValueError, match="`num_beams=2`"):
@@ -376,6 +384,8 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
     expected = t5.generate(torch.stack([row["input_ids"] for row in data]), max_new_tokens=12)
     assert found.predictions.tolist() == expected.tolist() and found.metrics["test_num_draft_tokens"] > 0
     assert found.label_ids.tolist() == [row["labels"].tolist() for row in data]
+    given = dict.fromkeys(("input_ids", "labels", "decoder_input_ids", "decoder_attention_mask"))
+    assert trainer.generation_inputs(given).keys() == {"input_ids"}
 
 
 def test_names_that_are_imported_when_asked_for():
