@@ -5,13 +5,13 @@ import os
 import sys
 from pathlib import Path
 
-import hf_speculative as hs
+import hf_speculative
 
-assert not any(name.startswith("transformers.trainer") for name in sys.modules), "imported by the package alone"
+assert hf_speculative and not any(name.startswith("transformers.trainer") for name in sys.modules)
 
 import tiny  # noqa: E402
 import torch  # noqa: E402
-from test_training import CONSTANT, SpeculativeTrainer, arguments, rows  # noqa: E402
+from test_training import CONSTANT, SpeculativeTrainer, arguments, rows, with_callback  # noqa: E402
 
 WORLD_SIZE = 2
 
@@ -29,10 +29,7 @@ def evaluate(rank: int, folder: Path) -> None:
     )
     assert trainer.args.world_size == WORLD_SIZE
     found = {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11))}
-    # A trainer that generates, yet has no draft: the callback brings it.
-    plain = SpeculativeTrainer(target, trainer.args, generation_kwargs={"max_new_tokens": 8})
-    plain.add_callback(hs.SpeculativeEvalCallback(plain, tiny.noisy_copy(target), CONSTANT))
-    found["callback"] = plain.predict(rows(12), metric_key_prefix="eval").metrics
+    found["callback"] = with_callback(target, folder).predict(rows(12), metric_key_prefix="eval").metrics
     (folder / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 

@@ -392,6 +392,20 @@ def test_names_that_are_imported_when_asked_for():
     assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
 
 
+class Generating(Trainer):
+    """Somebody's own, which generates without knowing of drafts."""
+
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        ids = self._prepare_inputs(inputs)["input_ids"][:, :5]
+        return None, self.model.generate(ids, max_new_tokens=8, do_sample=False), None
+
+
+def with_callback(target, folder):
+    trainer = Generating(copy.deepcopy(target), arguments(folder, per_device_eval_batch_size=2))
+    trainer.add_callback(SpeculativeEvalCallback(trainer, tiny.noisy_copy(target), CONSTANT))
+    return trainer
+
+
 def test_counts_are_summed_over_processes(target, draft, tmp_path):
     """Two processes of batch 2 count what one of batch 8 does; 11 rows are made even by the first, which counts again."""
     with socket.socket() as free:
@@ -410,7 +424,7 @@ def test_counts_are_summed_over_processes(target, draft, tmp_path):
     alone = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": draft, "speculative_config": CONSTANT}
     trainer = SpeculativeTrainer(target, arguments(tmp_path), **alone)
     expected = {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11) + rows(1))}
-    expected["callback"] = expected["even"]
+    expected["callback"] = with_callback(target, tmp_path).predict(rows(12), metric_key_prefix="eval").metrics
     for kind, metrics in expected.items():
         for rank in found:
             for name in COUNTS - {"num_target_forwards"} | {"draft_acceptance_rate", "mean_acceptance_length"}:
