@@ -45,6 +45,7 @@ def main(
             per_device_eval_batch_size=batch_size,
             report_to=[],
             disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
         )
         trainer = hs.SpeculativeSeq2SeqTrainer(
             target,
