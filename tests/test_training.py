@@ -151,6 +151,8 @@ def test_prompts_are_cut_out_of_rows_padded_on_either_side():
     assert completions_of(torch.full((2, 3), -100)).tolist() == [[-100], [-100]]
     with pytest.raises(ValueError, match=r"rows \[0, 1\].*have no prompt.*-100.*`generation_inputs`"):
         prompts_of({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 3)}, 0)
+    with pytest.raises(ValueError, match=r"`labels` have shape \(2, 4\) and `input_ids` \(2, 3\)"):
+        prompts_of({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4)}, 0)
 
 
 class Watch(TrainerCallback):
@@ -349,9 +351,13 @@ def test_the_callback_follows_a_model_that_is_made_anew(target, draft, tmp_path)
 
 
 def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_path):
-    with pytest.raises(ValueError, match=r"a draft has no effect.*`predict_with_generate=True`"):
-        SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False), draft_model=draft)
-    with pytest.raises(ValueError, match=r"a draft has no effect.*`prediction_loss_only=False`"):
+    with pytest.raises(
+        ValueError, match=r"`draft_model`, `speedup_batches` has no effect.*`predict_with_generate=True`"
+    ):
+        SpeculativeTrainer(
+            target, arguments(tmp_path, predict_with_generate=False), draft_model=draft, speedup_batches=1
+        )
+    with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`prediction_loss_only=False`"):
         SpeculativeTrainer(target, arguments(tmp_path, prediction_loss_only=True), draft_model=draft)
     with pytest.raises(TypeError, match="`draft_model` is a Linear"):
         SpeculativeTrainer(target, arguments(tmp_path), draft_model=torch.nn.Linear(1, 1))
@@ -390,6 +396,21 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
 
 def test_names_that_are_imported_when_asked_for():
     assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
+
+
+def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
+    """As the question answering trainer of transformers' examples does."""
+
+    class Own(Seq2SeqTrainer):
+        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", examples=None, **gen_kwargs):
+            self._gen_kwargs, self.examples = gen_kwargs, examples
+            return self.evaluation_loop(self.get_eval_dataloader(eval_dataset), "Evaluation").metrics
+
+    class Ours(hs.SpeculativeTrainerMixin, Own): ...
+
+    trainer = Ours(target, arguments(tmp_path), draft_model=draft, speculative_config=CONSTANT)
+    metrics = trainer.evaluate(rows(4), examples=["a"], max_new_tokens=5)
+    assert trainer.examples == ["a"] and metrics["eval_num_accepted_draft_tokens"] > 0
 
 
 class Generating(Trainer):

@@ -22,12 +22,17 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
             Other tensors as wide, such as `token_type_ids`, are cut the same way; what has another shape is kept.
 
     Raises:
-        ValueError: a row has no prompt.
+        ValueError: `labels` are not as wide as the ids, or a row has no prompt.
     """
     ids, labels = inputs["input_ids"], inputs.get("labels")
     mask = inputs.get("attention_mask")
     is_prompt = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if labels is not None:
+        if labels.shape != ids.shape:
+            raise ValueError(
+                f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}: a row of a decoder-only model "
+                "is a prompt and its completion, with a label for each token; or override `generation_inputs`."
+            )
         columns = torch.arange(ids.shape[1], device=ids.device)
         is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
     without = (~is_prompt.any(1)).nonzero().flatten().tolist()

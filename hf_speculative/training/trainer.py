@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from .. import checks
@@ -68,10 +67,17 @@ class SpeculativeTrainerMixin(_Trainer):
         self.speedup_batches = speedup_batches
         self.generation_kwargs = self._given = dict(generation_kwargs or {})
         super().__init__(*args, **kwargs)
-        if not self._generates and (draft_model is not None or speculative_config is not None):
+        options = {
+            "draft_model": draft_model,
+            "speculative_config": speculative_config,
+            "generation_kwargs": generation_kwargs,
+            "speedup_batches": speedup_batches,
+        }
+        useless = [f"`{name}`" for name, value in options.items() if value]
+        if useless and not self._generates:
             raise ValueError(
-                "a draft has no effect on an evaluation that does not generate: set `predict_with_generate=True` and "
-                "`prediction_loss_only=False` in the arguments, or leave `draft_model` and `speculative_config` out."
+                f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
+                "and `prediction_loss_only=False` in the arguments, or leave it out."
             )
         with self._measure():  # what is wrong with the draft is said now, not after an epoch
             pass
@@ -156,7 +162,9 @@ class SpeculativeTrainerMixin(_Trainer):
             self._given = outer
 
     def _generate_kwargs(self) -> dict[str, Any]:
-        kwargs = {n: v for n, v in self._given.items() if v is not None or n not in ("max_length", "num_beams")}
+        # A trainer of one's own may take keywords in `evaluate` that are not for `generate`: it says here which are.
+        given = getattr(self, "_gen_kwargs", self._given) if isinstance(self, Seq2SeqTrainer) else self._given
+        kwargs = {n: v for n, v in given.items() if v is not None or n not in ("max_length", "num_beams")}
         length, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
         if length is not None and not kwargs.keys() & {"max_length", "max_new_tokens"}:
             kwargs["max_length"] = length
@@ -179,8 +187,11 @@ class SpeculativeTrainerMixin(_Trainer):
         """As `Seq2SeqTrainer` calls it, whose module also knows where these two questions are answered by now."""
         synced = trainer_seq2seq.is_deepspeed_zero3_enabled() or trainer_seq2seq.is_fsdp_managed_module(self.model)
         whole = contextlib.nullcontext()
-        if isinstance(self.model, FullyShardedDataParallel):
-            whole = FullyShardedDataParallel.summon_full_params(self.model)
+        if torch.distributed.is_available():
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            if isinstance(self.model, FullyShardedDataParallel):
+                whole = FullyShardedDataParallel.summon_full_params(self.model)
         with whole:
             return self.model.generate(**given, **{"synced_gpus": synced} | gen_kwargs)
 
