@@ -48,8 +48,9 @@ __all__ = [
     "without_adapter",
 ]
 
-#: public names of modules that import what not every user has or wants
+#: public names, and rooms, that import what not every user has or wants
 _LAZY = {
+    "training": ".training",
     "SpeculativeEvalCallback": ".training",
     "SpeculativeSeq2SeqTrainer": ".training",
     "SpeculativeTrainerMixin": ".training",
@@ -59,4 +60,5 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name], __name__), name)
+    module = import_module(_LAZY[name], __name__)
+    return getattr(module, name, module)

@@ -1,6 +1,7 @@
 """Evaluation in transformers' Trainer with a draft: the same predictions, and statistics among the metrics."""
 
 import copy
+import importlib
 import json
 import os
 import socket
@@ -396,6 +397,13 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
 
 def test_names_that_are_imported_when_asked_for():
     assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
+    assert vars(hs).pop("training") is hs.training, "without `import hf_speculative.training`, too"
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[accelerate\]'"):
+        importlib.reload(hs.training)
 
 
 def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
