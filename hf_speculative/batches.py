@@ -21,7 +21,7 @@ from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
 from .generation import Attached, prepare, with_stop_strings
 from .lookahead import Constant
-from .models import device_of, without_dropout
+from .models import device_of, modes_of_a_call
 from .processing import clone
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
@@ -130,7 +130,7 @@ class _Run:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        with without_dropout(self.options.draft_model if self.options.draft_model is not self.model else None):
+        with modes_of_a_call(self.model, self.options.draft_model):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
                 try:

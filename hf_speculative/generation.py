@@ -24,7 +24,7 @@ from transformers import (
 from . import checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .models import device_of, pool, without_dropout
+from .models import device_of, modes_of_a_call, pool
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
 
@@ -75,7 +75,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
-    with without_dropout(options.draft_model if options.draft_model is not model else None):
+    with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
 

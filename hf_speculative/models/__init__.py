@@ -2,7 +2,7 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, without_dropout
+from .cached_model import CachedModel, device_of, modes_of_a_call, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
@@ -39,6 +39,7 @@ __all__ = [
     "fits_universal",
     "inputs_for_draft",
     "is_tested_universal",
+    "modes_of_a_call",
     "pool",
     "prepared_inputs",
     "ragged_deviation",

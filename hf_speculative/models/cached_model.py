@@ -135,3 +135,21 @@ def without_dropout(model: nn.Module | None):
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
+    """What is switched off while a call runs: the draft's dropout, and gradient checkpointing of the target.
+
+    Layers under checkpointing drop the cache that they are given in training mode, so that a target would read each token as
+    if it came first. Its dropout stays as it is: that is the model plain decoding samples from.
+    """
+    checkpointed = [module for module in target.modules() if getattr(module, "gradient_checkpointing", False)]
+    with without_dropout(draft if draft is not target else None):
+        try:
+            for module in checkpointed:
+                module.gradient_checkpointing = False
+            yield
+        finally:
+            for module in checkpointed:
+                module.gradient_checkpointing = True
