@@ -25,6 +25,7 @@ from .models import device_of, without_dropout
 from .processing import clone
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
+from .turnstile import refuse_in_step, turnstile
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare
@@ -125,12 +126,21 @@ class _Run:
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
+        if any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None):
+            refuse_in_step(
+                self.options,
+                model,
+                "encoders run once a window, and ranks may have more windows than others: "
+                "call `generate` with as many batches on each rank.",
+            )
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        with without_dropout(self.options.draft_model if self.options.draft_model is not self.model else None):
+        draft = self.options.draft_model if self.options.draft_model is not self.model else None
+        # Ranks may have more windows than others.
+        with without_dropout(draft), turnstile(self.options, self.model):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
                 try:

@@ -27,6 +27,7 @@ from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, pool, without_dropout
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
+from .turnstile import check_synced, refuse_in_step
 
 
 def generate(
@@ -83,6 +84,7 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     checks.check_options(options)
     check_tokenizers(options)
     checks.check_model(checks.unwrap(model, "model"), "model")
+    check_synced(options, checks.unwrap(model, "model"))
     return self_drafting.prepare(checks.unwrap(model, "model"), options)
 
 
@@ -109,6 +111,9 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
     if not next((value for value in settings if value is not None), False):
         return kwargs
+    refuse_in_step(
+        options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
+    )
     checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(
