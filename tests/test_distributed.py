@@ -1,0 +1,54 @@
+"""Several processes: tensor parallel models, and models whose weights are sharded. The checks are in tests/two_ranks.py."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import tiny
+import two_ranks
+
+import hf_speculative as hs
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> list[dict[str, str]]:
+    """What became of each check on each rank. One pair of processes for all of them: it takes seconds to start."""
+    folder, processes = tmp_path_factory.mktemp("ranks"), []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    for rank in range(2):
+        command = [sys.executable, "-W", "error:::hf_speculative", two_ranks.__file__, str(rank), port, str(folder)]
+        with (folder / f"{rank}.log").open("w") as log:
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+    try:
+        for process in processes:
+            process.wait(timeout=240)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = [folder / f"{rank}.json" for rank in range(2)]
+    return [json.loads(path.read_text()) if path.exists() else {} for path in found]
+
+
+@pytest.mark.parametrize("name", two_ranks.CHECKS)
+def test_two_ranks(results, name):
+    for rank, checks in enumerate(results):
+        if traceback := checks.get(name, "did not run"):
+            pytest.fail(f"rank {rank}: {traceback}", pytrace=False)
+
+
+def test_synced_gpus_needs_other_processes(target, draft):
+    with pytest.raises(ValueError, match="`synced_gpus=True` waits for other processes"):
+        hs.generate(target, **tiny.prompts(1), draft_model=draft, max_new_tokens=4, synced_gpus=True)
+
+
+def test_synced_gpus_false_is_as_without(target, draft):
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    out = hs.generate(target, **tiny.prompts(2), draft_model=draft, synced_gpus=False, **settings)
+    assert out.tolist() == target.generate(**tiny.prompts(2), **settings).tolist()
