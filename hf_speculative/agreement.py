@@ -1,4 +1,4 @@
-"""Tensor parallel models: several ranks run one model, so that all have to take the same decisions.
+"""Tensor and pipeline parallel models: several ranks run one model, so that all have to take the same decisions.
 
 Each rank runs the same rounds, and a pass of the model is the work of all of them. Draws of their own, clocks of their own or
 sums that differ in the last bit would lead them apart; so the first rank decides and tells the others: how much to draft, what
@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .configuration import Options
-from .models import device_of, is_sharded, tensor_parallel_group
+from .models import device_of, group_of, is_sharded
 from .sampling import Sampler
 from .self_drafting import tied_drafter
 from .stopping import Stopping
@@ -48,7 +48,7 @@ class Alone:
 
 
 class Ranks(Alone):
-    """The ranks of a tensor parallel model: stands in for each part that decides.
+    """The ranks of one model: puts something in the place of each part that decides.
 
     Args:
         group: their process group.
@@ -183,8 +183,8 @@ class AgreedStopping(Agreed):
 def ranks_of(options: Options, model: PreTrainedModel) -> Alone:
     """Who decides in a call."""
     draft = options.draft_model
-    own = tensor_parallel_group(draft)
-    group = tensor_parallel_group(model) or own
+    own = group_of(draft)
+    group = group_of(model) or own
     if group is None:
         return Alone()
     is_whole = draft is not None and own is None and tied_drafter(draft) is None and not is_sharded(draft)

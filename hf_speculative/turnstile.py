@@ -24,7 +24,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration import Options
-from .models import are_several, device_of, has_sharded_weights, is_sharded
+from .models import are_several, device_of, has_sharded_weights, is_sharded, is_staged
 from .self_drafting import tied_drafter
 
 
@@ -143,10 +143,8 @@ def check_synced(options: Options, model: PreTrainedModel) -> None:
         "draft_model": draft is not None and tied_drafter(draft) is not None,
     }
     name = next((name for name, is_used in parts.items() if is_used), None)
-    if name is not None:
-        refuse_in_step(
-            options,
-            model,
+    if name is not None and (is_staged(model) or _in_step(options, model)):
+        raise ValueError(
             f"`{name}` drafts with parts of the target, and ranks that share weights keep step by whole forwards: "
             "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding.",
         )

@@ -1,4 +1,4 @@
-"""Models that several processes run together: tensor parallel ones, and those whose weights FSDP or ZeRO-3 has sharded."""
+"""Models that several processes run together: tensor and pipeline parallel ones, and those sharded by FSDP or ZeRO-3."""
 
 from __future__ import annotations
 
@@ -14,15 +14,27 @@ def are_several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def tensor_parallel_group(model: PreTrainedModel | None) -> Any | None:
-    """The process group whose ranks run each layer of `model` between them; `None` where a rank runs it alone.
+def group_of(model: PreTrainedModel | None) -> Any | None:
+    """The process group whose ranks run each pass of `model` between them, on the same tokens; `None` where a rank does alone.
 
-    That is a model loaded with a `DistributedConfig` that has `tp_size > 1`, or with a device mesh of its own.
+    That is a model loaded with a `DistributedConfig` whose `tp_size` or `pp_size` is above 1, or with a device mesh for tensor
+    parallelism.
     """
     mesh = getattr(model, "_device_mesh", None)
-    if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1 or not are_several():
+    if mesh is None or not are_several():
         return None
-    return mesh.get_group("tp") if "tp" in (mesh.mesh_dim_names or ()) else mesh.get_group()
+    if is_staged(model):
+        return distributed.group.WORLD  # transformers has no copies of a pipeline
+    names = mesh.mesh_dim_names or ()
+    if (getattr(model, "_tp_size", None) or 1) == 1:
+        return None
+    return mesh.get_group("tp") if "tp" in names else mesh.get_group()
+
+
+def is_staged(model: PreTrainedModel | None) -> bool:
+    """The ranks are the stages of a pipeline: each has some of the layers, and gets the logits from the last one."""
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
 
 
 def is_sharded(model: PreTrainedModel | None) -> bool:
