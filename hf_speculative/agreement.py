@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from .configuration import Options
 from .models import device_of, group_of, is_sharded
-from .sampling import Sampler
+from .sampling import Sampler, default_generator
 from .self_drafting import tied_drafter
 from .stopping import Stopping
 from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
@@ -27,6 +27,12 @@ from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
 
 class Alone:
     """One process: every part decides for itself."""
+
+    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
+        """A call begins, which draws from `generator` or torch's own."""
+
+    def end(self) -> None:
+        """The call is over."""
 
     def drafter(self, drafter: Drafter) -> Any:
         return drafter
@@ -70,6 +76,20 @@ class Ranks(Alone):
         distributed.broadcast(tensor, self.first, group=self.group)
         return tensor
 
+    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
+        is_known = generator is not None or self.device.type in ("cpu", "cuda")
+        self.generator = (generator or default_generator(self.device)) if do_sample and is_known else None
+        if self.generator is not None:
+            state = self.generator.get_state()
+            self.were_alike = torch.equal(self.told(state).cpu(), state)
+
+    def end(self) -> None:
+        """Only the first rank has drawn. Where all were in one state, as plain sampling needs it, they are so again."""
+        if self.generator is not None:
+            state = self.told(self.generator.get_state()).cpu()
+            if self.were_alike:
+                self.generator.set_state(state)
+
     def number(self, value: float) -> float:
         return self.told(torch.tensor([value], dtype=torch.float64)).item()
 
@@ -105,6 +125,8 @@ class AgreedDrafter(Agreed):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         ranks, longest = self.ranks, max(num_tokens)
         draft = self.part.propose(batch, num_tokens, schedule, sampler)
+        if draft.width > longest:
+            raise ValueError(f"the drafter proposed {draft.width} tokens where at most {longest} were asked for.")
         tokens = functional.pad(draft.tokens, (0, longest - draft.width))
         width = torch.full_like(draft.num_tokens, draft.width)
         told = ranks.told(torch.cat([width[:, None], draft.num_tokens[:, None], tokens], 1))

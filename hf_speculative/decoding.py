@@ -96,6 +96,7 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(input_ids, padding, stopping.max_length)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
         self._let_rows_wait(batch, target, drafter, sampler)
         schedule = make_schedule(self.options)
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
@@ -133,6 +134,7 @@ class SpeculativeDecoding:
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
             statistics.seconds = stopwatch.seconds() | {"probe": probe.seconds}
             publish(statistics)
+        ranks.end()
         if streamer is not None:
             streamer.end()
         sequences = output.sequences()
