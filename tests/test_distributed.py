@@ -48,11 +48,6 @@ def test_two_ranks(results, name):
             pytest.fail(f"rank {rank}: {traceback}", pytrace=False)
 
 
-def test_synced_gpus_needs_other_processes(target, draft):
-    with pytest.raises(ValueError, match="`synced_gpus=True` waits for other processes"):
-        hs.generate(target, **tiny.prompts(1), draft_model=draft, max_new_tokens=4, synced_gpus=True)
-
-
 def test_synced_gpus_false_is_as_without(target, draft):
     settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     out = hs.generate(target, **tiny.prompts(2), draft_model=draft, synced_gpus=False, **settings)
