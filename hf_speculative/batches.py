@@ -140,7 +140,7 @@ class _Run:
             window = min(window, self.batch_size)
         draft = self.options.draft_model if self.options.draft_model is not self.model else None
         # Ranks may have more windows than others.
-        with without_dropout(draft), turnstile(self.options, self.model):
+        with without_dropout(draft), turnstile(self.options, self.model, device_of(self.model)):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
                 try:

@@ -35,14 +35,17 @@ class Turnstile(AbstractContextManager):
 
     Args:
         models: those whose forwards take all ranks, the target first; alike on each rank.
+        device: of the prompts, as in plain `generate`; weights may be offloaded to another.
+
+    Attributes:
+        is_filling: a forward of this rank is under way for the others' sake.
+        is_joined: all ranks are at work on one thing, and an error now leaves them in the middle of it.
     """
 
-    def __init__(self, models: list[PreTrainedModel]):
-        self.models = models
-        self.is_filling = False  # a forward of ours, for the others
-        self.is_joined = (
-            False  # all ranks are at work on the same thing, and an error there leaves them in the middle of it
-        )
+    is_filling = is_joined = False
+
+    def __init__(self, models: list[PreTrainedModel], device: torch.device):
+        self.models, self.device = models, device
 
     def __enter__(self) -> Turnstile:
         self.hooks = []
@@ -82,8 +85,7 @@ class Turnstile(AbstractContextManager):
 
     def _next(self, wanted: int | None) -> int | None:
         """Which model all ranks run now; `None` if no rank wants any."""
-        wishes = torch.tensor([float(index == wanted) for index in range(len(self.models))])
-        wishes = wishes.to(device_of(self.models[0]))
+        wishes = torch.tensor([float(index == wanted) for index in range(len(self.models))], device=self.device)
         self.is_joined = True
         try:
             distributed.all_reduce(wishes)
@@ -108,19 +110,20 @@ class Turnstile(AbstractContextManager):
         self.is_joined = False
 
 
-def turnstile(options: Options, model: PreTrainedModel) -> AbstractContextManager:
+def turnstile(options: Options, model: PreTrainedModel, device: torch.device) -> AbstractContextManager:
     """What keeps the ranks of a call in step; nothing where each rank runs on its own."""
     models = _in_step(options, model)
-    return Turnstile(models) if models else nullcontext()
+    return Turnstile(models, device) if models else nullcontext()
 
 
 def kept_in_step(rounds):
     """Open a turnstile around a call; the calls of `generate_batches` have one around all of them."""
 
     @functools.wraps(rounds)
-    def in_step(self, model: PreTrainedModel, *args, **kwargs):
-        with nullcontext() if self.options.rows_at_once is not None else turnstile(self.options, model):
-            return (yield from rounds(self, model, *args, **kwargs))
+    def in_step(self, model: PreTrainedModel, input_ids: torch.Tensor, *args, **kwargs):
+        is_one_of_many = self.options.rows_at_once is not None
+        with nullcontext() if is_one_of_many else turnstile(self.options, model, input_ids.device):
+            return (yield from rounds(self, model, input_ids, *args, **kwargs))
 
     return in_step
 
