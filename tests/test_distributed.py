@@ -69,6 +69,8 @@ def test_zero_3_is_recognised_and_leaves_sizes_known(target, partitioned):
     assert models.is_sharded(partitioned) and not models.is_sharded(target)
     assert models.num_parameters(partitioned) == target.num_parameters() > 0
     assert models.cached_model.last_id(partitioned) == tiny.VOCAB - 1
+    assert models.with_folded_attention(partitioned) is partitioned
+    assert models.with_folded_attention(target) is not target
 
 
 def test_encoders_whose_weights_are_elsewhere_are_not_the_same():

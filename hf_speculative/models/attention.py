@@ -80,7 +80,7 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
     as they are. The model itself where there is nothing to exchange.
     """
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward or is_sharded(model):
-        return model  # someone else has exchanged it, or FSDP has its own hand on the modules
+        return model  # someone else has exchanged it, or gathers weights in hooks that know the modules themselves
     folded = _folded(model)
     if folded is not model:
         AttentionInterface.register(NAME, folded_attention)
