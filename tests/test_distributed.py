@@ -18,17 +18,16 @@ from hf_speculative import models
 from hf_speculative.models import ranks
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory) -> list[dict[str, str]]:
-    """What became of each check on each rank. One pair of processes for all of them: it takes seconds to start."""
-    folder, processes = tmp_path_factory.mktemp("ranks"), []
+def test_two_ranks(tmp_path):
+    """All checks in one pair of processes, which takes seconds to start, and in one test, which runs in one worker."""
+    processes = []
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     for rank in range(2):
-        command = [sys.executable, "-W", "error:::hf_speculative", two_ranks.__file__, str(rank), port, str(folder)]
-        with (folder / f"{rank}.log").open("w") as log:
+        command = [sys.executable, two_ranks.__file__, str(rank), port, str(tmp_path)]
+        with (tmp_path / f"{rank}.log").open("w") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     try:
         for process in processes:
@@ -37,15 +36,18 @@ def results(tmp_path_factory) -> list[dict[str, str]]:
         for process in processes:
             process.kill()
             process.wait()
-    found = [folder / f"{rank}.json" for rank in range(2)]
-    return [json.loads(path.read_text()) if path.exists() else {} for path in found]
-
-
-@pytest.mark.parametrize("name", two_ranks.CHECKS)
-def test_two_ranks(results, name):
-    for rank, checks in enumerate(results):
-        if traceback := checks.get(name, "did not run"):
-            pytest.fail(f"rank {rank}: {traceback}", pytrace=False)
+    failures = []
+    for rank in range(2):
+        found = tmp_path / f"{rank}.json"
+        results = json.loads(found.read_text()) if found.exists() else {}
+        log = (tmp_path / f"{rank}.log").read_text()[-2000:]
+        failures += [
+            f"{name}, rank {rank}: {results.get(name, f'did not run. {log}')}"
+            for name in two_ranks.CHECKS
+            if results.get(name) != ""
+        ]
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)
 
 
 def test_synced_gpus_false_is_as_without(target, draft):
