@@ -50,6 +50,8 @@ def generate(
         use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: a `torch.Generator` to sample from.
+        synced_gpus: ranks wait for each other before each forward; by default where FSDP or ZeRO-3 has sharded a model
+            (docs/distributed.md).
         compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
         **generate_kwargs: anything else that `model.generate` takes.

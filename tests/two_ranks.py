@@ -63,7 +63,7 @@ def run(rank: int, port: str, folder: Path) -> None:
         try:
             function(rank)
             results[name] = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             results[name] = traceback.format_exc()
         (folder / f"{rank}.json").write_text(json.dumps(results))
         print(name, round(time.perf_counter() - start, 2), flush=True)
