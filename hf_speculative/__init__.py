@@ -1,11 +1,15 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
+from importlib import import_module
+from typing import Any
+
 from .adapters import with_adapter, without_adapter
 from .batches import Completion, generate_batches
 from .compatibility import Compatibility, check
 from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput
 from .embedded import embedded_pair
+from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
 from .generation import (
     SpeculativeGenerationMixin,
     attach,
@@ -18,29 +22,50 @@ from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
 
 __version__ = "0.1.0"
 
+#: public names whose modules are imported when they are first asked for
+_LAZY = {
+    "card": ".hub.card",
+    "from_pretrained": ".hub.pairing",
+    "save_pretrained": ".hub.pairing",
+}
+
 __all__ = [
     "Batch",
     "Compatibility",
     "Completion",
     "Draft",
     "Drafter",
+    "Evaluation",
     "GenerateSpeculativeOutput",
+    "Recommendation",
     "Round",
     "RowStatistics",
     "Rule",
     "Schedule",
+    "Setting",
     "SpeculativeConfig",
     "SpeculativeGenerationMixin",
     "Statistics",
+    "Totals",
     "Verdict",
     "attach",
+    "card",
     "check",
     "detach",
     "embedded_pair",
+    "evaluate",
+    "from_pretrained",
     "generate",
     "generate_batches",
     "patch_transformers",
     "record",
+    "save_pretrained",
     "with_adapter",
     "without_adapter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)

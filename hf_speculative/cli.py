@@ -22,7 +22,11 @@ from transformers.utils import logging as transformers_logging
 
 from . import compatibility, embedded
 from .benchmark.cli import bench
-from .comparison import Comparison, PromptError, Runner, read_prompts
+from .comparison import Comparison, Runner
+from .evaluation.cli import eval_command
+from .evaluation.journal import BadRow
+from .evaluation.rows import read_texts
+from .hub import cli as hub
 from .self_drafting import auto_class_for
 
 app = typer.Typer(
@@ -47,7 +51,7 @@ def _clean_errors() -> Iterator[None]:
     """What a user can mend is a message, not a traceback."""
     try:
         yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), str(error)))
         raise typer.Exit(2) from error
 
@@ -58,11 +62,9 @@ def generate(
         list[str] | None, typer.Argument(help="Prompts. Without any: --prompts, or standard input.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: .txt (a line each), .jsonl, .jsonl.gz.")
+        Path | None, typer.Option(help="A file of prompts: .txt (a line each), .jsonl, .csv, .parquet; .gz.")
     ] = None,
-    column: Annotated[
-        str, typer.Option("--field", help="The field of a .jsonl line that holds the prompt.")
-    ] = "prompt",
+    column: Annotated[str, typer.Option("--field", help="The column that holds the prompt.")] = "prompt",
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     num_draft_tokens: Annotated[
@@ -188,6 +190,10 @@ def check(
 
 
 app.command()(_clean_errors()(bench))
+app.command("eval")(_clean_errors()(eval_command))
+app.command()(_clean_errors()(hub.card))
+app.command()(_clean_errors()(hub.export_generate))
+app.command()(_clean_errors()(hub.export_vllm))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
@@ -202,10 +208,10 @@ def _print_answer(console: Console, answer: compatibility.Compatibility) -> None
     console.print("[green]compatible[/]" if answer else f"[red]not compatible[/]: {answer.reason}")
 
 
-def _without_broken(prompts: Iterator[str | PromptError], console: Console) -> Iterator[str]:
+def _without_broken(prompts: Iterator[str | BadRow], console: Console) -> Iterator[str]:
     for prompt in prompts:
-        if isinstance(prompt, PromptError):
-            console.print(f"[yellow]skipped[/] {prompt}")
+        if isinstance(prompt, BadRow):
+            console.print(f"[yellow]skipped[/] row {prompt.index}: {prompt.message}")
         else:
             yield prompt
 
@@ -217,9 +223,8 @@ def _prompt_source(given: list[str] | None, path: Path | None, column: str, embe
     if path is not None:
         if not path.is_file():
             raise ValueError(f"--prompts {path}: no such file.")
-        if not {".txt", ".jsonl"} & set(path.suffixes):
-            raise ValueError(f"--prompts {path}: a .txt, .jsonl or .jsonl.gz file is needed.")
-        return lambda: read_prompts(path, column)
+        texts = read_texts(path, column)
+        return lambda: iter(texts)
     if not given and not sys.stdin.isatty():
         given = [sys.stdin.read()]
     if not given or not any(given):

@@ -1,13 +1,9 @@
-"""Plain against speculative decoding on the same prompts: reading them, running both, adding up."""
+"""Plain against speculative decoding on the same prompts: running both, adding up."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,32 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from . import theory
 from .generation import generate
 from .statistics import Statistics, record
-
-
-class PromptError(ValueError):
-    """One line of a prompt file that cannot be used."""
-
-
-def read_prompts(path: Path, column: str) -> Iterator[str | PromptError]:
-    """The prompts of a .txt, .jsonl or .jsonl.gz file, a line each; a broken line comes as a `PromptError`."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    is_json = ".jsonl" in path.suffixes
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            if not is_json:
-                yield line.rstrip("\n")
-                continue
-            try:
-                prompt = json.loads(line)[column]
-                if not isinstance(prompt, str) or not prompt:
-                    raise TypeError(f"{prompt!r} is not a text")
-                yield prompt
-            except KeyError:
-                yield PromptError(f"{path.name}, line {number}: no field {column!r}; choose one with --field")
-            except (json.JSONDecodeError, TypeError) as error:
-                yield PromptError(f"{path.name}, line {number}: {error}")
 
 
 @dataclass

@@ -35,10 +35,12 @@ class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
 
     `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
     `past_key_values` is filled for a batch of one; for larger ones where a cache was passed in or the universal path is
-    taken, else it is `None`. `from_draft (batch, new)` says which of the new tokens the draft had guessed.
+    taken, else it is `None`. `from_draft (batch, new)` says which of the new tokens the draft had guessed, and
+    `survival (batch, new)` with what chance, given the draft, it was kept along with the draft tokens before it; nan elsewhere.
     """
 
     from_draft: Tensor | None = None
+    survival: Tensor | None = None
     statistics = cast("Statistics | None", None)  # no field: Whisper splits every field by rows
 
 
@@ -47,6 +49,7 @@ class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """The same for an encoder-decoder model."""
 
     from_draft: Tensor | None = None
+    survival: Tensor | None = None
     statistics = cast("Statistics | None", None)
 
 
@@ -170,12 +173,14 @@ class SpeculativeDecoding:
     def _as_dict(
         model: PreTrainedModel, inputs: Inputs, output: Output, stored
     ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
+        survival = output.survival()
         common: dict[str, Any] = {
             "sequences": output.sequences(),
             "scores": output.steps("scores"),
             "logits": output.steps("logits"),
             "past_key_values": stored,
-            "from_draft": output.from_draft(),
+            "from_draft": ~survival.isnan(),
+            "survival": survival,
         }
         if not model.config.is_encoder_decoder:
             layers = {name: output.layers(name) for name in ("hidden_states", "attentions")}

@@ -63,9 +63,13 @@ def generate(
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
     args = () if inputs is None else (inputs,)
-    if isinstance(vars(model).get("generate"), Attached):
+    own = vars(model).get("generate")
+    if isinstance(own, Attached):
         return model.generate(*args, **generate_kwargs)
-    return _generate(model, model.generate, _bind(model.generate, args, generate_kwargs))
+    # A repository's `custom_generate/` put this there, and may be what calls here: the class's own is the one to prepare.
+    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
+    plain_generate = type(model).generate.__get__(model) if is_custom else model.generate
+    return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
 
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
@@ -80,7 +84,9 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
 
 def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
     """One call's options, checked; `None` if nothing asks for speculation."""
-    options = read_options(model, kwargs, _load(attached_draft, model), attached_config or SpeculativeConfig(), _load)
+    options = read_options(
+        model, kwargs, load_draft(attached_draft, model), attached_config or SpeculativeConfig(), load_draft
+    )
     if options is None:
         return None
     checks.check_options(options)
@@ -133,7 +139,7 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
 
 
-def _load(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
+def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
     """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
     if not isinstance(draft_model, str):
         return checks.unwrap(draft_model, "draft_model")
@@ -221,7 +227,7 @@ def attach(
     existing = vars(target).get("generate")
     if existing is not None and not isinstance(existing, Attached):
         raise ValueError(f"`model.generate` was already replaced by {existing!r}: undo that first.")
-    draft = _load(draft_model, target)
+    draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
         self_drafting.check_draft_model(target, draft)

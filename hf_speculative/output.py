@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,7 +42,7 @@ class Output:
         as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]
         self.new_tokens: list[list[int]] = [[] for _ in range(batch_size)]
-        self.drafted: list[list[bool]] = [[] for _ in range(batch_size)]
+        self.survival_of: list[list[float]] = [[] for _ in range(batch_size)]
         self.running = set(range(batch_size))
         self.num_streamed = 0
         self.kept: dict[str, list[list[Tensor]]] = {
@@ -59,7 +61,8 @@ class Output:
                 rows[row] += [self.target.step_output(name, row, newest + i) for i in range(len(round.tokens[b]))]
             self.new_tokens[row] += round.tokens[b]
             num_from_draft = round.num_from_draft[b]
-            self.drafted[row] += [True] * num_from_draft + [False] * (len(round.tokens[b]) - num_from_draft)
+            num_own = len(round.tokens[b]) - num_from_draft
+            self.survival_of[row] += round.survival[b][:num_from_draft] + [math.nan] * num_own
             for name, rows in self.kept.items():
                 # Copied, so that one row does not keep the whole round's tensor.
                 steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
@@ -76,11 +79,11 @@ class Output:
         new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
 
-    def from_draft(self) -> Tensor:
-        """`(batch, new)` bool: the new tokens that the draft had guessed; False after the end of a row."""
+    def survival(self) -> Tensor:
+        """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
         longest = self._longest()
-        rows = [flags + [False] * (longest - len(flags)) for flags in self.drafted]
-        return torch.tensor(rows, device=self.input_ids.device)
+        rows = [row + [math.nan] * (longest - len(row)) for row in self.survival_of]
+        return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
 
     def steps(self, name: str) -> tuple[Tensor, ...] | None:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""

@@ -103,9 +103,13 @@ def tied_drafter(draft: PreTrainedModel) -> type[DFlash] | type[Gemma4Assistant]
     return DFlash if getattr(draft, "main_input_name", None) == "noise_embeds" else None
 
 
-def auto_class_for(name: str):
-    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others."""
-    config = AutoConfig.from_pretrained(name)
+def auto_class_for(name: str, **kwargs):
+    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others.
+
+    Args:
+        **kwargs: where its files come from, as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
+    """
+    config = AutoConfig.from_pretrained(name, **kwargs)
     classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]

@@ -16,6 +16,7 @@ import torch
 from .types import Round
 
 STAGES = ("draft", "verify", "accept", "rest", "probe")
+COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
 
 
 @dataclass
@@ -74,6 +75,12 @@ class RowStatistics:
         """Entry i: steps that accepted draft token i + 1, over all steps (unconditional)."""
         counts = self.acceptance_histogram
         return [sum(counts[i:]) / self.num_spec_steps for i in range(1, len(counts))]
+
+    @classmethod
+    def from_dict(cls, values: dict) -> RowStatistics:
+        """The inverse of `to_dict`."""
+        counts = {name: values[name] for name in COUNTS}
+        return cls(**counts, histogram=Counter({i: n for i, n in enumerate(values["acceptance_histogram"]) if n}))
 
     def to_dict(self) -> dict:
         """Counts and rates, ready for JSON (nan becomes None)."""
@@ -137,6 +144,13 @@ class Statistics(RowStatistics):
                 step = RowStatistics(1, 1, drafted, accepted, int(is_rejected), Counter({accepted: 1}))
             self.rows[row] += step
             super().__iadd__(step)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Statistics:
+        rows = [RowStatistics.from_dict(row) for row in values.get("rows", [])]
+        seconds = {stage: values["seconds"][stage] for stage in STAGES}
+        passes = {name: values[name] for name in ("num_calls", "num_target_forwards", "num_draft_forwards")}
+        return cls(**vars(RowStatistics.from_dict(values)), rows=rows, seconds=seconds, **passes)
 
     def to_dict(self) -> dict:
         total = {

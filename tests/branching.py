@@ -15,6 +15,8 @@ from hf_speculative import Draft
 
 
 class Branching:
+    one_hot_proposals = False
+
     def __init__(self, script: list[int]):
         self.script, self.arities, self.weight = script, [], 1.0
 

@@ -63,8 +63,8 @@ def test_a_file_with_broken_lines(run, tmp_path, name):
     total = rows[-1]["total"]
     assert total["num_prompts"] == total["num_identical"] == 2 and total["speedup"] > 0
     assert total["statistics"]["num_new_tokens"] == sum(row["statistics"]["num_new_tokens"] for row in rows[:2])
-    for number, reason in ((2, "Expecting"), (4, "no field 'text'"), (5, "7 is not a text")):
-        assert re.search(rf"line {number}: .*{reason}", result.stderr), result.stderr
+    for number, reason in ((1, "Expecting"), (2, "no 'text'"), (3, "7 is not a text")):
+        assert re.search(rf"row {number}: .*{reason}", result.stderr), result.stderr
 
 
 def test_a_text_file(run, tmp_path):
@@ -121,5 +121,7 @@ def test_errors_are_messages(run, args, message):
 
 
 def test_a_file_of_another_kind_and_an_empty_one(run, tmp_path):
-    assert "a .txt, .jsonl or .jsonl.gz file" in run("--prompts", write_prompts(tmp_path / "p.csv", ["a"])).stderr
+    assert (
+        "a file that ends in one of .txt, .jsonl" in run("--prompts", write_prompts(tmp_path / "p.bin", ["a"])).stderr
+    )
     assert "no prompt to work on" in run("--prompts", write_prompts(tmp_path / "p.jsonl", ["{"])).stderr

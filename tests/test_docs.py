@@ -46,6 +46,7 @@ def test_files_named_in_the_docs_exist():
 
 
 ARGUMENTS = {
+    "quality_unchanged.py": ["--limit", "2", "--max-new-tokens", "8"],
     "compare_batching.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2"],
     "compare_encoder_decoder.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1"],
     "compare_tokenizers.py": ["--max-new-tokens", "8", "--repeats", "1"],

@@ -54,6 +54,7 @@ def test_generate_returns_what_transformers_returns(target, draft):
     assert out.scores is None and out.logits is None and out.past_key_values is None
     assert out.statistics.num_new_tokens == 32 and out.from_draft.shape == (2, 16)
     assert out.from_draft.sum() == out.statistics.num_accepted_draft_tokens
+    assert torch.equal(out.from_draft, out.survival == 1) and torch.equal(~out.from_draft, out.survival.isnan())
 
 
 def test_a_generation_config_object(target, draft):

@@ -9,7 +9,7 @@ from branching import Laws, distance, one_hot, plain_law, round_law, sequence_la
 
 from hf_speculative import Draft, Rule, Verdict
 from hf_speculative.sampling import Greedy, Independent
-from hf_speculative.verification import RULES, BlockVerification, TokenVerification
+from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification
 from hf_speculative.verification.residual import draw_next_token, is_proposed, probability_of
 
 EXACT = 1e-12
@@ -288,3 +288,11 @@ def test_greedy_is_a_one_hot_law_for_every_rule(rule):
         draft = Draft(torch.tensor([tokens]), None, torch.tensor([2]))
         verdict = rule()(draft, sampler.probs(scores), sampler)
         assert (verdict.num_accepted.item(), verdict.next_token.item()) == (num_accepted, next_token)
+
+
+def test_sampled_verification_knows_the_chance_of_what_it_kept():
+    probs = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]]])
+    draft = Draft(torch.tensor([[0, 1]]), None, torch.tensor([2]))
+    verdict = SampledVerification()(draft, probs, Independent(None, 3))
+    torch.testing.assert_close(verdict.survival, torch.tensor([[0.5, 0.4]]))
+    assert SampledVerification()(draft, probs, Greedy(None, 3)).survival is None  # what came of it stands for it

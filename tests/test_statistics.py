@@ -110,3 +110,10 @@ def test_the_stopwatch_changes_no_part():
     watched = stopwatch.watch("draft", part, "work")
     assert watched.work(1) == 4 and watched.level == 3 and vars(part) == {}
     assert stopwatch.seconds()["draft"] > 0
+
+
+def test_statistics_come_back_from_json(target, draft):
+    with hs.record() as stats:
+        hs.generate(target, **tiny.prompts(3), max_new_tokens=12, pad_token_id=0, draft_model=draft, do_sample=False)
+    assert stats.num_accepted_draft_tokens and stats.num_rejections
+    assert Statistics.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats

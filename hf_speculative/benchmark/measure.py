@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from ..environment import environment
 from ..statistics import record
 from .cells import Cell
-from .environment import environment
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
 from .passes import PassTimer, copy_bandwidth, timed
@@ -55,7 +55,7 @@ def run(
         "repeats": repeats,
         "methods": {m.name: m.description for m in chosen},
     }
-    report = Report(pair.name, environment(pair), settings, copy_bandwidth(pair.device))
+    report = Report(pair.name, environment(pair.target), settings, copy_bandwidth(pair.device))
     steps = Steps(watch, total=sum(1 + (1 + repeats) * len(_methods_for(cell, chosen)) for cell in cells))
     try:
         for cell in cells:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..sampling import Sampler
 from ..types import Draft, Rule, Verdict
-from .residual import is_proposed
+from .residual import is_proposed, probability_of
 
 
 class SampledVerification(Rule):
@@ -23,4 +23,6 @@ class SampledVerification(Rule):
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)
-        return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0])
+        # Coupled or greedy, the draft looked at the target's own noise: its chance is then what came of it.
+        survival = None if sampler.one_hot_proposals else probability_of(target_probs, draft.tokens).cumprod(1)
+        return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], survival)

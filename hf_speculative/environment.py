@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
-from .pairs import Pair
 
-
-def environment(pair: Pair) -> dict[str, Any]:
+def environment(model: PreTrainedModel) -> dict[str, Any]:
     """Versions, hardware, threads and dtype, and the command line that is running."""
-    from .. import __version__  # not yet set while the package is being imported
+    from . import __version__  # not yet set while the package is being imported
 
-    on_gpu = pair.device.type == "cuda"
+    on_gpu = model.device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(pair.device) if on_gpu else _cpu_name(),
+        "device": torch.cuda.get_device_name(model.device) if on_gpu else _cpu_name(),
         "threads": torch.get_num_threads(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "hf_speculative": __version__,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    is_module = program.name == "__main__.py"
+    return shlex.join([*(["python", "-m", program.parent.name] if is_module else [program.name]), *sys.argv[1:]])
 
 
 def _cpu_name() -> str:

@@ -1,0 +1,148 @@
+"""One batch of prompts under one setting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
+
+from ..configuration import first_given
+from ..generation import generate
+from ..models import device_of
+from ..prompts import padded
+from .drafts import NamedDraft
+from .journal import Call, Difference, Row
+from .settings import Setting
+
+#: tokens of a warm-up
+FEW = 8
+
+
+@dataclass
+class Decoder:
+    """A target with its drafts, and the options of all calls.
+
+    Attributes:
+        kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
+        seed: batch b is sampled with seed + b, under every setting.
+    """
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafts: Mapping[str, NamedDraft]
+    kwargs: dict[str, Any]
+    seed: int
+
+    def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
+        """What a first call does once, costs measured and memory taken; also where a setting that cannot work raises."""
+        few = {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
+        if self.kwargs.get("min_new_tokens") is not None:
+            few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
+        with self._seeded(0):
+            generate(self.target, **self._inputs(prompts), **self._kwargs(setting) | few)
+
+    def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
+        """The prompts under the setting, timed."""
+        inputs = self._inputs(prompts)
+        with self._seeded(batch):
+            start = time.perf_counter()
+            output: Any = generate(self.target, **inputs, **self._kwargs(setting))
+            if self.target.device.type == "cuda":
+                torch.cuda.synchronize(self.target.device)
+            seconds = time.perf_counter() - start
+        width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        new = output.sequences[:, width:].tolist()
+        if setting.is_plain:
+            return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, prompts)))
+        counts, survival = output.statistics, output.survival.tolist()
+        rows = []
+        for index, ids, chances, of_row in zip(indices, new, survival, counts.rows, strict=True):
+            ids = ids[: of_row.num_new_tokens]
+            known = [None if chance != chance else round(chance, 4) for chance in chances[: len(ids)]]
+            rows.append(Row(index, ids, self._text(ids), None, self._pieces(ids), known, of_row))
+        return Call(setting.name, batch, seconds, rows, counts)
+
+    def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
+        """Where `other` leaves `plain`, and how close the target's two best tokens are there."""
+        pairs = zip(plain.new_ids, other.new_ids, strict=False)
+        shorter = min(len(plain.new_ids), len(other.new_ids))
+        position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+        before = plain.new_ids[:position]
+        is_encoder_decoder = self.target.config.is_encoder_decoder
+        inputs = self._inputs([prompt if is_encoder_decoder else prompt + before])
+        if is_encoder_decoder:
+            config = self.target.generation_config
+            start = first_given(config.decoder_start_token_id, self.target.config.decoder_start_token_id)
+            inputs["decoder_input_ids"] = torch.tensor([[start, *before]], device=device_of(self.target))
+        one = {"max_new_tokens": 1, "min_new_tokens": None, "do_sample": False, "draft_model": None}
+        one |= {"output_logits": True, "return_dict_in_generate": True}
+        logits = generate(self.target, **inputs, **self.kwargs | one).logits[0][0].float()
+        best, second = logits.topk(2).values.tolist()
+        return Difference(setting.name, plain.index, position, best - second)
+
+    def _kwargs(self, setting: Setting) -> dict[str, Any]:
+        draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}
+        if setting.draft is not None:
+            draft = self.drafts[setting.draft].generate_kwargs
+        return {**self.kwargs, **setting.generate_kwargs, **draft, "return_dict_in_generate": True}
+
+    def _inputs(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+        ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.target.config.is_encoder_decoder)
+        device = device_of(self.target)
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+    @contextmanager
+    def _seeded(self, batch: int):
+        """The same randomness for a batch under every setting; the user's own is left as it was."""
+        device = self.target.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed + batch)
+            yield
+
+    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
+        ids = self._without_padding(ids)
+        return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
+
+    def _without_padding(self, ids: list[int]) -> list[int]:
+        """Plain output up to its end; the end token is kept, also where it serves as padding.
+
+        A row that a stop string ended is padded only where there is an end token as well, else it goes on, so that the string
+        has to be looked for.
+        """
+        stop_strings = self.kwargs.get("stop_strings")
+        if stop_strings is not None:
+            stops = StopStringCriteria(self.tokenizer, stop_strings)
+            ends = (end for end in range(1, len(ids)) if bool(stops(torch.tensor([ids[:end]]), None)))
+            if (end := next(ends, None)) is not None:
+                ids = ids[:end]
+        pad, end = self.kwargs["pad_token_id"], len(ids)
+        while end and ids[end - 1] == pad:
+            end -= 1
+        eos = first_given(self.kwargs.get("eos_token_id"), self.target.generation_config.eos_token_id)
+        return ids[: end + 1] if pad in _as_list(eos) else ids[:end]
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _pieces(self, ids: list[int]) -> list[str]:
+        """The text that each token adds; together the whole text. A token that leaves a character incomplete adds none."""
+        pieces, start, read = [], 0, 0
+        for end in range(1, len(ids) + 1):
+            before, now = (self._text(ids[start:until]) for until in (read, end))
+            if len(now) <= len(before) or (now.endswith("\ufffd") and end < len(ids)):
+                pieces.append("")
+                continue
+            pieces.append(now[len(before) :])
+            start, read = read, end
+        return pieces
+
+
+def _as_list(ids) -> list[int]:
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]

@@ -1,0 +1,90 @@
+"""The drafts of an evaluation, by name, each loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import checks
+from ..generation import Attached, load_draft
+
+
+@dataclass(frozen=True)
+class NamedDraft:
+    """A draft that is compared.
+
+    Attributes:
+        source: the Hub name or folder it came from, `""` if none is known.
+        tokenizer: its own, where its vocabulary is not the target's.
+    """
+
+    name: str
+    source: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def generate_kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {"draft_model": self.model}
+        return kwargs if self.tokenizer is None else kwargs | {"draft_tokenizer": self.tokenizer}
+
+
+#: a model, the name of one, several of them, or several with names of the user's
+Drafts: TypeAlias = (
+    "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | str] | None"
+)
+
+
+def named_drafts(
+    given: Drafts,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizers: Mapping[str, PreTrainedTokenizerBase],
+) -> dict[str, NamedDraft]:
+    """The drafts by name; the one that is attached where none is given.
+
+    Raises:
+        ValueError: two have the same name, or a tokenizer is named for a draft that is not there.
+    """
+    if given is None:
+        attached = vars(target).get("generate")
+        given = attached.draft_model if isinstance(attached, Attached) else None
+    if given is None:
+        pairs: list[tuple[str, PreTrainedModel | str]] = []
+    elif isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        models = list(given) if isinstance(given, (list, tuple)) else [given]
+        pairs = [(_name(model), model) for model in models]
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"two drafts are called {', '.join(names)}: pass `draft_model={{name: model}}` to tell them apart."
+        )
+    unknown = sorted(draft_tokenizers.keys() - set(names))
+    if unknown:
+        raise ValueError(f"`draft_tokenizers` names {', '.join(unknown)}, the drafts are {', '.join(names) or 'none'}.")
+    return {name: _draft(name, model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
+
+
+def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
+    if draft_tokenizer is None and isinstance(given, str):
+        draft_tokenizer = AutoTokenizer.from_pretrained(given)
+    if draft_tokenizer is not None and draft_tokenizer.get_vocab() == tokenizer.get_vocab():
+        draft_tokenizer = None
+    model: Any = load_draft(given, target)
+    checks.check_model(model, "draft_model")
+    source = given if isinstance(given, str) else model.config.name_or_path
+    return NamedDraft(name, source, model, draft_tokenizer)
+
+
+def _name(model: PreTrainedModel | str) -> str:
+    if isinstance(model, str):
+        return model
+    model = checks.unwrap(model, "draft_model")
+    checks.check_model(model, "draft_model")
+    return Path(model.config.name_or_path).name or "draft"

@@ -1,0 +1,92 @@
+"""What is decoded, and what it is compared with: the prompts of a data set, and the references of a score."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..prompts import prompt_ids
+from . import scores
+from .journal import BadRow
+from .results import Evaluation
+from .rows import Reader, reader
+
+
+@dataclass
+class Prompts:
+    """The prompts that can be used, by their index in the data set."""
+
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    bad_rows: list[BadRow] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(list(self.ids.items())).encode()).hexdigest()[:16]
+
+    def batch(self, number: int, size: int) -> tuple[list[int], list[list[int]]]:
+        indices = list(self.ids)[number * size : (number + 1) * size]
+        return indices, [self.ids[index] for index in indices]
+
+
+def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int) -> Prompts:
+    read = reader(how, rows)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    prompts = Prompts()
+    for index, row in enumerate(rows):
+        if isinstance(row, BadRow):
+            prompts.bad_rows.append(row)
+            continue
+        try:
+            ids = prompt_ids(read(row), index, model, tokenizer)
+            if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
+                raise ValueError(
+                    f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"
+                )
+        except (ValueError, TypeError) as error:
+            prompts.bad_rows.append(BadRow(index, str(error)))
+        else:
+            prompts.ids[index] = ids
+    if not prompts.ids:
+        first = prompts.bad_rows[0]
+        raise ValueError(f"no row of `dataset` can be used; row {first.index}: {first.message}.")
+    return prompts
+
+
+@dataclass
+class Task:
+    """A score and what it compares with."""
+
+    score: Any
+    references: Reader | None
+    by_index: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.name = self.score if isinstance(self.score, str) else getattr(self.score, "name", "score")
+        if self.references is None:
+            if self.score not in scores.SCORES_OF_ROWS:
+                raise ValueError("`score` needs `references`: the column, template or function that they come from.")
+            self.references = lambda row: row
+        self.score = scores.resolve(self.score)
+
+    def read(self, rows: list, prompts: Prompts) -> None:
+        """The references of all prompts; a row without one is a bad row."""
+        read = reader(self.references, rows, "references")
+        for index in list(prompts.ids):
+            try:
+                self.by_index[index] = read(rows[index])
+            except (ValueError, TypeError, KeyError) as error:
+                prompts.bad_rows.append(BadRow(index, f"its reference: {error}"))
+                del prompts.ids[index]
+        if not prompts.ids:
+            raise ValueError(f"no row of `dataset` has a reference; row 0: {prompts.bad_rows[0].message}.")
+
+    def scores_of(self, evaluation: Evaluation) -> dict[str, dict[str, float]]:
+        """The scores of every setting's texts."""
+        found = {}
+        for setting in evaluation.settings:
+            rows = evaluation.rows(setting)
+            texts, references = [row.text for row in rows.values()], [self.by_index[index] for index in rows]
+            found[setting.name] = scores.numbers(self.score(texts, references), self.name)
+        return found

@@ -1,0 +1,217 @@
+"""Results as they come: one JSON line a call of `generate`, so that a killed run loses nothing and can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..statistics import RowStatistics, Statistics
+
+FORMAT = 1
+
+
+@dataclass
+class Row:
+    """What one prompt became in one call.
+
+    Attributes:
+        index: the prompt's place in the data set, from 0.
+        new_ids: the new tokens, without padding.
+        text: they as text, without special tokens.
+        prompt: the prompt as text; in plain calls only, which every prompt has.
+        pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
+        survival: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
+        statistics: counts of this row; `None` for plain decoding.
+    """
+
+    index: int
+    new_ids: list[int]
+    text: str
+    prompt: str | None = None
+    pieces: list[str] = field(default_factory=list)
+    survival: list[float | None] = field(default_factory=list)
+    statistics: RowStatistics | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Row:
+        counts = values["statistics"]
+        return cls(**values | {"statistics": counts and RowStatistics.from_dict(counts)})
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"statistics": self.statistics and self.statistics.to_dict()}
+
+
+@dataclass
+class Call:
+    """One call of `generate`: a batch of prompts under one setting.
+
+    Attributes:
+        setting: its name.
+        batch: the number of the batch, from 0.
+        seconds: wall time.
+        rows: its prompts.
+        statistics: counts and times of the whole call, its `rows` left to the rows here; `None` for plain decoding.
+    """
+
+    setting: str
+    batch: int
+    seconds: float
+    rows: list[Row]
+    statistics: Statistics | None = None
+
+    @property
+    def num_new_tokens(self) -> int:
+        return sum(len(row.new_ids) for row in self.rows)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Call:
+        counts = values["statistics"]
+        rows = [Row.from_dict(row) for row in values["rows"]]
+        return cls(**values | {"rows": rows, "statistics": counts and Statistics.from_dict(counts)})
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = self.statistics and {name: v for name, v in self.statistics.to_dict().items() if name != "rows"}
+        return vars(self) | {"rows": [row.to_dict() for row in self.rows], "statistics": counts}
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row of the data set, or a prompt, that could not be used."""
+
+    index: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a greedy text leaves plain decoding's.
+
+    Attributes:
+        position: the first new token that differs, from 0.
+        logit_gap: between the target's two best tokens there, prompt and text before it read in one pass: next to nothing in
+            half precision, where a tie breaks either way.
+    """
+
+    setting: str
+    index: int
+    position: int
+    logit_gap: float
+
+
+@dataclass
+class Journal:
+    """All that is known of an evaluation.
+
+    Attributes:
+        header: what was evaluated, on what, with which options and where.
+        calls: by setting and number of the batch.
+        bad_rows: by index.
+        differences: by setting and index.
+        scores: for each setting's name, the task scores of all its texts.
+    """
+
+    header: dict[str, Any]
+    calls: dict[tuple[str, int], Call] = field(default_factory=dict)
+    bad_rows: dict[int, BadRow] = field(default_factory=dict)
+    differences: dict[tuple[str, int], Difference] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, entry: Call | BadRow | Difference) -> None:
+        match entry:
+            case Call():
+                self.calls[entry.setting, entry.batch] = entry
+            case BadRow():
+                self.bad_rows[entry.index] = entry
+            case Difference():
+                self.differences[entry.setting, entry.index] = entry
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines of a file, in order."""
+        calls = sorted(self.calls.values(), key=lambda call: call.batch)
+        return [
+            {"header": self.header},
+            *(_line(row) for _, row in sorted(self.bad_rows.items())),
+            *map(_line, calls),
+            *map(_line, self.differences.values()),
+            *([{"scores": self.scores}] if self.scores else []),
+        ]
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """The file of an evaluation, finished or not. A last line that was cut off by a kill is left out.
+
+        Raises:
+            ValueError: it is no such file.
+        """
+        lines = path.read_text(encoding="utf-8").split("\n")
+        del lines[-1]  # empty after a whole line, else what a kill left of one
+        try:
+            (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
+            if header["format"] != FORMAT:
+                raise ValueError(f"its format is {header['format']}, this version reads {FORMAT}")
+            journal = cls(header)
+            for line in lines[1:]:
+                ((kind, values),) = json.loads(line).items()
+                if kind == "scores":
+                    journal.scores = values
+                else:
+                    journal.add(KINDS[kind](values))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not the file of an evaluation ({error!r}): name another file.") from error
+        return journal
+
+    def write(self, path: Path) -> None:
+        """The whole file anew, in one step: a kill leaves the old one or the new one."""
+        beside = path.with_name(path.name + ".new")
+        beside.write_text("".join(map(_dumped, self.entries())), encoding="utf-8")
+        os.replace(beside, path)
+
+
+#: what the lines of a file hold, by their key
+KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
+    "call": Call.from_dict,
+    "bad_row": lambda values: BadRow(**values),
+    "difference": lambda values: Difference(**values),
+}
+
+
+def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
+    match entry:
+        case Call():
+            return {"call": entry.to_dict()}
+        case BadRow():
+            return {"bad_row": asdict(entry)}
+        case Difference():
+            return {"difference": asdict(entry)}
+
+
+def _dumped(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class Recorder:
+    """Adds to a journal and, where there is one, to its file, a whole line at a time."""
+
+    def __init__(self, journal: Journal, path: Path | None):
+        self.journal = journal
+        self.file: IO[str] | None = None
+        if path is not None:
+            journal.write(path)
+            self.file = path.open("a", encoding="utf-8")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def add(self, entry: Call | BadRow | Difference) -> None:
+        self.journal.add(entry)
+        if self.file is not None:
+            self.file.write(_dumped(_line(entry)))
+            self.file.flush()

@@ -1,0 +1,90 @@
+"""What is to be evaluated, and going on with what earlier runs left."""
+
+from __future__ import annotations
+
+import glob
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .journal import Journal
+from .processes import Processes
+from .results import Evaluation
+from .settings import Setting, with_baselines
+
+#: what has to be the same for a file of results to be gone on with
+FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate")
+
+
+@dataclass
+class Plan:
+    """What is to be evaluated, and the file it goes to."""
+
+    header: dict[str, Any]
+    settings: list[Setting]
+    path: Path | None
+
+    def known(self, processes: Processes) -> Journal:
+        """What earlier runs left in the file, of all processes.
+
+        Raises:
+            ValueError: the file is about something else.
+        """
+        paths = [] if self.path is None else [self.path, *self._others()]
+        found = [Journal.read(path) for path in paths if path.exists()]
+        for journal in found:
+            self.check(journal)
+        return self.merged(processes.gather(found))
+
+    def merged(self, journals: list[Journal]) -> Journal:
+        """One journal of all, each call once, with this run's header and all settings there are."""
+        header = dict(self.header)
+        settings = [Setting(**values) for journal in journals for values in journal.header["settings"]]
+        unique = {setting.name: setting for setting in [*settings, *self.settings]}
+        header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
+        headers = [*(journal.header for journal in journals), self.header]
+        header["drafts"] = {name: source for h in headers for name, source in h["drafts"].items()}
+        header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
+        merged = Journal(header)
+        for journal in journals:
+            merged.calls |= journal.calls
+            merged.bad_rows |= journal.bad_rows
+            merged.differences |= journal.differences
+        return merged
+
+    def path_of(self, processes: Processes) -> Path | None:
+        """The file that a process adds to: the first the one asked for, each other one beside it."""
+        if self.path is None or not processes.writes:
+            return None
+        return self.path.with_name(f"{self.path.name}.rank{processes.rank}") if processes.rank else self.path
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """All in one file, in order; the files of other processes are not needed any more."""
+        if self.path is not None:
+            evaluation.journal.write(self.path)
+            for path in self._others():
+                path.unlink()
+
+    def _others(self) -> list[Path]:
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*"))
+
+    def check(self, journal: Journal) -> None:
+        """Refuse to go on with a file about something else."""
+        theirs, ours = journal.header, json.loads(json.dumps(self.header))
+        other = {name: (theirs[name], ours[name]) for name in FIXED if theirs[name] != ours[name]}
+        devices = theirs["environment"]["device"], ours["environment"]["device"]
+        other |= {"device": devices} if devices[0] != devices[1] else {}
+        if other:
+            name, (before, now) = next(iter(other.items()))
+            raise ValueError(
+                f"`results={str(self.path)!r}` holds another evaluation, whose {name} is {before!r} and not {now!r}: name "
+                "another file, or delete this one."
+            )
+        known = {values["draft"]: theirs["drafts"].get(values["draft"]) for values in theirs["settings"]}
+        for name, source in ours["drafts"].items():
+            if known.get(name, source) != source:
+                raise ValueError(
+                    f"`results={str(self.path)!r}` has another draft {name!r}, from {known[name]!r} and not {source!r}: give "
+                    "this one another name, `draft_model={name: model}`."
+                )

@@ -1,0 +1,46 @@
+"""Several processes that share one evaluation, each with its own batches: `accelerate launch -m hf_speculative eval ...`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of how many processes this is.
+
+    Attributes:
+        writes: this one keeps the file; of ranks that hold one sharded model, only the first does.
+    """
+
+    rank: int = 0
+    count: int = 1
+    writes: bool = True
+
+    @classmethod
+    def of(cls, model) -> Processes:
+        """As launched: alone, one of several, or a shard of a model whose ranks all decode the same."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            return cls()
+        rank = int(os.environ["RANK"])
+        if (getattr(model, "tp_size", None) or 1) > 1:
+            return cls(writes=rank == 0)
+        try:
+            from accelerate import PartialState
+        except ImportError as error:
+            raise ImportError("several processes need accelerate: pip install 'hf_speculative[accelerate]'.") from error
+        state = PartialState(cpu=model.device.type == "cpu")  # joins the others; it does not choose gloo by itself
+        if state.num_processes != count:
+            raise RuntimeError(f"WORLD_SIZE is {count}, but accelerate joined {state.num_processes} processes.")
+        return cls(rank, count)
+
+    def gather(self, entries: list[Any]) -> list[Any]:
+        """All processes' entries, in the order of ranks, in every process."""
+        if self.count == 1:
+            return entries
+        from accelerate.utils import gather_object
+
+        return gather_object(entries)

@@ -1,0 +1,166 @@
+"""From a data set to prompts: any `datasets` data set, a name on the Hub, or a file; a broken row is told apart, not fatal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .journal import BadRow
+
+#: builders of `datasets` for files, by ending; lines of text and JSON are read here, so that one broken line is only that
+BUILDERS = {".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+BY_LINES = (".txt", ".jsonl")
+#: what a line of text becomes, and the column that prompts come from by default
+DEFAULT_FIELD = "prompt"
+
+#: how a row becomes a prompt: a column's name, a Jinja template over the columns, or a function of the row
+Reader = str | Callable[[Mapping[str, Any]], Any]
+
+
+def read_rows(
+    dataset, *, split: str | None = None, config: str | None = None, limit: int | None = None
+) -> list[Mapping[str, Any] | BadRow]:
+    """The rows of a data set; a line that cannot be read becomes a `BadRow`.
+
+    Args:
+        dataset: a `datasets` data set, a list of rows or of texts, a file (.txt, .jsonl, .json, .csv, .tsv, .parquet, the first
+            two also as .gz), a folder that `save_to_disk` wrote, or a name on the Hub.
+        split, config: of a data set with several.
+        limit: rows from the start.
+
+    Raises:
+        ValueError, TypeError: it is nothing of the kind, or has several splits and none is named.
+    """
+    if isinstance(dataset, (str, Path)):
+        dataset = _open(str(dataset), split, config)
+    elif config is not None:
+        raise ValueError(f"`config={config!r}` chooses within a data set on the Hub: leave it out.")
+    dataset = _one_split(dataset, split)
+    if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
+        raise TypeError(
+            f"`dataset` is a {type(dataset).__name__}: pass a datasets.Dataset, a list of rows, a file or a name."
+        )
+    rows = [_row(row, index) for index, row in enumerate(islice(dataset, limit))]
+    if not rows:
+        raise ValueError(f"`dataset` has no rows{'' if limit is None else f' within limit={limit}'}.")
+    return rows
+
+
+def _open(name: str, split: str | None, config: str | None):
+    from datasets import load_dataset, load_from_disk  # a second of imports
+
+    path = Path(name)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    ending = next((s for s in reversed(suffixes) if s in BUILDERS or s in BY_LINES), None)
+    if path.is_file():
+        if ending in BY_LINES:
+            return _lines(path, is_json=ending == ".jsonl")
+        if ending is None:
+            endings = ", ".join((*BY_LINES, *BUILDERS))
+            raise ValueError(f"{name}: a file that ends in one of {endings} is needed (.txt and .jsonl also with .gz).")
+        options = {"sep": "\t"} if ending == ".tsv" else {}
+        return load_dataset(BUILDERS[ending], data_files=name, split="train", **options)
+    if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
+        return load_from_disk(name)
+    if ending is not None:
+        raise ValueError(f"{name}: no such file.")
+    return load_dataset(name, config, split=split)
+
+
+def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadRow]:
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        lines = (line for line in file if line.strip())
+        for index, line in enumerate(lines):
+            if not is_json:
+                yield line.rstrip("\n")
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                yield BadRow(index, f"no JSON: {error}")
+
+
+def _one_split(dataset, split: str | None):
+    if not isinstance(dataset, dict) or type(dataset) is dict:  # DatasetDict and its kin
+        return dataset
+    splits = dataset
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split not in splits:
+        raise ValueError(f"`split={split!r}` is not one of the data set's, {', '.join(map(str, splits))}: name one.")
+    return splits[split]
+
+
+def _row(row, index: int) -> Mapping[str, Any] | BadRow:
+    if isinstance(row, (Mapping, BadRow)):
+        return row
+    if isinstance(row, str):
+        return {DEFAULT_FIELD: row}
+    return BadRow(index, f"a {type(row).__name__}, neither a text nor columns with names")
+
+
+def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[Mapping[str, Any]], Any]:
+    """A function from a row to what `how` names.
+
+    The function raises ValueError where a row lacks it.
+
+    Raises:
+        ValueError: no row has it, or a template that is none.
+    """
+    how = DEFAULT_FIELD if how is None else how
+    if not isinstance(how, str):
+        return how
+    if "{{" in how or "{%" in how:
+        return _template(how, option)
+    columns = list(dict.fromkeys(name for row in rows if not isinstance(row, BadRow) for name in map(str, row)))
+    if columns and how not in columns:
+        raise ValueError(f"`{option}={how!r}` is no column of the data set, which has {', '.join(columns)}: name one.")
+
+    def column(row: Mapping[str, Any]):
+        if row.get(how) is None:
+            raise ValueError(f"no {how!r}")
+        return row[how]
+
+    return column
+
+
+def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
+    """The texts in a column of a data set or file; a row without one comes as a `BadRow`."""
+    rows = read_rows(dataset)
+    read = reader(field, rows, "field")
+
+    def text(row, index: int) -> str | BadRow:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            value = read(row)
+        except ValueError as error:
+            return BadRow(index, str(error))
+        return value if isinstance(value, str) and value else BadRow(index, f"{value!r} is not a text")
+
+    return [text(row, index) for index, row in enumerate(rows)]
+
+
+def _template(source: str, option: str) -> Callable[[Mapping[str, Any]], str]:
+    # As transformers renders chat templates, but a name that is not there is an error.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    try:
+        template = environment.from_string(source)
+    except TemplateError as error:
+        raise ValueError(f"`{option}` is no Jinja template: {error}.") from error
+
+    def render(row: Mapping[str, Any]) -> str:
+        try:
+            return template.render(**row)
+        except TemplateError as error:
+            raise ValueError(f"the template of `{option}` fails: {error}") from error
+
+    return render

@@ -1,0 +1,100 @@
+"""What a card says: tables of acceptance lengths and speed, where they were measured, and four lines to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..evaluation import Evaluation
+from ..evaluation.settings import temperature_name
+from .figures import Figure, data_set_name
+
+PROMPT = "def main():"
+
+
+def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure]) -> str:
+    """Four lines to paste: from a repository that names its draft, from both models, or with drafts copied from the text."""
+    if repo is None and draft is not None:
+        return f"""import hf_speculative, transformers
+pipe = transformers.pipeline("text-generation", model="{target}")
+hf_speculative.attach(pipe.model, draft_model="{draft}")
+print(pipe("{PROMPT}", max_new_tokens=64)[0]["generated_text"])"""
+    name, loader, call, copied = repo, "hf_speculative.from_pretrained", "model.generate(", ""
+    if name is None:
+        best = max(figures, key=lambda figure: figure.totals.speedup or 0.0).setting
+        name, loader, call = (
+            target,
+            "transformers.AutoModelForCausalLM.from_pretrained",
+            "hf_speculative.generate(model, ",
+        )
+        copied = f", prompt_lookup_num_tokens={best.prompt_lookup_num_tokens}"
+    inputs = f'**tokenizer("{PROMPT}", return_tensors="pt").to(model.device)'
+    return f"""import hf_speculative, transformers
+model = {loader}("{name}")
+tokenizer = transformers.AutoTokenizer.from_pretrained("{name}")
+print(tokenizer.decode({call}{inputs}, max_new_tokens=64{copied})[0]))"""
+
+
+def shown(found: Mapping[str, Evaluation], figures: list[Figure], draft: str | None) -> dict[str, Any]:
+    return {
+        "figures": figures,
+        "temperature_name": temperature_name,
+        "acceptance": _acceptance(figures, draft),
+        "recommended": [(name, [str(r) for r in one.recommendations]) for name, one in found.items()],
+        "sources": [_source(name, one, [f for f in figures if f.use_case == name]) for name, one in found.items()],
+        "places": _places(found),
+    }
+
+
+def _acceptance(figures: list[Figure], draft: str | None) -> list[dict[str, Any]]:
+    """For each temperature and set of options a table: rows of use cases, columns of draft lengths."""
+    tables: dict[str, dict[str, dict[int, float | None]]] = {}
+    for figure in figures:
+        setting = figure.setting
+        if setting.draft == draft:
+            options = "".join(f", {name}={value}" for name, value in setting.options.items())
+            table = tables.setdefault(temperature_name(setting.temperature) + options, {})
+            row = table.setdefault(figure.use_case, {})
+            row[setting.num_draft_tokens or setting.prompt_lookup_num_tokens or 0] = figure.mean_acceptance_length
+    shown = []
+    for name, table in tables.items():
+        lengths = sorted({length for row in table.values() for length in row}, key=lambda length: length or 10**9)
+        rows = [(use_case, [row.get(length) for length in lengths]) for use_case, row in table.items()]
+        shown.append({"name": name, "lengths": [length or "adaptive" for length in lengths], "rows": rows})
+    return shown
+
+
+def _source(use_case: str, evaluation: Evaluation, figures: list[Figure]) -> str:
+    dataset = evaluation.header["dataset"]
+    parts = [f"`{data_set_name(evaluation)}`"] + [str(dataset[key]) for key in ("config", "split") if dataset[key]]
+    parts.append(f"{max((figure.totals.num_prompts for figure in figures), default=0)} prompts")
+    if evaluation.bad_rows:
+        parts.append(f"{len(evaluation.bad_rows)} rows could not be used")
+    if not evaluation.is_complete:
+        parts.append("unfinished")
+    parts += [f"`{name}={value}`" for name, value in evaluation.header["generate"].items() if _is_told(name, value)]
+    exact = [figure.totals for figure in figures if figure.totals.num_identical is not None]
+    if exact:
+        same, total = sum(t.num_identical or 0 for t in exact), sum(t.num_prompts for t in exact)
+        parts.append(f"{same} of {total} greedy texts identical to plain decoding's")
+    return f"{use_case}: {', '.join(parts)}."
+
+
+def _is_told(name: str, value: Any) -> bool:
+    return isinstance(value, (int, float)) and not name.endswith("_token_id")
+
+
+def _places(found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+    """Where it was measured, each place once, with the commands that ran there."""
+    places: dict[str, list[str]] = {}
+    for evaluation in found.values():
+        where = evaluation.environment
+        versions = [f"{name} {where[name]}" for name in ("hf_speculative", "transformers", "torch", "python")]
+        cores = f"cores: {where['cores']}, threads: {where['threads']}"
+        cuda = [f"CUDA {where['cuda']}"] if where.get("cuda") else []
+        parts = [where["device"], cores, evaluation.header["dtype"], ", ".join([*versions, *cuda]), where["system"]]
+        hardware = "; ".join(parts)
+        commands = places.setdefault(hardware, [])
+        if where["command"] not in commands:
+            commands.append(where["command"])
+    return [{"hardware": hardware, "commands": commands} for hardware, commands in places.items()]

@@ -1,0 +1,160 @@
+"""The commands `hf-speculative card`, `export-generate` and `export-vllm`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from . import card as cards
+from . import export, vllm
+
+RESULTS = typer.Argument(
+    metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
+)
+
+
+def card(
+    results: Annotated[list[str], RESULTS],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="A README.md, or the folder of one, to write or edit. Without: print the card."
+        ),
+    ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(help="Edit the card of this Hub repository instead, in a commit.")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="As a pull request of that repository.")] = False,
+    draft_model: Annotated[str | None, typer.Option(help="Which draft, where several were evaluated.")] = None,
+    target_name: Annotated[
+        str | None, typer.Option(help="The target's name on the Hub, if evaluated from a folder.")
+    ] = None,
+    draft_name: Annotated[
+        str | None, typer.Option(help="The draft's name on the Hub, if evaluated from a folder.")
+    ] = None,
+) -> None:
+    """Write a model card for a target and its draft, from evaluations.
+
+    Metadata for the Hub, acceptance length by use case and draft length, speed with hardware and command, and four lines to
+    paste. A card that is there keeps all it has; a second run replaces what the first one wrote.
+
+    Print one:  hf-speculative card results.jsonl
+
+    Two kinds of prompts, into the folder of the pair:  hf-speculative card code=humaneval.jsonl chat=mtbench.jsonl -o my-pair
+
+    On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
+    """
+    if create_pr and push_to_hub is None:
+        raise ValueError("--create-pr has no effect without --push-to-hub.")
+    text = cards.card(
+        _by_use_case(results),
+        output,
+        draft_model=draft_model,
+        target_name=target_name,
+        draft_name=draft_name,
+        push_to_hub=push_to_hub,
+        create_pr=create_pr,
+    )
+    if output is None and push_to_hub is None:
+        print(text, end="")
+    else:
+        Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
+
+
+def export_generate(
+    folder: Annotated[Path, typer.Argument(help="Where to write; it may hold a model's weights.")],
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            help="The draft of calls that name none: a Hub name, or a subfolder as ./draft. Default: what the folder's "
+            "speculative_config.json names."
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to draft a round in those calls; by default chosen each round.")
+    ] = None,
+    repo_id: Annotated[
+        str | None, typer.Option(help="The Hub repository it is for, to be named in its README.")
+    ] = None,
+) -> None:
+    """Write a custom_generate/ folder: speculative decoding for people who attach nothing.
+
+    After  hf-speculative export-generate my-repo  this works, from the folder or once it is on the Hub:
+
+        model.generate(**inputs, custom_generate="my-repo", trust_remote_code=True, draft_model=draft)
+
+    With weights in the folder, transformers' own from_pretrained gives a model that speculates:
+
+        AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
+    """
+    code = export.export_generate(folder, draft_model=draft_model, num_draft_tokens=num_draft_tokens, repo_id=repo_id)
+    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}", markup=False)
+
+
+def export_vllm(
+    results: Annotated[list[str], RESULTS],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the speculative config to this JSON file as well.")
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Which draft, where several were evaluated.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="At which temperature, where several were evaluated.")
+    ] = None,
+    target_name: Annotated[str | None, typer.Option(help="Another name or folder of the target.")] = None,
+    draft_name: Annotated[str | None, typer.Option(help="Another name or folder of the draft.")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A further key of vLLM's speculative config; may be given again."
+        ),
+    ] = None,
+) -> None:
+    """Print the `vllm serve` line for the draft and the draft length that did best in an evaluation.
+
+    hf-speculative export-vllm results.jsonl
+
+    hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
+    """
+    settings = vllm.export_vllm(
+        _by_use_case(results),
+        draft_model=draft_model,
+        temperature=temperature,
+        target_name=target_name,
+        draft_name=draft_name,
+        **dict(map(_field, fields or [])),
+    )
+    print(settings.command)
+    if output is not None:
+        output.write_text(json.dumps(settings.config, indent=2) + "\n", encoding="utf-8")
+    for note in settings.notes:
+        Console(stderr=True, highlight=False).print(note, markup=False)
+
+
+def _by_use_case(results: list[str]) -> Any:
+    """Files, by use case where all are named."""
+    pairs = [text.partition("=") for text in results]
+    named = [bool(sign) and not Path(text).exists() for text, (_, sign, _) in zip(results, pairs, strict=True)]
+    if not any(named):
+        return results
+    if not all(named):
+        raise ValueError(
+            f"{results[named.index(False)]}: name the use case of every file, as in chat=file.jsonl, or of none."
+        )
+    found = {name: path for name, _, path in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(f"two files for one use case: {', '.join(results)}.")
+    return found
+
+
+def _field(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"--set {text}: write KEY=VALUE.")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value  # text needs no quotes

@@ -1,0 +1,80 @@
+"""`custom_generate/`: speculative decoding for people who attach nothing, by a repository that carries the code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ..checks import check_positive_int
+from .pairing_file import Pairing
+from .readme import edit, grown, render
+
+FILES = Path(__file__).parent / "custom_generate"
+TAGS = ["custom_generate", "speculative-decoding"]
+
+
+def export_generate(
+    folder: str | Path,
+    *,
+    draft_model: str | None = None,
+    num_draft_tokens: int | None = None,
+    repo_id: str | None = None,
+) -> Path:
+    """Write a `custom_generate/` that `model.generate(custom_generate=folder, trust_remote_code=True, draft_model=...)` runs.
+
+    The folder may be empty, or hold a model's weights; transformers' `from_pretrained(folder, trust_remote_code=True)` then
+    gives a model whose `generate` speculates. A README.md that is there keeps all it has.
+
+    Args:
+        folder: where to write; made if it is not there.
+        draft_model: the draft of calls that name none: a Hub name, or a subfolder, as `./draft`. By default what the
+            folder's `speculative_config.json` names, if it has one.
+        num_draft_tokens: tokens to draft a round in those calls.
+        repo_id: the Hub repository that the folder is for, named in its README.
+
+    Returns:
+        The folder of the code.
+
+    Raises:
+        ValueError: the folder's README or `speculative_config.json` cannot be read; `num_draft_tokens` without a draft.
+    """
+    folder = Path(folder)
+    pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
+    if draft_model is None:
+        draft_model = pairing.draft_model
+        num_draft_tokens = pairing.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
+    if num_draft_tokens is not None:
+        check_positive_int("num_draft_tokens", num_draft_tokens)
+        if draft_model is None:
+            raise ValueError(
+                f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
+            )
+    readme = folder / "README.md"
+    has_weights = (folder / "config.json").exists()
+    repo = repo_id or str(folder)
+    text = edit(
+        readme.read_bytes().decode() if readme.exists() else "",
+        "custom_generate",
+        "Speculative decoding through `custom_generate`",
+        render(
+            "custom_generate/README.md",
+            draft_model=draft_model,
+            num_draft_tokens=num_draft_tokens,
+            has_weights=has_weights,
+            repo=repo,
+        ),
+        lambda existing: {
+            "tags": grown(existing.get("tags"), TAGS),
+            "library_name": existing.get("library_name", "transformers"),
+        },
+    )
+    code = folder / "custom_generate"
+    code.mkdir(parents=True, exist_ok=True)
+    for name in ("generate.py", "requirements.txt"):
+        shutil.copyfile(FILES / name, code / name)
+    defaults = (FILES / "defaults.py").read_text(encoding="utf-8")
+    for name, value in (("DRAFT_MODEL: str", draft_model), ("NUM_DRAFT_TOKENS: int", num_draft_tokens)):
+        defaults = defaults.replace(f"{name} | None = None", f"{name} | None = {value!r}")
+    (code / "defaults.py").write_text(defaults, encoding="utf-8")
+    readme.write_bytes(text.encode())
+    return code

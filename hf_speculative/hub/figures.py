@@ -1,0 +1,159 @@
+"""What evaluations measured, one figure a use case and setting: what a card shows and an engine's settings come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from ..evaluation import Evaluation, Setting, Totals
+
+#: endings of files that hold prompts
+FILES = re.compile(r"\.(jsonl|json|csv|txt|parquet|arrow)(\.gz)?$")
+
+#: an evaluation or its file, several of them, or several by use case
+Evaluations: TypeAlias = (
+    "Evaluation | str | Path | Sequence[Evaluation | str | Path] | Mapping[str, Evaluation | str | Path]"
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One setting of one evaluation, all its prompts together.
+
+    Attributes:
+        use_case: what kind of prompts they were.
+        plain: plain decoding of the same prompts.
+    """
+
+    use_case: str
+    evaluation: Evaluation
+    totals: Totals
+    plain: Totals
+
+    @property
+    def setting(self) -> Setting:
+        return self.totals.setting
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Bonus token included; None where nothing was ever drafted."""
+        counts = self.totals.statistics
+        return counts.mean_acceptance_length if counts is not None and counts.num_spec_steps else None
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        counts = self.totals.statistics
+        return counts.draft_acceptance_rate if counts is not None and counts.num_draft_tokens else None
+
+    def conditions(self, draft_name: str | None) -> dict[str, Any]:
+        """What the figure depends on, ready for a model-index."""
+        setting, header, environment = self.setting, self.evaluation.header, self.evaluation.environment
+        if setting.draft is None:
+            how: dict[str, Any] = {"prompt_lookup_num_tokens": setting.prompt_lookup_num_tokens}
+        else:
+            how = {"draft_model": draft_name, "num_draft_tokens": setting.num_draft_tokens or "chosen each round"}
+        return {
+            "use_case": self.use_case,
+            **how,
+            **setting.options,
+            "temperature": setting.temperature,
+            "batch_size": header["batch_size"],
+            "max_new_tokens": header["generate"].get("max_new_tokens"),
+            "dtype": header["dtype"],
+            "hardware": environment["device"],
+            "hf_speculative": environment["hf_speculative"],
+        }
+
+
+def by_use_case(given: Evaluations) -> dict[str, Evaluation]:
+    """The evaluations by use case, which is the name of the data set unless the user named it.
+
+    Raises:
+        TypeError: something is neither an evaluation nor a file.
+        ValueError: there is none, two have one name, or they are about different targets.
+    """
+    if isinstance(given, Mapping):
+        found = {name: _loaded(one) for name, one in given.items()}
+    else:
+        several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+        pairs = [(_use_case(evaluation), evaluation) for evaluation in map(_loaded, several)]
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = ", ".join(name for name, _ in pairs)
+            raise ValueError(f"evaluations of one name ({names}): pass `{{use case: evaluation}}` to tell them apart.")
+    if not found:
+        raise ValueError("no evaluation: pass what `hf_speculative.evaluate` returned, or its file.")
+    targets = list(dict.fromkeys(evaluation.header["target"] for evaluation in found.values()))
+    if len(targets) > 1:
+        raise ValueError(f"the evaluations are about several targets, {', '.join(targets)}: pass those of one.")
+    return found
+
+
+def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None) -> str | None:
+    """The name of the draft that was evaluated; None where all drafts came from the target itself.
+
+    Raises:
+        ValueError: several were evaluated and none is chosen, or the one chosen was not.
+    """
+    found = [s.draft for evaluation in evaluations.values() for s in evaluation.settings if s.draft is not None]
+    names = list(dict.fromkeys(found))
+    if draft_model is None and len(names) <= 1:
+        return names[0] if names else None
+    if draft_model not in names:
+        raise ValueError(
+            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}: name one of them."
+        )
+    return draft_model
+
+
+def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list[Figure]:
+    """What was measured with the draft, and without any draft model, in order of use case and setting.
+
+    Raises:
+        ValueError: nothing was measured yet.
+    """
+    figures = [
+        Figure(use_case, evaluation, totals, evaluation.totals(setting.baseline))
+        for use_case, evaluation in evaluations.items()
+        for setting in evaluation.settings
+        if not setting.is_plain and setting.draft in (None, draft)
+        if (totals := evaluation.totals(setting)).speedup is not None
+    ]
+    if not figures:
+        raise ValueError("nothing was measured yet in these evaluations: run them first.")
+    return figures
+
+
+def _loaded(given: Evaluation | str | Path) -> Evaluation:
+    if isinstance(given, (str, Path)):
+        return Evaluation.load(given)
+    if not isinstance(given, Evaluation):
+        raise TypeError(f"`evaluations` holds a {type(given).__name__}: pass an Evaluation, or the file of one.")
+    return given
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether it can be the name of a Hub repository, and is no file or folder."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name and not Path(name).exists() and not FILES.search(name)
+
+
+def data_set_name(evaluation: Evaluation) -> str:
+    """The name of the data set on the Hub, or of the file without its folder and ending."""
+    name: str = evaluation.header["dataset"]["name"]
+    return name if is_on_hub(name) else FILES.sub("", Path(name).name)
+
+
+def _use_case(evaluation: Evaluation) -> str:
+    config = evaluation.header["dataset"]["config"]
+    name = data_set_name(evaluation).split("/")[-1]
+    return f"{name}, {config}" if config else name

@@ -1,0 +1,211 @@
+"""Load and save a target together with its draft: `from_pretrained` and `save_pretrained`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..configuration import SpeculativeConfig
+from ..generation import Attached, attach
+from ..models import device_of
+from ..options import CONFIGURED_SOURCES
+from ..self_drafting import auto_class_for
+from .pairing_file import FILE_NAME, Pairing
+
+DRAFT_FOLDER = "draft"
+#: keywords of `from_pretrained` that say how files come here, whatever the repository
+LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
+#: and those that are about one repository: its version, and whether its code may run
+OF_REPOSITORY = ("revision", "trust_remote_code")
+#: fields of `SpeculativeConfig` that a file can hold
+SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping")
+#: and those that are objects
+OBJECTS = ("drafter", "rule", "schedule", "generator")
+
+
+def from_pretrained(
+    pretrained_model_name_or_path: str | Path,
+    *,
+    draft_kwargs: dict[str, Any] | None = None,
+    speculative_config: SpeculativeConfig | None = None,
+    **kwargs,
+) -> PreTrainedModel:
+    """Load a target and the draft that its repository names, attached: `generate` speculates from the first call on.
+
+    The repository names its draft in `speculative_config.json` (docs/hub.md), which `save_pretrained` writes, or another source
+    of drafts in its `generation_config.json`, as `prompt_lookup_num_tokens` does.
+
+    Args:
+        pretrained_model_name_or_path: a folder, or the name of a Hub repository.
+        draft_kwargs: keywords of the draft's own `from_pretrained`. By default it gets the target's dtype and device, and
+            what says how files come here: `token`, `cache_dir`, `local_files_only`, ... To run code of another repository than
+            the target's, it needs a `trust_remote_code` of its own.
+        speculative_config: settings that come before those of the repository.
+        **kwargs: keywords of the target's `from_pretrained`: `dtype`, `device_map`, `revision`, `attn_implementation`, ...
+
+    Returns:
+        The target, in eval mode, its draft attached; `hf_speculative.detach` makes it plain again.
+
+    Raises:
+        ValueError: the repository names no draft, or its file has an unknown key.
+        OSError: a repository or file is not there.
+    """
+    repo = str(pretrained_model_name_or_path)
+    loading = _only(kwargs, LOADING)
+    here = loading | _only(kwargs, OF_REPOSITORY)
+    pairing = Pairing.load(repo, **here)
+    if (pairing is None or pairing.draft_model is None) and not _names_a_source(repo, here):
+        raise ValueError(
+            f"{repo} names no draft: no `draft_model` in a {FILE_NAME}, no source of drafts in its generation_config. "
+            "Write one by `hf_speculative.save_pretrained(model, folder)`, or load the target by transformers and give it a "
+            "draft: `hf_speculative.attach(model, draft_model=...)`."
+        )
+    pairing = pairing or Pairing()
+    # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
+    target = auto_class_for(repo, **here).from_pretrained(repo, **kwargs)
+    if "generate" in vars(target):
+        del target.generate
+    target.eval()
+    tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
+    saved = SpeculativeConfig(
+        tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
+        draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, loading | _revision(pairing)),
+        **{name: getattr(pairing, name) for name in SETTINGS},
+    )
+    draft = None
+    if pairing.draft_model is not None:
+        name, place = _located(pairing.draft_model, repo, here, loading | _revision(pairing))
+        own = {"dtype": target.dtype} | place | (draft_kwargs or {})
+        kind = auto_class_for(name, **_only(own, (*LOADING, *OF_REPOSITORY, "subfolder")))
+        draft = kind.from_pretrained(name, **own).eval()
+        if "device_map" not in own and device_of(draft) != device_of(target):
+            draft.to(device_of(target))
+    elif draft_kwargs:
+        raise ValueError(f"`draft_kwargs={draft_kwargs!r}` has no effect: {repo} names no draft model. Leave it out.")
+    return attach(target, draft, (speculative_config or SpeculativeConfig()).over(saved))
+
+
+def save_pretrained(
+    model: PreTrainedModel,
+    save_directory: str | Path,
+    *,
+    draft_model: PreTrainedModel | str | None = None,
+    draft_revision: str | None = None,
+    config: SpeculativeConfig | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tokenizer: PreTrainedTokenizerBase | None = None,
+    push_to_hub: str | None = None,
+    token: str | None = None,
+    private: bool | None = None,
+    **kwargs,
+) -> None:
+    """Save a target in a folder that names its draft, for `hf_speculative.from_pretrained`; it stays an ordinary checkpoint.
+
+    Args:
+        model: the target. What `hf_speculative.attach` gave it is saved, unless said otherwise here.
+        save_directory: the folder.
+        draft_model: a model is saved along, in the subfolder `draft`; a Hub name is only written down.
+        draft_revision: a branch, tag or commit of a draft given by name.
+        config: settings; those that are objects (`rule`, `schedule`, `drafter`, `generator`) no file can hold.
+        tokenizer: the target's tokenizer, saved along.
+        draft_tokenizer: the draft's tokenizer, where the vocabularies differ; saved along.
+        push_to_hub: name of a Hub repository to upload the folder to, made if it is not there.
+        token, private: of that repository.
+        **kwargs: keywords of the target's own `save_pretrained`.
+
+    Raises:
+        TypeError: not a transformers model.
+        ValueError: nothing to name as a draft, or a setting that no file can hold.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model, adapters merged.")
+    folder, attached = Path(save_directory), vars(model).get("generate")
+    if isinstance(attached, Attached):
+        draft_model = attached.draft_model if draft_model is None else draft_model
+        config = (config or SpeculativeConfig()).over(attached.config)
+    config = config or SpeculativeConfig()
+    held = [name for name in OBJECTS if getattr(config, name) is not None]
+    if held:
+        names = ", ".join(f"`{name}`" for name in held)
+        raise ValueError(
+            f"{names}: a file cannot hold an object. Leave it out here, and give it in the call after loading."
+        )
+    configured = any(getattr(model.generation_config, name, None) for name in CONFIGURED_SOURCES)
+    if draft_model is None and not configured:
+        raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
+    tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
+    if draft_tokenizer is not None and tokenizer is None:
+        raise ValueError("`draft_tokenizer` has no effect without `tokenizer`, to compare it with: give both.")
+    if isinstance(draft_model, str) and Path(draft_model).is_dir():
+        draft_model = _written(Path(draft_model).resolve(), folder.resolve(), push_to_hub)
+
+    from .. import __version__
+
+    own = f"./{DRAFT_FOLDER}"
+    pairing = Pairing(
+        draft_model=own if isinstance(draft_model, PreTrainedModel) else draft_model,
+        draft_revision=draft_revision,
+        tokenizer="." if draft_tokenizer is not None else None,
+        draft_tokenizer=own if draft_tokenizer is not None else None,
+        hf_speculative_version=__version__,
+        **{name: getattr(config, name) for name in SETTINGS},
+    )
+    model.save_pretrained(folder, **kwargs)
+    if isinstance(draft_model, PreTrainedModel):
+        draft_model.save_pretrained(folder / DRAFT_FOLDER)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    if draft_tokenizer is not None:
+        draft_tokenizer.save_pretrained(folder / DRAFT_FOLDER)
+    pairing.save(folder)
+    if push_to_hub is not None:
+        api = HfApi(token=token)
+        api.create_repo(push_to_hub, private=private, exist_ok=True)
+        api.upload_folder(repo_id=push_to_hub, folder_path=folder, commit_message="A target and its draft")
+
+
+def _written(draft: Path, folder: Path, push_to_hub: str | None) -> str:
+    """How the file names a draft that lies in a folder."""
+    if draft.is_relative_to(folder):
+        return f"./{draft.relative_to(folder).as_posix()}"
+    if push_to_hub is not None:
+        raise ValueError(
+            f"`draft_model={str(draft)!r}` is a folder of this machine, which nobody else has: give the loaded model, which is "
+            "saved along, or a Hub name."
+        )
+    return str(draft)
+
+
+def _only(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: kwargs[name] for name in names if name in kwargs}
+
+
+def _names_a_source(repo: str, loading: dict[str, Any]) -> bool:
+    """Whether the repository's generation_config names a source of drafts."""
+    try:
+        config = GenerationConfig.from_pretrained(repo, **_only(loading, (*LOADING, "revision")))
+    except OSError:
+        return False
+    return any(getattr(config, name, None) for name in CONFIGURED_SOURCES)
+
+
+def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the keywords to load `source` by: a subfolder of the target's repository, or a repository of its own."""
+    if not source.startswith("."):
+        return source, elsewhere
+    subfolder = Path(source).as_posix()
+    return repo, here if subfolder == "." else here | {"subfolder": subfolder}
+
+
+def _tokenizer(source: str | None, repo: str, here: dict[str, Any], elsewhere: dict[str, Any]):
+    if source is None:
+        return None
+    name, place = _located(source, repo, here, elsewhere)
+    return AutoTokenizer.from_pretrained(name, **place)
+
+
+def _revision(pairing: Pairing) -> dict[str, str]:
+    return {"revision": pairing.draft_revision} if pairing.draft_revision is not None else {}

@@ -1,0 +1,117 @@
+"""Edit a model card without losing what is there.
+
+`huggingface_hub.ModelCard` writes the metadata block anew, which drops comments, empty keys, and what a `model-index` holds
+beyond its `EvalResult`. Here only the keys that change are written; all other text stays, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from huggingface_hub.utils import yaml_dump
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this folder, filled in."""
+    environment = Environment(
+        loader=PackageLoader("hf_speculative.hub", "."),
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(template).render(**values).strip()
+
+
+def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """The card `text` with one section of ours, added at its end or put in the place of the same section of an earlier run.
+
+    Args:
+        text: a whole README.md, its metadata block included; empty for a new one.
+        section: name of the section, by which it is found again.
+        title: heading of a new card.
+        body: Markdown of the section.
+        metadata: from what the metadata block holds to the keys to set in it.
+
+    Raises:
+        ValueError: the card cannot be read, or would not be one that huggingface_hub can read.
+    """
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    text = text.removeprefix(mark)
+    is_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
+    if is_crlf:
+        text = text.replace("\r\n", "\n")
+    block, rest = _split(text)
+    existing = _parsed(block)
+    if existing:
+        ModelCard(f"---\n{block}---\n")  # what is broken already is said before anything is added
+    block = _with_keys(block, existing, metadata(existing))
+    rest = _with_section(rest or f"\n# {title}\n", section, body)
+    edited = f"---\n{block}---\n{rest}"
+    ModelCard(edited)  # what it cannot read, the Hub could not either
+    return mark + (edited.replace("\n", "\r\n") if is_crlf else edited)
+
+
+def grown(existing: Any, ours: list[str]) -> list[str]:
+    """A list of metadata with ours added; a single value counts as a list of one."""
+    values = [existing] if isinstance(existing, str) else list(existing or [])
+    return values + [value for value in ours if value not in values]
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The YAML of the metadata block, and what follows the block."""
+    match = REGEX_YAML_BLOCK.search(text)
+    return (match.group(2) + "\n", text[match.end() :]) if match else ("", text)
+
+
+def _parsed(block: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(block) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"the metadata block of the card is not YAML: {error}. Mend it, then run this again."
+        ) from error
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"the metadata block of the card holds a {type(values).__name__}, not keys and values: mend it."
+        )
+    return values
+
+
+def _with_keys(block: str, existing: dict[str, Any], metadata: dict[str, Any]) -> str:
+    """The block with these keys set, each in its place, new ones at the end."""
+    changed = {key: value for key, value in metadata.items() if existing.get(key) != value}
+    if not changed:
+        return block
+    root = yaml.compose(block)
+    if root is None:
+        return block + yaml_dump(changed, sort_keys=False)
+    if root.flow_style:  # {a: b}: there are no lines to keep
+        return yaml_dump(existing | changed, sort_keys=False)
+    lines = block.splitlines(keepends=True)
+    starts = [key.start_mark.line for key, _ in root.value]
+    edited = lines[: starts[0]]
+    for (key, _), start, end in zip(root.value, starts, [*starts[1:], len(lines)], strict=True):
+        after = end  # comments and blank lines before the next key are not this one's
+        while lines[after - 1].lstrip().startswith("#") or not lines[after - 1].strip():
+            after -= 1
+        if key.value in changed:
+            edited += [yaml_dump({key.value: changed.pop(key.value)}, sort_keys=False), *lines[after:end]]
+        else:
+            edited += lines[start:end]
+    return "".join(edited) + (yaml_dump(changed, sort_keys=False) if changed else "")
+
+
+def _with_section(text: str, section: str, body: str) -> str:
+    begin, end = f"<!-- hf_speculative {section}: begin -->", f"<!-- hf_speculative {section}: end -->"
+    ours = f"{begin}\n{body}\n{end}"
+    if (text.count(begin), text.count(end)) == (0, 0):
+        return f"{text.rstrip()}\n\n{ours}\n" if text.strip() else f"{ours}\n"
+    if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+        raise ValueError(f"the card does not have `{begin}` once and `{end}` once after it: mend or remove them.")
+    return text[: text.index(begin)] + ours + text[text.index(end) + len(end) :]

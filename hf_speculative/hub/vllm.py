@@ -1,0 +1,189 @@
+"""What was measured here, as settings of vLLM: the `--speculative-config` of `vllm serve`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from ..evaluation import Setting
+from ..options import DEFAULT_MAX_NGRAM
+from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of
+
+#: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
+#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
+METHODS = (
+    "draft_model",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+    "dflash",
+)
+POSITIVE, ANY_SIZE = "a whole number, 1 or more", "a whole number, 0 or more"
+KEYS: dict[str, Any] = {
+    "method": METHODS,
+    "model": str,
+    "num_speculative_tokens": POSITIVE,
+    "draft_tensor_parallel_size": POSITIVE,
+    "max_model_len": POSITIVE,
+    "quantization": str,
+    "kv_cache_dtype": str,
+    "attention_backend": str,
+    "moe_backend": str,
+    "revision": str,
+    "code_revision": str,
+    "enforce_eager": bool,
+    "disable_padded_drafter_batch": bool,
+    "parallel_drafting": bool,
+    "use_heterogeneous_vocab": bool,
+    "draft_sample_method": ("greedy", "probabilistic"),
+    "prompt_lookup_max": POSITIVE,
+    "prompt_lookup_min": POSITIVE,
+    "suffix_decoding_max_tree_depth": POSITIVE,
+    "suffix_decoding_max_cached_requests": ANY_SIZE,
+    "suffix_decoding_max_spec_factor": float,
+    "suffix_decoding_min_token_prob": float,
+}
+NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
+
+
+def validate(config: dict[str, Any]) -> dict[str, Any]:
+    """The same `config`, if vLLM documents all of it.
+
+    Raises:
+        ValueError: a key that vLLM does not document, a value it does not take, or one that is missing.
+    """
+    for key, value in config.items():
+        if key not in KEYS:
+            way_out = f"did you mean {WRONG_NAMES[key]}?" if key in WRONG_NAMES else f"the keys are {', '.join(KEYS)}."
+            raise ValueError(f"vLLM's speculative config has no key {key!r}: {way_out}")
+        if not _fits(value, KEYS[key]):
+            raise ValueError(f"{key}={value!r}: vLLM takes {_wording(KEYS[key])} there.")
+    missing = [key for key in ("method", "num_speculative_tokens") if key not in config]
+    if config.get("method") in NEEDS_MODEL and "model" not in config:
+        missing.append("model")
+    if missing:
+        raise ValueError(f"vLLM's speculative config needs {', '.join(missing)}.")
+    least, most = config.get("prompt_lookup_min", 1), config.get("prompt_lookup_max")
+    if most is not None and least > most:
+        raise ValueError(f"prompt_lookup_min={least} is more than prompt_lookup_max={most}.")
+    return config
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in (POSITIVE, ANY_SIZE):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= (kind == POSITIVE)
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _wording(kind: Any) -> str:
+    if isinstance(kind, tuple):
+        return f"one of {', '.join(kind)}"
+    return kind if isinstance(kind, str) else {str: "text", bool: "true or false", float: "a number"}[kind]
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Settings for `vllm serve`.
+
+    Attributes:
+        target: the model to serve.
+        config: the speculative config; `LLM(model, speculative_config=config)` takes it as it is.
+        figure: the measurement that the number of tokens comes from.
+        notes: what may differ there from what was measured here.
+    """
+
+    target: str
+    config: dict[str, Any]
+    figure: Figure
+    notes: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The line for a shell."""
+        return shlex.join(["vllm", "serve", self.target, "--speculative-config", json.dumps(self.config)])
+
+
+def export_vllm(
+    evaluation: Evaluations,
+    *,
+    draft_model: str | None = None,
+    temperature: float | None = None,
+    target_name: str | None = None,
+    draft_name: str | None = None,
+    **fields: Any,
+) -> VllmSettings:
+    """Settings for `vllm serve` with the draft and the draft length that did best in an evaluation.
+
+    vLLM drafts the same number of tokens in every step; settings that choose it round by round are left out.
+
+    Args:
+        evaluation: what `hf_speculative.evaluate` returned, or its file.
+        draft_model: which draft, where several were evaluated.
+        temperature: at which, where several were evaluated; by default the first.
+        target_name, draft_name: other names or folders for vLLM to load them from.
+        **fields: further keys of vLLM's speculative config, which come before what is chosen here.
+
+    Raises:
+        ValueError: no constant draft length was measured, or a field is not one that vLLM documents.
+    """
+    found = by_use_case(evaluation)
+    draft = choose_draft(found, draft_model)
+    figures = [figure for figure in figures_of(found, draft) if draft is None or figure.setting.draft == draft]
+    temperatures = list(dict.fromkeys(figure.setting.temperature for figure in figures))
+    temperature = temperatures[0] if temperature is None else temperature
+    if temperature not in temperatures:
+        raise ValueError(f"`temperature={temperature}` was not evaluated: {', '.join(map(str, temperatures))} were.")
+    figures = [figure for figure in figures if figure.setting.temperature == temperature]
+    constant = [figure for figure in figures if _is_constant(figure.setting)]
+    if not constant:
+        raise ValueError(
+            f"vLLM drafts a constant number of tokens, and none was measured: {', '.join(f.setting.name for f in figures)}. "
+            "Evaluate with `num_draft_tokens=[2, 4, 6]` as well."
+        )
+    best = max(constant, key=lambda figure: figure.totals.speedup or 0.0)
+    header, setting = best.evaluation.header, best.setting
+    if setting.draft is None:
+        max_ngram = setting.options.get("max_matching_ngram_size", DEFAULT_MAX_NGRAM)
+        config: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": setting.prompt_lookup_num_tokens}
+        config |= {"prompt_lookup_max": max_ngram, "prompt_lookup_min": 1}
+    else:
+        model = draft_name or header["drafts"].get(setting.draft) or setting.draft
+        config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.num_draft_tokens}
+        if setting.draft in header["draft_tokenizers"]:
+            config["use_heterogeneous_vocab"] = True
+    return VllmSettings(target_name or header["target"], validate(config | fields), best, tuple(_notes(best, figures)))
+
+
+def _is_constant(setting: Setting) -> bool:
+    """Whether vLLM can draft as many tokens; prompt lookup has always meant "up to", there as here."""
+    schedule = setting.options.get("num_assistant_tokens_schedule", "constant")
+    is_constant = setting.num_draft_tokens is not None and schedule == "constant"
+    return setting.prompt_lookup_num_tokens is not None or is_constant
+
+
+def _notes(best: Figure, figures: list[Figure]) -> list[str]:
+    """What may differ in vLLM from what was measured here."""
+    speedup = best.totals.speedup or 0.0
+    notes = [
+        f"{best.setting.label} gave {speedup:.2f}x plain decoding at batch size {best.evaluation.header['batch_size']} in "
+        "transformers. What is accepted carries over to vLLM, what a pass costs does not: measure there, at your load."
+    ]
+    if speedup < 1:
+        notes.append("Plain decoding was faster: think twice before serving with this draft.")
+    if max(figure.totals.speedup or 0.0 for figure in figures) > speedup:
+        notes.append("A length chosen round by round was faster still; vLLM has a constant one.")
+    if best.setting.temperature and best.setting.draft is not None:
+        notes.append("Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic`.")
+    return notes

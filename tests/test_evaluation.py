@@ -1,0 +1,519 @@
+"""Evaluation on data sets: the same prompts under every setting, nothing lost, nothing averaged wrongly."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+import hf_speculative as hs
+from hf_speculative.embedded import FOLDER
+from hf_speculative.evaluation import decoder, scores
+from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.rows import read_rows, reader
+from hf_speculative.evaluation.settings import Setting, with_baselines
+from hf_speculative.statistics import RowStatistics, Statistics
+
+TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
+OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER / "target")
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny.llama(vocab_size=len(tokenizer), positions=64)
+
+
+@pytest.fixture(scope="module")
+def small(model):
+    return tiny.noisy_copy(model)
+
+
+@pytest.fixture
+def evaluate(model, small, tokenizer):
+    def call(dataset=TEXTS, draft_model=small, **options):
+        return hs.evaluate(model, draft_model, dataset, tokenizer=tokenizer, **OPTIONS | options)
+
+    return call
+
+
+def counts(evaluation):
+    """All that does not depend on the clock."""
+    return {
+        (setting.name, index): (row.new_ids, row.survival, row.statistics)
+        for setting in evaluation.settings
+        for index, row in evaluation.rows(setting).items()
+    }
+
+
+def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenizer):
+    evaluation = evaluate(num_draft_tokens=(2, 4), prompt_lookup_num_tokens=(3,))
+    assert evaluation.is_complete and not evaluation.bad_rows and not evaluation.differences
+    plain, *settings = evaluation.settings
+    assert plain.is_plain and [s.num_draft_tokens for s in settings] == [2, 4, None]
+    for index, text in enumerate(TEXTS):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :].tolist()
+        assert all(evaluation.rows(setting)[index].new_ids == expected for setting in evaluation.settings)
+        assert evaluation.rows(plain)[index].prompt == text
+    for setting in settings:
+        totals, calls = evaluation.totals(setting), evaluation.calls[setting.name].values()
+        assert totals.num_prompts == totals.num_identical == 5
+        assert totals.seconds == sum(call.seconds for call in calls) > 0
+        rows = [row.statistics for row in evaluation.rows(setting).values()]
+        for name in ("num_new_tokens", "num_draft_tokens", "num_accepted_draft_tokens", "num_rounds"):
+            assert getattr(totals.statistics, name) == sum(getattr(row, name) for row in rows) > 0
+        assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards < 60
+        reference = evaluation.totals(plain)
+        assert totals.speedup == pytest.approx(totals.tokens_per_second / reference.tokens_per_second)
+        low, high = totals.speedup_interval
+        assert low <= totals.speedup <= high
+    json.dumps(evaluation.to_dict(), allow_nan=False)
+
+
+def test_batches_of_any_size_give_the_same_greedy_texts(evaluate):
+    one, three = evaluate(), evaluate(batch_size=3)
+    for setting in one.settings:
+        for index, row in one.rows(setting).items():
+            assert three.rows(setting)[index].new_ids == row.new_ids
+    assert len(three.calls[three.settings[0].name]) == 2 and three.is_complete
+
+
+def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
+    evaluation = evaluate(temperatures=(0.0, 1.0))
+    for setting in evaluation.settings:
+        for row in evaluation.rows(setting).values():
+            if setting.is_plain:
+                assert row.statistics is None and row.survival == []
+                continue
+            assert "".join(row.pieces) == row.text and len(row.pieces) == len(row.survival) == len(row.new_ids)
+            drafted = [chance for chance in row.survival if chance is not None]
+            # A stop inside a block cuts an accepted token that counts as the round's own.
+            assert len(drafted) - row.statistics.num_accepted_draft_tokens in (0, 1)
+            assert all(0 <= chance <= 1 for chance in drafted) and (setting.temperature or set(drafted) <= {1})
+
+
+def test_sampling_is_seeded_by_batch_and_leaves_the_global_generator_alone(evaluate):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first = evaluate(temperatures=(1.0,))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(8)
+    assert counts(evaluate(temperatures=(1.0,))) == counts(first)
+    assert counts(evaluate(temperatures=(1.0,), seed=1)) != counts(first)
+    one, other = evaluate(TEXTS[:1] * 2, temperatures=(1.0,)).rows(Setting(temperature=1.0)).values()
+    assert one.new_ids != other.new_ids, "a batch has a seed of its own"
+
+
+def test_reproducible_sampling_is_compared_token_for_token(evaluate):
+    evaluation = evaluate(temperatures=(1.0,), options={"reproducible": True})
+    plain, setting = evaluation.settings
+    assert evaluation.totals(setting).num_identical == 5 and evaluation.totals(plain).num_identical is None
+    assert evaluate(temperatures=(1.0,)).totals(Setting("draft", 3, temperature=1.0)).num_identical is None
+
+
+def kill_after(monkeypatch, num_calls):
+    """Ctrl-C in the middle of a later call; the calls that were begun."""
+    begun, decode = [], decoder.Decoder.decode
+
+    def interrupted(self, setting, batch, *args):
+        begun.append((setting.name, batch))
+        if len(begun) > num_calls:
+            raise KeyboardInterrupt
+        return decode(self, setting, batch, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    return begun
+
+
+def test_a_killed_run_goes_on_and_loses_nothing(evaluate, tmp_path, monkeypatch):
+    options = {"temperatures": (0.0, 1.0), "batch_size": 2, "results": tmp_path / "out.jsonl"}
+    whole = evaluate(**options | {"results": None})
+    with monkeypatch.context() as patch:
+        begun = kill_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(**options)
+    so_far = hs.Evaluation.load(tmp_path / "out.jsonl")
+    assert not so_far.is_complete and sum(map(len, so_far.calls.values())) == 5
+    with (tmp_path / "out.jsonl").open("a") as file:
+        file.write('{"call": {"setting": "half a li')  # what a kill leaves of a line
+    with monkeypatch.context() as patch:
+        resumed = kill_after(patch, 100)
+        evaluation = evaluate(**options)
+    assert len(resumed) == 12 - 5 and not set(resumed) & set(begun[:5])
+    assert counts(evaluation) == counts(whole) == counts(hs.Evaluation.load(tmp_path / "out.jsonl"))
+    with monkeypatch.context() as patch:
+        assert not kill_after(patch, 0) and counts(evaluate(**options)) == counts(whole)
+
+
+def test_the_same_file_takes_further_settings_but_not_another_evaluation(evaluate, small, tmp_path, monkeypatch):
+    path = tmp_path / "out.jsonl"
+    evaluate(results=path)
+    begun = kill_after(monkeypatch, 100)
+    evaluation = evaluate(results=path, num_draft_tokens=(5,), temperatures=(0.0, 1.0))
+    assert [s.name for s in evaluation.settings] == [
+        "plain, greedy",
+        "draft, 3 tokens, greedy",
+        "draft, 5 tokens, greedy",
+        "plain, T=1",
+        "draft, 5 tokens, T=1",
+    ]
+    assert len(begun) == 15 and evaluation.is_complete
+    for changed in ({"dataset": TEXTS[:4]}, {"batch_size": 2}, {"seed": 3}, {"max_new_tokens": 13}, {"top_p": 0.5}):
+        with pytest.raises(ValueError, match=r"holds another evaluation.*name another file"):
+            evaluate(results=path, **changed)
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="not the file of an evaluation"):
+        evaluate(results=tmp_path / "other.jsonl")
+
+
+def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
+    lines = [
+        '{"prompt": "def f():\\n"}',
+        "{broken",
+        '{"text": "x"}',
+        '{"prompt": ""}',
+        '{"prompt": 7}',
+        '{"prompt": "x = 1"}',
+    ]
+    long = json.dumps({"prompt": "x " * 60})
+    path = tmp_path / "data.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join([*lines, long]) + "\n")
+    evaluation = evaluate(path, results=tmp_path / "out.jsonl")
+    assert evaluation.is_complete and evaluation.totals(evaluation.settings[1]).num_prompts == 2
+    messages = {row.index: row.message for row in evaluation.bad_rows}
+    assert messages.keys() == {1, 2, 3, 4, 6}
+    assert "no JSON" in messages[1] and "no 'prompt'" in messages[2] and "empty" in messages[3]
+    assert "int" in messages[4] and "64 positions" in messages[6]
+    assert hs.Evaluation.load(tmp_path / "out.jsonl").bad_rows == evaluation.bad_rows
+    with pytest.raises(ValueError, match=r"no row of `dataset` can be used; row 0: .*empty"):
+        evaluate(["", ""])
+
+
+def test_a_batch_that_fails_counts_under_no_setting(evaluate, monkeypatch, tmp_path):
+    decode = decoder.Decoder.decode
+
+    def failing(self, setting, batch, *args):
+        if batch == 1 and setting.num_draft_tokens == 3:  # that of 2 tokens has been decoded by then
+            raise RuntimeError("out of luck")
+        return decode(self, setting, batch, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", failing)
+    evaluation = evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")
+    assert evaluation.is_complete and [row.index for row in evaluation.bad_rows] == [2, 3]
+    assert "out of luck" in evaluation.bad_rows[0].message
+    assert {evaluation.totals(setting).num_prompts for setting in evaluation.settings} == {3}
+    assert counts(evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")) == counts(evaluation)
+
+
+def test_a_setting_that_cannot_work_raises_before_anything_is_decoded(evaluate, monkeypatch):
+    begun = kill_after(monkeypatch, 0)
+    with pytest.raises(ValueError, match="num_beams"):
+        evaluate(settings=[Setting("draft", 2, options={"num_beams": 2})])
+    assert not begun
+
+
+ROWS = [{"q": "a = 1", "turns": [{"role": "user", "content": "hello"}]}, {"q": "b = 2", "turns": []}]
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "parquet", "jsonl", "txt"])
+def test_files(tmp_path, ending, monkeypatch):
+    path = tmp_path / f"data.{ending}"
+    data = Dataset.from_list([{"prompt": row["q"]} for row in ROWS])
+    match ending:
+        case "txt":
+            path.write_text("a = 1\n\nb = 2\n")
+        case "csv":
+            data.to_csv(path)
+        case "parquet":
+            data.to_parquet(path)
+        case _:
+            data.to_json(path, lines=ending == "jsonl")
+    assert [dict(row) for row in read_rows(path)] == [{"prompt": "a = 1"}, {"prompt": "b = 2"}]
+    assert len(read_rows(str(path), limit=1)) == 1
+
+
+def test_data_sets(tmp_path):
+    data = Dataset.from_list(ROWS)
+    assert [row["q"] for row in read_rows(data)] == [row["q"] for row in read_rows(data.to_iterable_dataset())]
+    assert len(read_rows(DatasetDict(only=data))) == 2
+    splits = DatasetDict(train=data, test=data.select([0]))
+    assert len(read_rows(splits, split="test")) == 1
+    with pytest.raises(ValueError, match=r"split=None.*train, test: name one"):
+        read_rows(splits)
+    splits.save_to_disk(tmp_path / "disk")
+    assert len(read_rows(tmp_path / "disk", split="train")) == 2
+
+
+def test_ways_to_a_prompt(evaluate, tokenizer, monkeypatch):
+    assert reader("q", ROWS)(ROWS[0]) == "a = 1"
+    assert (
+        reader("# {{ q }}\n{% for turn in turns %}\n{{ turn.role }}\n{% endfor %}", ROWS)(ROWS[0]) == "# a = 1\nuser\n"
+    )
+    with pytest.raises(ValueError, match="'nowhere' is undefined"):
+        reader("{{ nowhere }}", ROWS)(ROWS[0])
+    with pytest.raises(ValueError, match="no Jinja template"):
+        reader("{{ q ", ROWS)
+    with pytest.raises(ValueError, match="no column of the data set, which has q, turns"):
+        reader("prompt", ROWS)
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}>>"
+    )
+    evaluation = evaluate(ROWS, prompt="turns")
+    assert evaluation.rows(evaluation.settings[0])[0].prompt == "<user>hello>>"
+    assert [row.index for row in evaluation.bad_rows] == [1]
+    evaluation = evaluate(ROWS, prompt=lambda row: row["q"] * 2)
+    assert evaluation.rows(evaluation.settings[0])[1].prompt == "b = 2b = 2"
+
+
+class WordCount:
+    name = "words"
+
+    def compute(self, predictions, references):
+        assert references == ["one", "two"]
+        return {"words": sum(len(text.split()) for text in predictions), "per_text": [1, 2]}
+
+
+def test_task_scores(evaluate, tmp_path):
+    rows = [{"prompt": "x = ", "answer": "one"}, {"prompt": "y = ", "answer": "two"}, {"prompt": "z = "}]
+    evaluation = evaluate(rows, score=WordCount(), references="answer", results=tmp_path / "out.jsonl")
+    plain, setting = evaluation.settings
+    expected = sum(len(row.text.split()) for row in evaluation.rows(plain).values())
+    assert evaluation.totals(plain).scores == evaluation.totals(setting).scores == {"words": expected}
+    assert [row.index for row in evaluation.bad_rows] == [2]
+    assert hs.Evaluation.load(tmp_path / "out.jsonl").totals(plain).scores == {"words": expected}
+    texts = [row.text for row in evaluation.rows(plain).values()]
+    rows = [{"prompt": row["prompt"], "answer": text} for row, text in zip(rows, texts, strict=False)]
+    again = evaluate(rows, score="exact_match", references="{{ answer }}")
+    assert again.totals(plain).scores == {"exact_match": 1.0}
+
+
+def test_rouge_and_pass_at_1(monkeypatch):
+    assert scores.resolve("rouge")(["the cat sat"], ["the cat sat"]) == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    with pytest.raises(PermissionError, match="HF_ALLOW_CODE_EVAL=1"):
+        scores.resolve("pass@1")
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 3\n"}
+    texts = ["    return x + 1\n\ndef g(): syntax error", "    return x\n", "    while True: pass\n"]
+    assert scores.pass_at_1(timeout=1)(texts, [row] * 3) == {"pass@1": 1 / 3}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dataset": None}, "`dataset` is missing"),
+        ({"dataset": {"prompt": TEXTS}}, "pass a datasets.Dataset"),
+        ({"dataset": "nowhere.jsonl"}, "no such file"),
+        ({"dataset": []}, "no rows"),
+        ({"draft_model": {}}, "nothing to evaluate"),
+        ({"settings": [Setting("other", 2)]}, "names no draft of this call"),
+        ({"settings": [Setting("draft", 2)], "options": {"top_k": 3}}, "`options` has no effect beside `settings`"),
+        ({"num_draft_tokens": (2, 2)}, "settings given twice"),
+        ({"num_draft_tokens": (0,)}, "`num_draft_tokens=0`"),
+        ({"temperatures": (-1,)}, "`temperature=-1`"),
+        ({"temperature": 0.5}, "`temperature` differs between settings"),
+        ({"max_length": 20}, "give `max_new_tokens`"),
+        ({"batch_size": 0}, "`batch_size=0`"),
+        ({"limit": 0}, "`limit=0`"),
+        ({"references": "answer"}, "`references` has no effect without `score`"),
+        ({"score": "bleu"}, "needs `references`"),
+        ({"score": "bleu", "references": "{{ a }}"}, "is not one of exact_match"),
+        ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
+        ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
+        ({"config": "main"}, "leave it out"),
+        ({"draft_tokenizers": {"other": None}}, "the drafts are draft"),
+    ],
+)
+def test_what_is_refused(evaluate, options, message, monkeypatch):
+    begun = kill_after(monkeypatch, 0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        evaluate(**options)
+    assert not begun
+
+
+def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="two drafts are called draft"):
+        evaluate(draft_model=[small, small])
+    evaluation = evaluate(draft_model={"a": small, "b": small})
+    assert [s.draft for s in evaluation.settings] == [None, "a", "b"]
+    small.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    evaluation = evaluate(draft_model=str(tmp_path))
+    assert (
+        evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
+        and evaluation.totals(evaluation.settings[1]).speedup
+    )
+    hs.attach(model, small)
+    try:
+        attached = evaluate(draft_model=None)
+        assert attached.totals(attached.settings[1]).statistics.num_draft_tokens
+        assert attached.totals(attached.settings[0]).statistics is None
+    finally:
+        hs.detach(model)
+
+
+def test_where_and_how_closely_texts_differ(model, tokenizer):
+    prompt = tokenizer("def main():\n")["input_ids"]
+    kwargs = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 1}
+    ids = model.generate(torch.tensor([prompt]), **kwargs, do_sample=False)[0, len(prompt) :].tolist()
+    one = decoder.Decoder(model, tokenizer, {}, kwargs, seed=0)
+    changed = [*ids[:4], (ids[4] + 1) % 4000, 9]
+    found = one.difference(Setting("draft", 2), prompt, Row(3, ids, ""), Row(3, changed, ""))
+    with torch.no_grad():
+        best, second = model(torch.tensor([prompt + ids[:4]])).logits[0, -1].topk(2).values.tolist()
+    assert (found.index, found.position, found.setting) == (3, 4, "draft, 2 tokens, greedy")
+    assert found.logit_gap == pytest.approx(best - second, abs=1e-4)
+    shorter = one.difference(Setting("draft", 2), prompt, Row(3, ids, ""), Row(3, ids[:2], ""))
+    assert shorter.position == 2
+
+
+def test_differences_are_noted_once_a_text(evaluate, monkeypatch, tmp_path):
+    decode = decoder.Decoder.decode
+
+    def altered(self, setting, *args):
+        call = decode(self, setting, *args)
+        if not setting.is_plain and call.batch == 2:
+            call.rows[0].new_ids[5] += 1
+        return call
+
+    monkeypatch.setattr(decoder.Decoder, "decode", altered)
+    difference, asked = decoder.Decoder.difference, []
+    monkeypatch.setattr(decoder.Decoder, "difference", lambda *args: asked.append(1) or difference(*args))
+    for _ in range(2):  # the second time from the file
+        evaluation = evaluate(results=tmp_path / "out.jsonl")
+        assert [(d.index, d.position) for d in evaluation.differences] == [(2, 5)]
+        setting = evaluation.settings[1]
+        assert evaluation.totals(setting).num_identical == 4 and evaluation.is_identical(setting, 2) is False
+    assert len(asked) == 1
+
+
+def test_encoder_decoder_models(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = T5Config(**sizes, decoder_start_token_id=1, pad_token_id=1)
+    target = tiny._spread(T5ForConditionalGeneration(config).eval())
+    draft = tiny.noisy_copy(target)
+    evaluation = hs.evaluate(target, draft, TEXTS, tokenizer=tokenizer, batch_size=2, **OPTIONS)
+    plain, setting = evaluation.settings
+    totals = evaluation.totals(setting)
+    assert totals.num_identical == 5 and totals.statistics.num_accepted_draft_tokens
+    ids = tokenizer(TEXTS[1], return_tensors="pt").input_ids
+    expected = target.generate(ids, max_new_tokens=12, do_sample=False)[0, 1:].tolist()
+    row = evaluation.rows(plain)[1]
+    assert row.new_ids == expected
+    one = decoder.Decoder(target, tokenizer, {}, {"max_new_tokens": 12, "pad_token_id": 1}, seed=0)
+    changed = Row(1, [*row.new_ids[:3], 7, 7], "")
+    with torch.no_grad():
+        output = target(input_ids=ids, decoder_input_ids=torch.tensor([[1, *row.new_ids[:3]]]))
+    best, second = output.logits[0, -1].topk(2).values.tolist()
+    found = one.difference(setting, ids[0].tolist(), row, changed)
+    assert found.position == 3 and found.logit_gap == pytest.approx(best - second, abs=1e-4)
+
+
+def test_stopped_rows_have_their_own_lengths(evaluate, tokenizer, model, small):
+    for options in ({"stop_strings": ["e"]}, {"eos_token_id": 5, "pad_token_id": 5}):
+        alone = evaluate(max_new_tokens=20, **options)
+        lengths = [len(row.new_ids) for row in alone.rows(alone.settings[0]).values()]
+        together = evaluate(max_new_tokens=20, batch_size=5, **options)
+        for setting in together.settings:
+            assert [len(row.new_ids) for row in together.rows(setting).values()] == lengths
+        assert together.totals(together.settings[1]).num_identical == 5
+
+
+def test_the_text_of_each_token(model, tokenizer):
+    one = decoder.Decoder(model, tokenizer, {}, {}, seed=0)
+    for text in ("naïve 😀 — déjà", "x = [1,\n  2]", ""):
+        ids = tokenizer(text)["input_ids"]
+        pieces = one._pieces(ids)
+        assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def handmade(seconds, tokens=10):
+    """Settings with these seconds for each of their calls."""
+    settings = with_baselines([Setting("a", 2), Setting("a", 4)])
+    journal = Journal({"settings": [s.to_dict() for s in settings], "num_rows": 8, "environment": {}})
+    for setting, times in zip(settings, seconds, strict=True):
+        for batch, time in enumerate(times):
+            row = RowStatistics(num_rounds=tokens)
+            stats = None if setting.is_plain else Statistics(num_rounds=tokens)
+            row = Row(batch, [0] * tokens, "", statistics=None if setting.is_plain else row)
+            journal.add(Call(setting.name, batch, time, [row], stats))
+    return hs.Evaluation(journal)
+
+
+def test_the_recommendation():
+    evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
+    (found,) = evaluation.recommendations
+    assert (found.setting, found.runner_up, found.is_clear) == (Setting("a", 2), Setting("a", 4), True)
+    assert found.speedup == 2 and found.margin == 1.25
+    assert str(found) == "greedy: take a, 2 tokens, 2.00x plain decoding, 25.0% faster than the next, a, 4 tokens."
+    (found,) = handmade([[2.0] * 8, [2.0, 3.0] * 4, [2.5] * 8]).recommendations
+    assert found.setting.is_plain and "decode plainly" in str(found)
+    (found,) = handmade([[4.0] * 8, [2.0, 2.6] * 4, [2.6, 2.05] * 4]).recommendations
+    assert not found.is_clear and "order may change" in str(found)
+    assert not handmade([[4.0] * 2, [2.0] * 2, [2.5] * 2]).recommendations[0].is_clear, "two batches prove nothing"
+    assert handmade([[], [], []]).recommendations == []
+
+
+def test_the_speedup_is_a_ratio_of_totals_over_what_both_have_done():
+    evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []])
+    totals = evaluation.totals(Setting("a", 2))
+    assert totals.speedup == pytest.approx(10 / 4) and not evaluation.is_complete
+    assert evaluation.totals(Setting("a", 4)).speedup is None
+    assert evaluation.speedup_of(Setting("a", 2), 1) == 3 and evaluation.speedup_of(Setting("a", 2), 2) is None
+
+
+def test_the_journal_reads_what_it_writes(tmp_path):
+    journal = handmade([[1.0], [2.0], [3.0]]).journal
+    journal.header["format"] = 1
+    journal.add(BadRow(7, "bad"))
+    journal.add(Difference("a, 2 tokens, greedy", 0, 3, 0.25))
+    journal.scores = {"plain, greedy": {"rouge1": 0.5}}
+    journal.write(tmp_path / "out.jsonl")
+    assert Journal.read(tmp_path / "out.jsonl") == journal
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate, tmp_path):
+    for part, folder in ((model, "target"), (small, "small")):
+        part.save_pretrained(tmp_path / folder)
+        tokenizer.save_pretrained(tmp_path / folder)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+    # With --cpu accelerate would launch one process.
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    command = [
+        *("-m", "hf_speculative", "eval", "--dataset", "data.jsonl", "--model", "target", "--draft-model", "small"),
+        *("--num-draft-tokens", "3", "--temperature", "0,1", "--max-new-tokens", "12", "--report", "out.html"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *launch, "--mixed_precision=no", "--dynamo_backend=no", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(hs.__file__).parent.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("take small, 3 tokens") + done.stdout.count("decode plainly") == 2, "one report, not two"
+    found = hs.Evaluation.load(tmp_path / "eval.jsonl")
+    expected = evaluate(draft_model={"small": small}, temperatures=(0.0, 1.0))
+    assert found.environment["processes"] == 2 and found.is_complete
+    assert counts(found) == counts(expected)
+    for setting in expected.settings:
+        ours, theirs = found.totals(setting).statistics, expected.totals(setting).statistics
+        assert setting.is_plain or RowStatistics.from_dict(ours.to_dict()) == RowStatistics.from_dict(theirs.to_dict())
+    assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
