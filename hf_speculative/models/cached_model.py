@@ -124,6 +124,12 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
+def last_id(model: PreTrainedModel) -> int:
+    """The last id that the model has an embedding for; ZeRO-3 leaves weights without rows."""
+    embedding = model.get_input_embeddings()
+    return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
+
+
 @contextmanager
 def without_dropout(model: nn.Module | None):
     """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
