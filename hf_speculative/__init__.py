@@ -22,11 +22,15 @@ from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
 
 __version__ = "0.1.0"
 
-#: public names whose modules are imported when they are first asked for
+#: public names, and a room, that are imported when they are first asked for: not every user wants what they import
 _LAZY = {
+    "SpeculativeEvalCallback": ".training",
+    "SpeculativeSeq2SeqTrainer": ".training",
+    "SpeculativeTrainerMixin": ".training",
     "card": ".hub.card",
     "from_pretrained": ".hub.pairing",
     "save_pretrained": ".hub.pairing",
+    "training": ".training",
 }
 
 __all__ = [
@@ -44,7 +48,10 @@ __all__ = [
     "Schedule",
     "Setting",
     "SpeculativeConfig",
+    "SpeculativeEvalCallback",
     "SpeculativeGenerationMixin",
+    "SpeculativeSeq2SeqTrainer",
+    "SpeculativeTrainerMixin",
     "Statistics",
     "Totals",
     "Verdict",
@@ -68,4 +75,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name], __name__), name)
+    module = import_module(_LAZY[name], __name__)
+    return getattr(module, name, module)

@@ -19,12 +19,13 @@ from . import checks
 from .configuration import SpeculativeConfig
 from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
-from .generation import Attached, prepare, with_stop_strings
+from .generation import Attached, plain_generate_of, prepare, with_stop_strings
 from .lookahead import Constant
-from .models import device_of, without_dropout
+from .models import device_of, modes_of_a_call
 from .processing import clone
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
+from .turnstile import refuse_in_step, turnstile
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare
@@ -116,21 +117,29 @@ class _Run:
     def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         attached = vars(model).get("generate")
-        self.plain_generate, draft, config = model.generate, None, None
+        self.plain_generate, draft, config = plain_generate_of(model), None, None
         if isinstance(attached, Attached):
-            self.plain_generate, draft, config = attached.plain_generate, attached.draft_model, attached.config
+            draft, config = attached.draft_model, attached.config
         options = prepare(model, kwargs, draft, config)
         if options is None:
             options = prepare(model, kwargs | {"speculative_config": NO_DRAFT}, None, None)
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
+        if any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None):
+            refuse_in_step(
+                self.options,
+                model,
+                "encoders run once a window, and ranks may have more windows than others: "
+                "call `generate` with as many batches on each rank.",
+            )
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        with without_dropout(self.options.draft_model if self.options.draft_model is not self.model else None):
+        steps = turnstile(self.options, self.model, device_of(self.model))  # ranks may have more windows than others
+        with modes_of_a_call(self.model, self.options.draft_model), steps:
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
                 try:

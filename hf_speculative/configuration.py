@@ -81,6 +81,8 @@ class Options:
     length_is_default: bool = False
     generator_in_call: bool = False
     streamer: Any = None
+    #: ranks wait for each other before each forward; by default where a model's weights are sharded
+    synced_gpus: bool | None = None
     #: how many tokens of the committed text are encoded again, with `vocabulary_mapping="strings"` only
     lookbehinds: dict[str, int] = field(default_factory=dict)
     lookbehinds_in_call: list[str] = field(default_factory=list)

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from .agreement import Alone, ranks_of
 from .assembly import default_rule, make_sampler, target_and_drafter
 from .configuration import Options
 from .lookahead import Costs
 from .loop import speculate
-from .models import CachedModel, Inputs
+from .models import CachedModel, Inputs, is_sharded, num_parameters
 from .pairing import max_positions_of
 from .processing import CONTEXT_FREE
 from .sampling import Sampler
@@ -88,8 +89,8 @@ class Probe:
         return (*drafts, options.config.vocabulary_mapping, *law, *self.inputs.others, *place)
 
     def _measured(self) -> Costs:
-        # Ranks that share a model have to decide alike, and their clocks differ.
-        if (getattr(self.model, "_tp_size", None) or 1) > 1:
+        # Ranks that wait for each other's forwards would measure each other's work.
+        if self.options.synced_gpus or is_sharded(self.model) or is_sharded(self.options.draft_model):
             return self._assumed()
         num_rows, device = len(self.batch.rows), self.model.device
         try:
@@ -103,7 +104,9 @@ class Probe:
 
     def _time(self, num_rows: int) -> dict[int, float]:
         """Seconds of rounds of `num_rows` rows, by draft length."""
+        ranks = ranks_of(self.options, self.model)
         target, drafter = target_and_drafter(self.options, self.model, self.inputs, self.inputs_tensor)
+        drafter = ranks.drafter(drafter)
         drafter.follow(target)
         self.keeps_rows_together = target.keeps_rows_together or drafter.keeps_rows_together
         batch = self._scratch(num_rows)
@@ -112,7 +115,8 @@ class Probe:
         sampler = make_sampler(config, self.model, batch, self.processors, self.inputs.generation_config)
         drafter.begin(batch, sampler)
         warm_up = bool(config.compile or config.cuda_graphs)
-        return time_rounds(batch, target, drafter, default_rule(sampler, drafter), sampler, warm_up)
+        rule = ranks.rule(default_rule(sampler, drafter))
+        return time_rounds(batch, target, drafter, rule, ranks.sampler(sampler), warm_up, ranks)
 
     def _scratch(self, num_rows: int) -> Batch:
         """The last words of the prompts; all of them where the parts were prepared for these very prompts."""
@@ -128,8 +132,8 @@ class Probe:
 
     def _assumed(self) -> Costs:
         """By the number of weights alone, which is what small batches are bound by."""
-        draft, size = self.options.draft_model, self.model.num_parameters()
-        share = 0.0 if draft is None or draft is self.model else draft.num_parameters() / size
+        draft, size = self.options.draft_model, num_parameters(self.model)
+        share = 0.0 if draft is None or draft is self.model else num_parameters(draft) / size
         return Costs({1: {0: 1.0, 1: 1 + share + ASSUMED_VERIFICATION}})
 
 
@@ -138,11 +142,17 @@ class _NoRoom(Exception):
 
 
 def time_rounds(
-    batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule, sampler: Sampler, warm_up: bool = False
+    batch: Batch,
+    target: CachedModel,
+    drafter: Drafter,
+    rule: Rule,
+    sampler: Sampler,
+    warm_up: bool = False,
+    ranks: Alone | None = None,
 ) -> dict[int, float]:
     """Seconds of a round by the number of tokens drafted, the best of some repeats: the loop itself is run on `batch`.
 
-    `warm_up`: each kind of round is run once before; the first one compiles, say.
+    `warm_up`: each kind of round is run once before; the first one compiles, say. `ranks`: those who run the model.
     """
     script = _Script()
     stopping = Stopping([], len(batch.rows))
@@ -155,7 +165,8 @@ def time_rounds(
         next(rounds)
         if on_gpu:
             torch.cuda.synchronize(batch.tokens.device)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return ranks.number(seconds) if ranks is not None else seconds  # clocks differ, and all have to repeat alike
 
     seconds_of_next(0)  # the prompt, read by the target
     seconds_of_next(1)  # and by the draft

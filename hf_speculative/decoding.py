@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
+from .agreement import ranks_of
 from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
 from .batch import Batch, padding_of
 from .configuration import Options
@@ -24,6 +25,7 @@ from .sampling import Sampler
 from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
 from .stopping import Stopping
+from .turnstile import kept_in_step
 from .types import Drafter, Round
 
 
@@ -62,6 +64,7 @@ class SpeculativeDecoding:
         self.options = options
 
     @torch.no_grad()
+    @kept_in_step
     def rounds(
         self,
         model: PreTrainedModel,
@@ -86,7 +89,9 @@ class SpeculativeDecoding:
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None
         padding = self._padding(model, inputs, cache)
+        ranks = ranks_of(self.options, model)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)
+        drafter = ranks.drafter(drafter)
         check_hidden_states_known(cache, drafter)
         if streamer is not None:
             streamer.put(input_ids.cpu())
@@ -94,6 +99,7 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(input_ids, padding, stopping.max_length)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
         self._let_rows_wait(batch, target, drafter, sampler)
         schedule = make_schedule(self.options)
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
@@ -114,10 +120,10 @@ class SpeculativeDecoding:
             batch,
             stopwatch.watch("verify", target, "logits", "admit"),
             stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
-            stopwatch.watch("accept", rule, "__call__"),
-            kept_together(schedule, target, drafter),
-            stopwatch.watch("verify", sampler, "target_scores", "probs"),
-            stopwatch.watch("accept", stopping, "cut"),
+            stopwatch.watch("accept", ranks.rule(rule), "__call__"),
+            kept_together(ranks.schedule(schedule), target, drafter),
+            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "probs"),
+            stopwatch.watch("accept", ranks.stopping(stopping), "cut"),
         )
         try:
             for round in rounds:
@@ -131,6 +137,7 @@ class SpeculativeDecoding:
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
             statistics.seconds = stopwatch.seconds() | {"probe": probe.seconds}
             publish(statistics)
+        ranks.end()
         if streamer is not None:
             streamer.end()
         sequences = output.sequences()

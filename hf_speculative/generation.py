@@ -24,9 +24,10 @@ from transformers import (
 from . import checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .models import device_of, pool, without_dropout
+from .models import device_of, modes_of_a_call, pool
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
+from .turnstile import check_synced, refuse_in_step
 
 
 def generate(
@@ -49,6 +50,8 @@ def generate(
         use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: a `torch.Generator` to sample from.
+        synced_gpus: ranks wait for each other before each forward; by default where FSDP or ZeRO-3 has sharded a model
+            (docs/distributed.md).
         compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
         **generate_kwargs: anything else that `model.generate` takes.
@@ -60,13 +63,18 @@ def generate(
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
     args = () if inputs is None else (inputs,)
-    own = vars(model).get("generate")
-    if isinstance(own, Attached):
+    if isinstance(vars(model).get("generate"), Attached):
         return model.generate(*args, **generate_kwargs)
-    # A repository's `custom_generate/` put this there, and may be what calls here: the class's own is the one to prepare.
-    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
-    plain_generate = type(model).generate.__get__(model) if is_custom else model.generate
+    plain_generate = plain_generate_of(model)
     return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
+
+
+def plain_generate_of(model):
+    """The `generate` that prepares a call: the model's, but for what was attached."""
+    own = vars(model).get("generate")
+    # A repository's `custom_generate/` puts a partial there, and may be what calls here.
+    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
+    return type(model).generate.__get__(model) if is_custom or isinstance(own, Attached) else model.generate
 
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
@@ -75,7 +83,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
-    with without_dropout(options.draft_model if options.draft_model is not model else None):
+    with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
 
@@ -89,6 +97,7 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     checks.check_options(options)
     check_tokenizers(options)
     checks.check_model(checks.unwrap(model, "model"), "model")
+    check_synced(options, checks.unwrap(model, "model"))
     return self_drafting.prepare(checks.unwrap(model, "model"), options)
 
 
@@ -115,6 +124,9 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
     if not next((value for value in settings if value is not None), False):
         return kwargs
+    refuse_in_step(
+        options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
+    )
     checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(

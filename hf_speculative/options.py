@@ -147,8 +147,6 @@ def read_options(
         )
     if kwargs.get("custom_generate") is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
-    if kwargs.get("synced_gpus"):
-        raise ValueError("`synced_gpus=True` is not supported together with a draft: pass `draft_model=None`.")
     _refuse_unsupported(call)
 
     # What this package handles itself must not reach transformers, which would choose a mode of its own.
@@ -177,6 +175,7 @@ def read_options(
         length_is_default=length is None,
         generator_in_call=given["generator"] is not None,
         streamer=call.pop("streamer"),
+        synced_gpus=call.pop("synced_gpus"),
         lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
         lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
         generate_kwargs=call.kwargs | hidden,

@@ -33,7 +33,7 @@ WITH_DRAFT = {
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
     "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
     "early exit": ({"assistant_early_exit": 1}, ValueError, "`draft_model` and `assistant_early_exit` are two"),
-    "synced_gpus": ({"synced_gpus": True}, ValueError, "synced_gpus=True.*draft_model=None"),
+    "synced_gpus": ({"synced_gpus": True}, ValueError, "synced_gpus=True.*not initialised.*leave it out"),
     "lookbehind": ({"assistant_lookbehind": 5}, ValueError, "assistant_lookbehind.*no effect"),
     "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),
     "ngram": ({"max_matching_ngram_size": 3}, ValueError, "max_matching_ngram_size=3.*prompt_lookup_num_tokens"),

@@ -51,6 +51,8 @@ ARGUMENTS = {
     "compare_encoder_decoder.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1"],
     "compare_tokenizers.py": ["--max-new-tokens", "8", "--repeats", "1"],
     "compare_with_assisted.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1", "--batch-size", "2"],
+    "evaluate_with_trainer.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2", "--num-batches", "1"],
+    "train_with_generation.py": ["--steps", "2", "--num-samples", "2", "--max-new-tokens", "8"],
 }
 
 

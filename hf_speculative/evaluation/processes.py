@@ -6,6 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from torch import distributed
+
+from ..models import group_of, is_sharded
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -21,12 +25,19 @@ class Processes:
 
     @classmethod
     def of(cls, model) -> Processes:
-        """As launched: alone, one of several, or a shard of a model whose ranks all decode the same."""
+        """As launched: alone, one of several, or a rank of a sharded model, all of which decode the same.
+
+        Raises:
+            ValueError: the ranks are several copies of a model that is sharded itself.
+        """
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             return cls()
-        rank = int(os.environ["RANK"])
-        if (getattr(model, "tp_size", None) or 1) > 1:
+        rank, group = int(os.environ["RANK"]), group_of(model)
+        if group is not None and distributed.get_world_size(group) < count:
+            shards = distributed.get_world_size(group)
+            raise ValueError(f"the model is sharded over {shards} of {count} processes: evaluate one copy of it.")
+        if group is not None or is_sharded(model):
             return cls(writes=rank == 0)
         try:
             from accelerate import PartialState

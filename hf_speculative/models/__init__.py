@@ -2,7 +2,7 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, without_dropout
+from .cached_model import CachedModel, device_of, modes_of_a_call, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
@@ -10,6 +10,7 @@ from .masks import AttentionLayers
 from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
+from .ranks import are_several, group_of, has_sharded_weights, is_sharded, is_staged, num_parameters
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
 from .static import StaticModel, ragged_model, why_eager
@@ -30,6 +31,7 @@ __all__ = [
     "StaticModel",
     "TextModel",
     "UniversalModel",
+    "are_several",
     "choose",
     "choose_for",
     "device_of",
@@ -37,8 +39,14 @@ __all__ = [
     "fed_slots",
     "fits_early_exit",
     "fits_universal",
+    "group_of",
+    "has_sharded_weights",
     "inputs_for_draft",
+    "is_sharded",
+    "is_staged",
     "is_tested_universal",
+    "modes_of_a_call",
+    "num_parameters",
     "pool",
     "prepared_inputs",
     "ragged_deviation",

@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .ranks import is_sharded
 from .shallow import has_own_forward, shallow
 
 NAME = "hf_speculative_sdpa"
@@ -78,8 +79,8 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
     A shallow copy, which shares all weights, made of the modules on the way to such attention; `model` and its configs stay
     as they are. The model itself where there is nothing to exchange.
     """
-    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:
-        return model  # someone else has exchanged it
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward or is_sharded(model):
+        return model  # someone else has exchanged it, or gathers weights in hooks that know the modules themselves
     folded = _folded(model)
     if folded is not model:
         AttentionInterface.register(NAME, folded_attention)

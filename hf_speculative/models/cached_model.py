@@ -124,6 +124,12 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
+def last_id(model: PreTrainedModel) -> int:
+    """The last id that the model has an embedding for; ZeRO-3 leaves weights without rows."""
+    embedding = model.get_input_embeddings()
+    return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
+
+
 @contextmanager
 def without_dropout(model: nn.Module | None):
     """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
@@ -135,3 +141,21 @@ def without_dropout(model: nn.Module | None):
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
+    """What is switched off while a call runs: the draft's dropout, and gradient checkpointing of the target.
+
+    Layers under checkpointing drop the cache that they are given in training mode, so that a target would read each token as
+    if it came first. Its dropout stays as it is: that is the model plain decoding samples from.
+    """
+    checkpointed = [module for module in target.modules() if getattr(module, "gradient_checkpointing", False)]
+    with without_dropout(draft if draft is not target else None):
+        try:
+            for module in checkpointed:
+                module.gradient_checkpointing = False
+            yield
+        finally:
+            for module in checkpointed:
+                module.gradient_checkpointing = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from transformers.utils import ModelOutput
 
 from ..types import Batch
 from .rewind import copy_of
+from .shallow import duplicate
 
 #: what any model is given with its ids
 TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *ALL_CACHE_NAMES}
@@ -130,7 +130,7 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
     # A shallow copy with a bare generation_config: what the model's own asks for, beams for instance, is not asked for here.
-    bare = copy.copy(model)
+    bare = duplicate(model)
     tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
     bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
     config = GenerationConfig(
@@ -176,4 +176,5 @@ def _share_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
     if not target.config.is_encoder_decoder:
         return False
     ours, theirs = draft.get_encoder(), target.get_encoder()
-    return ours is theirs or [p.data_ptr() for p in ours.parameters()] == [p.data_ptr() for p in theirs.parameters()]
+    places = [[weight.data_ptr() for weight in encoder.parameters()] for encoder in (ours, theirs)]
+    return ours is theirs or (all(places[0]) and places[0] == places[1])  # 0: the weights are elsewhere, or sharded

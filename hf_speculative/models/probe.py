@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
-from .cached_model import CachedModel, device_of, without_dropout
+from .cached_model import CachedModel, device_of, last_id, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel
@@ -94,7 +94,7 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
         return Inputs(inputs.input_ids[:, :1], inputs.generation_config, kwargs)
     if not inputs.is_text or inputs.input_ids.shape[1] == 0:
         return inputs
-    ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=model.get_input_embeddings().weight.shape[0] - 1)
+    ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
     ids = ids.expand(NUM_ROWS, -1) if len(ids) == 1 else ids
     return text_inputs(model, Batch(ids, [0] * len(ids), max_length=LONGEST_PROMPT + 1))
 

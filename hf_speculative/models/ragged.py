@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ..types import Batch
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of
+from .cached_model import CachedModel, device_of, last_id
 from .masks import AttentionLayers
 from .ragged_cache import RaggedCache
 
@@ -31,7 +31,7 @@ class RaggedModel(CachedModel):
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.model = model, with_folded_attention(model)
-        self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
+        self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
         self.cache = RaggedCache(self.layers.windows)

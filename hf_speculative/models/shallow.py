@@ -6,7 +6,6 @@ by every other thread that runs the model; a shallow copy is private to the call
 
 from __future__ import annotations
 
-import copy
 import functools
 
 from torch import nn
@@ -76,9 +75,16 @@ def exchanged(model: PreTrainedModel, modules: dict[str, nn.Module]) -> PreTrain
     return top
 
 
+def duplicate(module: nn.Module) -> nn.Module:
+    """`copy.copy`, also of a module that FSDP2 has given a class of its own, which makes another one when it is called."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    return twin
+
+
 def shallow(module: nn.Module) -> nn.Module:
     """A copy of `module` that shares its parameters, buffers, hooks and children; `_modules`, where it has them, is its own."""
-    twin = copy.copy(module)
+    twin = duplicate(module)
     twin._modules = dict(module._modules)
     if "_hf_hook" in vars(module) and not has_own_forward(module):
         # accelerate's wrapper around `forward` is bound to the original.

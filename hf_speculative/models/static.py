@@ -23,6 +23,7 @@ from .capture import Capture, CudaGraphs
 from .masks import AttentionLayers
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
+from .ranks import group_of, is_sharded
 
 #: passes of more columns than this, prompts, run eagerly: they are few, and of all lengths
 MAX_COLUMNS = 32
@@ -46,6 +47,8 @@ def why_eager(model: PreTrainedModel) -> str | None:
             return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"
         if hasattr(module, "base_layer"):
             return f"has adapters, which are switched on and off outside of a pass ({name})"
+    if is_sharded(model) or group_of(model) is not None:
+        return "is run by several processes, which wait for each other inside of a pass"
     if getattr(model, "hf_quantizer", None) is not None and not model.hf_quantizer.is_compileable:
         return "is quantised in a way that does not compile"
     return None

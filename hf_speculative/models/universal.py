@@ -18,7 +18,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
 from ..types import Batch
-from .cached_model import CachedModel, device_of
+from .cached_model import CachedModel, device_of, last_id
 from .inputs import Inputs, text_inputs
 from .rewind import Crop, Snapshot, rewinder
 
@@ -37,7 +37,7 @@ class UniversalModel(CachedModel):
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
         self.model, self.inputs, self.keep = model, inputs, keep
-        self.last_id = model.get_input_embeddings().weight.shape[0] - 1 if clamp_ids else None
+        self.last_id = last_id(model) if clamp_ids else None
         self.num_forwards = 0
         self._begin()
 

@@ -1,0 +1,63 @@
+"""Models that several processes run together: tensor and pipeline parallel ones, and those sharded by FSDP or ZeRO-3."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import distributed, nn
+from transformers import PreTrainedModel
+
+
+def are_several() -> bool:
+    """This process is one of several."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def group_of(model: PreTrainedModel | None) -> Any | None:
+    """The process group whose ranks run each pass of `model` between them, on the same tokens; `None` where a rank does alone.
+
+    That is a model loaded with a `DistributedConfig` whose `tp_size` or `pp_size` is above 1, or with a device mesh for tensor
+    parallelism.
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None or not are_several():
+        return None
+    if is_staged(model):
+        return distributed.group.WORLD  # transformers has no copies of a pipeline
+    names = mesh.mesh_dim_names or ()
+    if (getattr(model, "_tp_size", None) or 1) == 1:
+        return None
+    return mesh.get_group("tp") if "tp" in names else mesh.get_group()
+
+
+def is_staged(model: PreTrainedModel | None) -> bool:
+    """The ranks are the stages of a pipeline: each has some of the layers, and gets the logits from the last one."""
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
+
+
+def is_sharded(model: PreTrainedModel | None) -> bool:
+    """FSDP or ZeRO-3 has sharded the weights, so that a forward gathers them from all ranks, whatever each of them reads."""
+    if model is None or not are_several():
+        return False
+    return any(_is_fsdp(module) for module in model.modules()) or any(
+        hasattr(weight, "ds_id") for weight in model.parameters()
+    )
+
+
+def has_sharded_weights(model: PreTrainedModel) -> bool:
+    """FSDP2 has sharded weights, and they are not gathered at the moment."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # whoever shards has imported it
+    return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in model.parameters())
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = [getattr(fsdp, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
+    return isinstance(module, tuple(kind for kind in kinds if kind is not None))
+
+
+def num_parameters(model: PreTrainedModel) -> int:
+    """Those of the whole model; ZeRO-3 leaves a rank's own with none."""
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())

@@ -1,0 +1,91 @@
+"""Generating inside a training loop: weights change between calls, in training mode, under gradient checkpointing."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+from architectures.check import build, prompts
+from test_training import checkpointed
+
+import hf_speculative as hs
+
+NEW = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def made(name):
+    """A model without dropout, in whose training mode greedy decoding can be compared."""
+    if name == "llama":
+        model = tiny.llama()
+        return model, tiny.prompts(3)
+    model = build("seq2seq", name)
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
+    for module in model.modules():
+        for attribute in ("dropout", "attention_dropout", "activation_dropout", "p"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)
+    return model, prompts("seq2seq", model, 3)
+
+
+def loss_of(model, ids):
+    kwargs = {"input_ids": ids[:, :4]} if model.config.is_encoder_decoder else {"input_ids": ids}
+    return model(**kwargs, labels=ids).loss
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bart"])
+def test_generating_between_training_steps(name):
+    """In each step what plain decoding of an untouched copy writes; the modes stay, gradients are those without generating."""
+    model, inputs = made(name)
+    draft = tiny.noisy_copy(model, 0.05)
+    hs.attach(checkpointed(model).train(), draft.train())
+    twin = checkpointed(copy.deepcopy(hs.detach(copy.deepcopy(model)))).train()
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.02) for each in (model, twin)]
+    modes = [module.training for module in model.modules()]
+    texts = []
+    for _ in range(3):
+        with hs.record() as stats:
+            texts.append(model.generate(**inputs, **NEW, num_draft_tokens=4).tolist())
+        assert texts[-1] == copy.deepcopy(twin).eval().generate(**inputs, **NEW).tolist()
+        assert (
+            stats.num_draft_tokens > 0 and [module.training for module in model.modules()] == modes and draft.training
+        )
+        for each, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(each, inputs["input_ids"]).backward()
+            optimizer.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert texts[0] != texts[2], "training moved the model"
+
+
+def test_checkpointing_stays_on_after_a_call_that_fails():
+    model, inputs = made("llama")
+    checkpointed(model).train()
+    flags = [module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    with pytest.raises(ValueError, match="num_beams"):
+        hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model), num_beams=2)
+    after = [module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    assert after == flags and any(flags)
+
+
+def test_a_data_set_under_checkpointing():
+    model, inputs = made("llama")
+    ids = tiny.unpadded(inputs, 1)["input_ids"]
+    expected = model.generate(ids, **NEW)[0, ids.shape[1] :].tolist()
+    checkpointed(model).train()
+    (found,) = hs.generate_batches(model, [ids[0]], batch_size=1, draft_model=tiny.noisy_copy(model), **NEW)
+    assert found.new_ids == expected
+
+
+def test_weights_that_are_replaced():
+    """A checkpoint loaded in place, and parameters made anew: no pass remembers the old ones."""
+    model, inputs = made("llama")
+    other = tiny.llama(seed=7)
+    hs.attach(model, tiny.noisy_copy(model))
+    model.generate(**inputs, **NEW)
+    model.load_state_dict(other.state_dict())
+    assert model.generate(**inputs, **NEW).tolist() == other.generate(**inputs, **NEW).tolist()
+    third = tiny.llama(seed=8)
+    for mine, theirs in zip(model.parameters(), third.parameters(), strict=True):
+        mine.data = theirs.data.clone()
+    assert model.generate(**inputs, **NEW).tolist() == third.generate(**inputs, **NEW).tolist()
