@@ -103,9 +103,9 @@ def tied_drafter(draft: PreTrainedModel) -> type[DFlash] | type[Gemma4Assistant]
     return DFlash if getattr(draft, "main_input_name", None) == "noise_embeds" else None
 
 
-def auto_class_for(name: str):
+def auto_class_for(name: str, **loading):
     """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others."""
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, **loading)
     classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]
