@@ -89,11 +89,11 @@ def test_a_batch_answered_again_gets_the_same_answers(pair):
     settings = {"tokenizer": tokenizer, "max_new_tokens": 12, "batch_size": 2, "do_sample": True, "top_k": 0}
     first, again = SpeculativePredictor(target, draft, **settings), SpeculativePredictor(target, draft, **settings)
     batch = {"prompt": column(PROMPTS[:3]), "id": np.arange(3)}
-    answers = first(batch)["generated_text"].tolist()
     before = torch.get_rng_state()
+    answers = first(batch)["generated_text"].tolist()
     again({"prompt": column(["print("])})
     assert again(batch)["generated_text"].tolist() == answers == first(batch)["generated_text"].tolist()
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before, torch.get_rng_state())  # the caller's own
     assert first({**batch, "id": np.arange(3, 6)})["generated_text"].tolist() != answers
     other_seed = SpeculativePredictor(target, draft, seed=1, **settings)
     assert other_seed(batch)["generated_text"].tolist() != answers
