@@ -21,26 +21,24 @@ from hf_speculative.cli import DEMO_PROMPTS
 COUNTS = ("num_new_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
-def answer(
-    prompts: ray.data.Dataset, output: Path, num_actors: int, predictor=SpeculativePredictor, **actor
-) -> Counter:
+def answer(prompts: ray.data.Dataset, output: Path, num_actors: int, batch_size: int, **actor) -> Counter:
     """Write the answers as JSON lines, each as soon as it is ready; returns their totals.
 
     Args:
         prompts: rows, with a column of prompts.
-        predictor: the class whose objects answer batches.
-        **actor: anything else that `map_batches` takes: `fn_constructor_kwargs`, `batch_size`, `num_gpus`, `num_cpus`.
+        **actor: anything else that `map_batches` takes: `fn_constructor_kwargs`, `num_gpus`, `num_cpus`.
     """
-    pool = ray.data.ActorPoolStrategy(
-        size=num_actors
-    )  # Ray starts actors that die again, and gives them their batch again
-    answers = prompts.map_batches(predictor, compute=pool, udf_modifying_row_count=False, **actor)
+    # A block a batch: actors share the work evenly, and one that dies has a single batch to be answered again. Ray does that,
+    # and starts the actor again, by itself.
+    batches = prompts.repartition(target_num_rows_per_block=batch_size)
+    pool = ray.data.ActorPoolStrategy(size=num_actors)
+    answers = batches.map_batches(SpeculativePredictor, compute=pool, batch_size=batch_size, **actor)
     totals: Counter = Counter()
-    with output.open("w") as lines:
+    with output.open("w", buffering=1) as lines:
         for row in answers.iter_rows():
             if math.isnan(row["draft_acceptance_rate"]):  # JSON has no nan
                 row["draft_acceptance_rate"] = None
-            lines.write(json.dumps(row) + "\n")
+            lines.write(json.dumps(row, default=str) + "\n")
             totals.update(rows=1, errors=int(bool(row["error"])), **{name: row[name] for name in COUNTS})
     return totals
 
@@ -53,6 +51,7 @@ def main(
     ),
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens to draft a round.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens after which a row ends in any case.")] = 32,
     rows_at_once: Annotated[int, typer.Option(help="Rows that an actor decodes together.")] = 8,
     batch_size: Annotated[int, typer.Option(help="Rows handed to an actor; several times as many.")] = 64,
@@ -72,9 +71,10 @@ def main(
         "prompt_column": column,
         "batch_size": rows_at_once,
         "max_new_tokens": max_new_tokens,
+        "num_draft_tokens": num_draft_tokens,
     }
-    sizes = {"batch_size": batch_size, "num_cpus": num_cpus, "num_gpus": num_gpus}
-    totals = answer(dataset, output, num_actors, fn_constructor_kwargs=settings, **sizes)
+    actor = {"fn_constructor_kwargs": settings, "num_cpus": num_cpus, "num_gpus": num_gpus}
+    totals = answer(dataset, output, num_actors, batch_size, **actor)
     print(*(f"{name}: {value}" for name, value in totals.items()), sep="\n")
     if totals["num_draft_tokens"]:  # quotients of totals: a mean of rates would be another number
         print(f"draft_acceptance_rate: {totals['num_accepted_draft_tokens'] / totals['num_draft_tokens']:.3f}")
