@@ -30,7 +30,8 @@ def answer(prompts: ray.data.Dataset, output: Path, num_actors: int, batch_size:
     """
     # A block a batch: actors share the work evenly, and one that dies has a single batch to be answered again. Ray does that,
     # and starts the actor again, by itself.
-    batches = prompts.repartition(target_num_rows_per_block=batch_size)
+    # The prompts are read first, since actors that hold all CPUs of a small machine would wait for them for ever.
+    batches = prompts.repartition(target_num_rows_per_block=batch_size).materialize()
     pool = ray.data.ActorPoolStrategy(size=num_actors)
     answers = batches.map_batches(SpeculativePredictor, compute=pool, batch_size=batch_size, **actor)
     totals: Counter = Counter()
