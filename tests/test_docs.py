@@ -12,6 +12,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TRAINING = "train_embedded_pair.py"
+#: run by a test of its own: the slow one here, the other in test_ray.py
+RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py")
 
 
 def blocks(page: Path) -> list[str]:
@@ -56,7 +58,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name != TRAINING], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name not in RUN_ELSEWHERE], ids=lambda path: path.name)
 def test_examples_run(path, tmp_path):
     assert run_python([str(path), *ARGUMENTS.get(path.name, [])], tmp_path).strip()
 

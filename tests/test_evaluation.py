@@ -300,6 +300,15 @@ def test_task_scores(evaluate, tmp_path):
     assert again.totals(plain).scores == {"exact_match": 1.0}
 
 
+def test_a_score_that_is_no_number(evaluate, tmp_path):
+    options = {"references": lambda row: "", "results": tmp_path / "out.jsonl"}
+    evaluation = evaluate(TEXTS[:1], score=lambda predictions, references: float("nan"), **options)
+    assert hs.Evaluation.load(tmp_path / "out.jsonl").totals(evaluation.settings[0]).scores == {"score": None}
+    json.dumps(evaluation.to_dict(), allow_nan=False)
+    with pytest.raises(TypeError, match="the score returned .*good"):
+        scores.numbers({"quality": "good"}, "score")
+
+
 def test_rouge_and_pass_at_1(monkeypatch):
     assert scores.resolve("rouge")(["the cat sat"], ["the cat sat"]) == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
@@ -482,7 +491,9 @@ def test_the_journal_reads_what_it_writes(tmp_path):
     journal.header["format"] = 1
     journal.add(BadRow(7, "bad"))
     journal.add(Difference("a, 2 tokens, greedy", 0, 3, 0.25))
-    journal.scores = {"plain, greedy": {"rouge1": 0.5}}
+    journal.add(Difference("a, 2 tokens, greedy", 1, 0, None))
+    journal.add(BadRow(8, "half a pair: \ud83d"))
+    journal.scores = {"plain, greedy": {"rouge1": 0.5, "bleu": None}}
     journal.write(tmp_path / "out.jsonl")
     assert Journal.read(tmp_path / "out.jsonl") == journal
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]

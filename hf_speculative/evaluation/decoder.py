@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -83,7 +84,8 @@ class Decoder:
         one |= {"output_logits": True, "return_dict_in_generate": True}
         logits = generate(self.target, **inputs, **self.kwargs | one).logits[0][0].float()
         best, second = logits.topk(2).values.tolist()
-        return Difference(setting.name, plain.index, position, best - second)
+        gap = best - second
+        return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
 
     def _kwargs(self, setting: Setting) -> dict[str, Any]:
         draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}

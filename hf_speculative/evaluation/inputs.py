@@ -82,7 +82,7 @@ class Task:
         if not prompts.ids:
             raise ValueError(f"no row of `dataset` has a reference; row 0: {prompts.bad_rows[0].message}.")
 
-    def scores_of(self, evaluation: Evaluation) -> dict[str, dict[str, float]]:
+    def scores_of(self, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
         """The scores of every setting's texts."""
         found = {}
         for setting in evaluation.settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,8 @@ from typing import IO, Any
 from ..statistics import RowStatistics, Statistics
 
 FORMAT = 1
+#: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
+AS_JSON = "backslashreplace"
 
 
 @dataclass
@@ -93,13 +96,13 @@ class Difference:
     Attributes:
         position: the first new token that differs, from 0.
         logit_gap: between the target's two best tokens there, prompt and text before it read in one pass: next to nothing in
-            half precision, where a tie breaks either way.
+            half precision, where a tie breaks either way; `None` if one of the two is infinite.
     """
 
     setting: str
     index: int
     position: int
-    logit_gap: float
+    logit_gap: float | None
 
 
 @dataclass
@@ -118,7 +121,7 @@ class Journal:
     calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     bad_rows: dict[int, BadRow] = field(default_factory=dict)
     differences: dict[tuple[str, int], Difference] = field(default_factory=dict)
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
     def add(self, entry: Call | BadRow | Difference) -> None:
         match entry:
@@ -167,7 +170,7 @@ class Journal:
     def write(self, path: Path) -> None:
         """The whole file anew, in one step: a kill leaves the old one or the new one."""
         beside = path.with_name(path.name + ".new")
-        beside.write_text("".join(map(_dumped, self.entries())), encoding="utf-8")
+        beside.write_text("".join(map(_dumped, self.entries())), encoding="utf-8", errors=AS_JSON)
         os.replace(beside, path)
 
 
@@ -189,8 +192,17 @@ def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
             return {"difference": asdict(entry)}
 
 
+def without_nan(value: Any) -> Any:
+    """The same with null for numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {str(name): without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _dumped(line: dict[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(without_nan(line), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 class Recorder:
@@ -201,7 +213,7 @@ class Recorder:
         self.file: IO[str] | None = None
         if path is not None:
             journal.write(path)
-            self.file = path.open("a", encoding="utf-8")
+            self.file = path.open("a", encoding="utf-8", errors=AS_JSON)
 
     def __enter__(self) -> Recorder:
         return self

@@ -24,7 +24,7 @@ def write(evaluation: Evaluation, path: Path) -> None:
             "wording": wording,
             "sections": [_section(evaluation, temperature) for temperature in evaluation.temperatures],
             "has_pictures": plotting.is_available(),
-            "data": json.dumps(_without_nan(evaluation.to_dict()), indent=1, ensure_ascii=False, allow_nan=False),
+            "data": json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False, allow_nan=False),
         },
     )
 
@@ -46,13 +46,3 @@ def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
         "texts": [] if shown is None else texts.texts(evaluation, shown),
         "num_texts": 0 if shown is None else len(evaluation.rows(shown)),
     }
-
-
-def _without_nan(value: Any) -> Any:
-    """Numbers that JSON does not know become null."""
-    if isinstance(value, dict):
-        return {str(name): _without_nan(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    is_unknown = isinstance(value, float) and not abs(value) < float("inf")
-    return None if is_unknown else value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..statistics import Statistics
-from .journal import BadRow, Call, Difference, Journal, Row
+from .journal import BadRow, Call, Difference, Journal, Row, without_nan
 from .settings import Setting, temperature_name
 
 #: resamples of the prompts that an interval is made from
@@ -41,7 +41,7 @@ class Totals:
     speedup: float | None
     speedup_interval: tuple[float, float] | None
     statistics: Statistics | None
-    scores: dict[str, float]
+    scores: dict[str, float | None]
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,11 +51,8 @@ class Totals:
         statistics = self.statistics and self.statistics.to_dict()
         if statistics:
             del statistics["rows"]
-        return vars(self) | {
-            "setting": self.setting.name,
-            "tokens_per_second": self.tokens_per_second,
-            "statistics": statistics,
-        }
+        values = {"setting": self.setting.name, "tokens_per_second": self.tokens_per_second, "statistics": statistics}
+        return without_nan(vars(self) | values)
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,7 @@ class Evaluation:
 
     def __init__(self, journal: Journal):
         self.journal, self.header = journal, journal.header
+        self._ratios: dict[Setting, np.ndarray] = {}
         self.bad_rows: list[BadRow] = [row for _, row in sorted(journal.bad_rows.items())]
         self.differences: list[Difference] = list(journal.differences.values())
         self.settings = [Setting(**values) for values in journal.header["settings"]]
@@ -231,9 +229,14 @@ class Evaluation:
         """`(NUM_RESAMPLES,)` speedups over batches drawn with replacement, the same draws for every setting."""
         if setting.is_plain:
             return np.ones(NUM_RESAMPLES)
-        sizes, plain = self._sizes(setting)
-        draws = np.random.default_rng(0).integers(len(sizes), size=(NUM_RESAMPLES, len(sizes)))
-        return _ratio(sizes[draws].sum(1).T, plain[draws].sum(1).T)
+        if setting not in self._ratios:
+            both = np.concatenate(self._sizes(setting), axis=1)
+            generator, num_batches = np.random.default_rng(0), len(both)
+            # A resample at a time: all at once are gigabytes for tens of thousands of prompts.
+            draws = (generator.integers(num_batches, size=num_batches) for _ in range(NUM_RESAMPLES))
+            sums = np.stack([both[draw].sum(0) for draw in draws])
+            self._ratios[setting] = _ratio(sums[:, :2].T, sums[:, 2:].T)
+        return self._ratios[setting]
 
 
 def _sizes(calls: Sequence[Call]) -> np.ndarray:

@@ -7,6 +7,7 @@ an object with `compute(predictions=, references=)`, as those of the library `ev
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -125,8 +126,10 @@ def resolve(score: Any) -> Score:
     return score
 
 
-def numbers(result: Any, name: str) -> dict[str, float]:
-    """What a score returned, by name; entries that are no numbers, precisions by order for example, are left out."""
-    if isinstance(result, Mapping):
-        return {str(key): float(value) for key, value in result.items() if isinstance(value, Real)}
-    return {name: float(result)}
+def numbers(result: Any, name: str) -> dict[str, float | None]:
+    """What a score returned, by name, `None` for nan; entries that are no numbers, precisions by order say, are left out."""
+    found = {name: result} if not isinstance(result, Mapping) else result
+    values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
+    if not values:
+        raise TypeError(f"the score returned {result!r}: a number or a dict of numbers is needed.")
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}

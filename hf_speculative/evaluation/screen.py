@@ -65,7 +65,7 @@ def _print_differences(console: Console, evaluation: Evaluation) -> None:
         _print_lines(
             console,
             [
-                f"prompt {d.index}, token {d.position}, logit gap {d.logit_gap:.3g}: {d.setting}"
+                f"prompt {d.index}, token {d.position}, logit gap {wording.gap(d.logit_gap)}: {d.setting}"
                 for d in evaluation.differences
             ],
         )

@@ -233,8 +233,12 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None or value != value else f"{value:.{digits}f}"
 
 
-def score(value: float) -> str:
-    return number(value, 3) if abs(value) < 1000 else f"{value:.4g}"
+def score(value: float | None) -> str:
+    return number(value, 3) if value is None or abs(value) < 1000 else f"{value:.4g}"
+
+
+def gap(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3g}"
 
 
 def significant(value: float) -> str:
