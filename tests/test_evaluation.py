@@ -305,8 +305,9 @@ def test_a_score_that_is_no_number(evaluate, tmp_path):
     evaluation = evaluate(TEXTS[:1], score=lambda predictions, references: float("nan"), **options)
     assert hs.Evaluation.load(tmp_path / "out.jsonl").totals(evaluation.settings[0]).scores == {"score": None}
     json.dumps(evaluation.to_dict(), allow_nan=False)
-    with pytest.raises(TypeError, match="the score returned .*good"):
-        scores.numbers({"quality": "good"}, "score")
+    with pytest.warns(UserWarning, match=r"the score failed.*'good'"):
+        failed = evaluate(TEXTS[:1], score=lambda predictions, references: {"quality": "good"}, **options)
+    assert failed.is_complete and failed.totals(failed.settings[0]).scores == {}
 
 
 def test_rouge_and_pass_at_1(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,19 @@ def _run(
             _compare(recorder, decoder, plan.settings, batch, ids)
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
-        (evaluation.journal.scores,) = processes.gather([task.scores_of(evaluation)] if processes.rank == 0 else [])
+        (evaluation.journal.scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
     if processes.writes and processes.rank == 0:
         plan.finish(evaluation)
     return evaluation
+
+
+def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
+    """The scores; a score of the user's that fails at the end must not take with it what was decoded."""
+    try:
+        return task.scores_of(evaluation)
+    except Exception as error:
+        warnings.warn(f"the score failed, so that there is none: {type(error).__name__}: {error}", stacklevel=2)
+        return {}
 
 
 def _warm_up(decoder: Decoder, setting: Setting, batches: list[list[list[int]]]) -> None:
