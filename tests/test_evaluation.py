@@ -529,3 +529,23 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         ours, theirs = found.totals(setting).statistics, expected.totals(setting).statistics
         assert setting.is_plain or RowStatistics.from_dict(ours.to_dict()) == RowStatistics.from_dict(theirs.to_dict())
     assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
+
+
+def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
+    """Also in the middle of a character of several bytes."""
+    path = tmp_path / "out.jsonl"
+    evaluate(["é 中文", "b"], results=path)
+    whole = path.read_bytes()
+    for end in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        hs.Evaluation.load(path)
+
+
+def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
+    """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
+    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 10**6]}, {"prompt": [9, 8]}]
+    first = evaluate(rows, results=tmp_path / "out.jsonl")
+    assert [row.index for row in first.bad_rows] == [1] and first.is_complete
+    begun = kill_after(monkeypatch, 0)
+    again = evaluate(rows, results=tmp_path / "out.jsonl")
+    assert counts(again) == counts(first) and again.bad_rows == first.bad_rows and not begun
