@@ -51,6 +51,7 @@ class Plan:
             merged.calls |= journal.calls
             merged.bad_rows |= journal.bad_rows
             merged.differences |= journal.differences
+            merged.scores |= journal.scores
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:
