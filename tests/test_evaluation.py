@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tiny
+import tongues
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import (
@@ -662,3 +663,19 @@ def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
     assert counts(hs.evaluate(target, None, TEXTS, **options)) == expected
     hs.detach(target).generation_config.num_assistant_tokens_schedule = "heuristic"
     assert counts(hs.evaluate(target, small, TEXTS, **options)) == expected
+
+
+def test_what_a_kill_left_of_another_processs_file_is_no_obstacle(evaluate, tmp_path):
+    (tmp_path / "out.jsonl.rank1.new").write_text("")
+    assert evaluate(results=tmp_path / "out.jsonl").is_complete
+    assert evaluate(results=tmp_path / "out.jsonl").is_complete
+
+
+def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
+    other = tongues.renumbered(tokenizer)
+    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other))
+    evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    assert (
+        evaluation.header["draft_tokenizers"] == ["draft"]
+        and evaluation.totals(evaluation.settings[1]).num_identical == 5
+    )

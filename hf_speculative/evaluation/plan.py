@@ -68,7 +68,7 @@ class Plan:
                 path.unlink()
 
     def _others(self) -> list[Path]:
-        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*"))
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
 
     def check(self, journal: Journal) -> None:
         """Refuse to go on with a file about something else."""
