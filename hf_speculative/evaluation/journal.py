@@ -150,7 +150,7 @@ class Journal:
         Raises:
             ValueError: it is no such file.
         """
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")  # no text yet: a kill may have cut a character in two
         del lines[-1]  # empty after a whole line, else what a kill left of one
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]

@@ -43,6 +43,8 @@ def read_rows(
     elif config is not None:
         raise ValueError(f"`config={config!r}` chooses within a data set on the Hub: leave it out.")
     dataset = _one_split(dataset, split)
+    if hasattr(dataset, "iterrows"):  # iterating over a DataFrame gives the names of its columns
+        raise TypeError("`dataset` is a DataFrame: pass `datasets.Dataset.from_pandas(frame)`.")
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise TypeError(
             f"`dataset` is a {type(dataset).__name__}: pass a datasets.Dataset, a list of rows, a file or a name."
@@ -75,17 +77,17 @@ def _open(name: str, split: str | None, config: str | None):
 
 
 def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadRow]:
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    opener: Callable[..., Any] = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rb") as file:
         lines = (line for line in file if line.strip())
         for index, line in enumerate(lines):
-            if not is_json:
-                yield line.rstrip("\n")
-                continue
             try:
-                yield json.loads(line)
+                text = line.decode("utf-8-sig" if index == 0 else "utf-8").rstrip("\r\n")
+                yield json.loads(text) if is_json else text
             except json.JSONDecodeError as error:
                 yield BadRow(index, f"no JSON: {error}")
+            except UnicodeDecodeError as error:
+                yield BadRow(index, f"no UTF-8: {error}")
 
 
 def _one_split(dataset, split: str | None):
