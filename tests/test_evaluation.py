@@ -679,3 +679,13 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
         evaluation.header["draft_tokenizers"] == ["draft"]
         and evaluation.totals(evaluation.settings[1]).num_identical == 5
     )
+
+
+def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
+    model, small, tokenizer, tmp_path
+):
+    target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
+    hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
+    target.generation_config.top_k = 1
+    with pytest.raises(ValueError, match="another evaluation, whose generation_config is"):
+        hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)

@@ -14,7 +14,7 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 
 #: what has to be the same for a file of results to be gone on with
-FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate")
+FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate", "generation_config")
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Plan:
     def check(self, journal: Journal) -> None:
         """Refuse to go on with a file about something else."""
         theirs, ours = journal.header, json.loads(json.dumps(self.header))
-        other = {name: (theirs[name], ours[name]) for name in FIXED if theirs[name] != ours[name]}
+        other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name, ours[name]) != ours[name]}
         devices = theirs["environment"]["device"], ours["environment"]["device"]
         other |= {"device": devices} if devices[0] != devices[1] else {}
         if other:

@@ -147,6 +147,7 @@ def evaluate(
             "num_batches": -(-len(prompts.ids) // batch_size),
             "seed": seed,
             "generate": _described(kwargs),
+            "generation_config": _described(model.generation_config.to_diff_dict()),
             "settings": [setting.to_dict() for setting in settings],
             "environment": environment(model) | {"processes": processes.count},
         },
@@ -274,5 +275,5 @@ def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
             return [plain(item) for item in value]
         return value if isinstance(value, (str, int, float)) else type(value).__name__
 
-    left_out = ("tokenizer", "return_dict_in_generate")
+    left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
     return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}
