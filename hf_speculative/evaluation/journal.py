@@ -150,8 +150,8 @@ class Journal:
         Raises:
             ValueError: it is no such file.
         """
-        lines = path.read_text(encoding="utf-8").split("\n")
-        del lines[-1]  # empty after a whole line, else what a kill left of one
+        lines = path.read_bytes().split(b"\n")
+        del lines[-1]  # empty after a whole line, else what a kill left of one, half a character perhaps
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
             if header["format"] != FORMAT:

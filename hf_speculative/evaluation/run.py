@@ -34,6 +34,9 @@ OF_SETTINGS = {
     "speculative_config": "`settings`, with `options`",
 }
 
+#: what only sampling looks at
+OF_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
 
 def evaluate(
     model: PreTrainedModel,
@@ -120,6 +123,12 @@ def evaluate(
             raise ValueError(
                 f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
             )
+    ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
+    if ignored and not any(setting.temperature for setting in settings):
+        raise ValueError(
+            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
+            "leave it out."
+        )
     kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
     task = Task(score, references) if score is not None else None
     if task is None and references is not None:
