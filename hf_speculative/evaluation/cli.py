@@ -14,6 +14,7 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..self_drafting import auto_class_for
 from . import page, screen
@@ -23,11 +24,16 @@ from .scores import SCORES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ADAPTIVE = "adaptive"
+#: exit status after Ctrl-C, as shells have it
+STOPPED = 130
 
 
 def eval_command(
     dataset: Annotated[
-        str, typer.Option(help="A file (.jsonl, .json, .csv, .parquet, .txt; .gz too), a folder, or a name on the Hub.")
+        str,
+        typer.Option(
+            help="A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[
@@ -93,10 +99,13 @@ def eval_command(
         raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    check_device(device)
+    check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
     row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
     with err.status("loading the models"):
         target, drafts, tokenizer = _load(model, draft_model, dtype, device)
+    is_stopped = False
     try:
         evaluation = evaluate(
             target,
@@ -121,6 +130,7 @@ def eval_command(
             **{name: value for name, value in row_options.items() if value is not None},
         )
     except KeyboardInterrupt:
+        is_stopped = True
         if not results.exists():
             raise
         evaluation = Evaluation.load(results)
@@ -135,6 +145,8 @@ def eval_command(
     if report is not None:
         page.write(evaluation, report)
     err.print(Text(f"results: {results}" + (f", report: {report}" if report else "")))
+    if is_stopped:
+        raise typer.Exit(STOPPED)  # scripts should not take a part for the whole
 
 
 def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):
