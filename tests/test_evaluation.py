@@ -497,7 +497,7 @@ def test_the_recommendation():
     (found,) = evaluation.recommendations
     assert (found.setting, found.runner_up, found.is_clear) == (Setting("a", 2), Setting("a", 4), True)
     assert found.speedup == 2 and found.margin == 1.25
-    assert str(found) == "greedy: take a, 2 tokens, 2.00x plain decoding, 25.0% faster than the next, a, 4 tokens."
+    assert str(found) == 'greedy: take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".'
     (found,) = handmade([[2.0] * 8, [2.0, 3.0] * 4, [2.5] * 8]).recommendations
     assert found.setting.is_plain and "decode plainly" in str(found)
     (found,) = handmade([[4.0] * 8, [2.0, 2.6] * 4, [2.6, 2.05] * 4]).recommendations
@@ -547,7 +547,7 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("take small, 3 tokens") + done.stdout.count("decode plainly") == 2, "one report, not two"
+    assert done.stdout.count('take "small, 3 tokens"') + done.stdout.count("decode plainly") == 2, "one report, not two"
     found = hs.Evaluation.load(tmp_path / "eval.jsonl")
     expected = evaluate(draft_model={"small": small}, temperatures=(0.0, 1.0))
     assert found.environment["processes"] == 2 and found.is_complete

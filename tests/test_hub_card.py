@@ -443,6 +443,8 @@ def test_commands(run, results, tmp_path):
     assert printed.exit_code == 0 and ModelCard(printed.output).data.tags and "| chat | greedy |" in printed.output
     assert run("card", results / "code.jsonl", "-o", tmp_path, "--draft-name", "org/draft").exit_code == 0
     assert 'draft_model="org/draft"' in (tmp_path / "README.md").read_text()
+    local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
+    assert "--draft-name gives its name on the Hub" in local.stderr and "--target-name" not in local.stderr
     served = run("export-vllm", results / "code.jsonl", "--set", "max_model_len=512", "-o", tmp_path / "spec.json")
     assert served.stdout.startswith("vllm serve ") and served.exit_code == 0
     assert json.loads((tmp_path / "spec.json").read_text())["max_model_len"] == 512

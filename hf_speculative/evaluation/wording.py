@@ -244,4 +244,4 @@ def gap(value: float | None) -> str:
 def significant(value: float) -> str:
     if value != value:
         return ""
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"

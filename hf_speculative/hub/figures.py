@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..evaluation import Evaluation, Setting, Totals
 
 #: endings of files that hold prompts
-FILES = re.compile(r"\.(jsonl|json|csv|txt|parquet|arrow)(\.gz)?$")
+FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
 
 #: an evaluation or its file, several of them, or several by use case
 Evaluations: TypeAlias = (
