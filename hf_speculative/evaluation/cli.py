@@ -44,7 +44,7 @@ def eval_command(
     ] = "prompt",
     template: Annotated[
         str | None,
-        typer.Option(help="In place of --field, a Jinja template over the columns: 'Q: {{ question }}\\nA:'."),
+        typer.Option(help="In place of --field, a Jinja template over the columns: $'Q: {{ question }}\\nA:'."),
     ] = None,
     split: Annotated[str | None, typer.Option(help="Of the data set, where it has several.")] = None,
     config: Annotated[str | None, typer.Option(help="Of a data set on the Hub with several.")] = None,
