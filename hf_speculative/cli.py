@@ -24,6 +24,7 @@ from . import compatibility, embedded
 from .arguments import check_device, help_of
 from .benchmark.cli import bench
 from .comparison import Comparison, Runner
+from .environment import DTYPES
 from .evaluation.cli import eval_command
 from .evaluation.journal import BadRow
 from .evaluation.rows import read_texts
@@ -39,7 +40,6 @@ DEMO_PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
     "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @app.callback()

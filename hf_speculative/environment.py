@@ -13,6 +13,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+#: what `--dtype` takes
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:
     """Versions, hardware, threads and dtype, and the command line that is running."""

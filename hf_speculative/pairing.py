@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import checks
 from .configuration import Options
@@ -128,3 +128,12 @@ def max_positions_of(model: PreTrainedModel) -> int | None:
 
 def _text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
+
+
+def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a draft given by name, if it has one and its vocabulary is not that of `tokenizer`, the target's."""
+    try:
+        found = AutoTokenizer.from_pretrained(name, **loading)
+    except (OSError, ValueError):  # weights without a tokenizer share the target's
+        return None
+    return found if found.get_vocab() != tokenizer.get_vocab() else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -101,7 +102,10 @@ def _ids(prompt, index: int, tokenizer: PreTrainedTokenizerBase | None) -> list[
             raise ValueError(f"prompt {index} is {'messages' if is_chat else 'a text'}: pass `tokenizer=`, or ids.")
         if isinstance(prompt, str):
             return tokenizer(prompt)["input_ids"]
-        return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        try:
+            return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        except TemplateError as error:  # a role that the template does not take, say
+            raise ValueError(f"prompt {index} does not fit the tokenizer's chat template: {error}.") from error
     if isinstance(prompt, Mapping):
         return _unpadded(prompt, index)
     if isinstance(prompt, Tensor):

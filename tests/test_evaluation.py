@@ -1,5 +1,6 @@
 """Evaluation on data sets: the same prompts under every setting, nothing lost, nothing averaged wrongly."""
 
+import copy
 import gzip
 import json
 import os
@@ -7,11 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tiny
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    StoppingCriteria,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
@@ -556,3 +565,99 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         ours, theirs = found.totals(setting).statistics, expected.totals(setting).statistics
         assert setting.is_plain or RowStatistics.from_dict(ours.to_dict()) == RowStatistics.from_dict(theirs.to_dict())
     assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
+
+
+def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
+    """Also in the middle of a character of several bytes."""
+    path = tmp_path / "out.jsonl"
+    evaluate(["é 中文", "b"], results=path)
+    whole = path.read_bytes()
+    inside = [i for i in range(whole.index(b"\n") + 1, len(whole)) if whole[i] & 0xC0 == 0x80]
+    assert inside
+    for end in inside:
+        path.write_bytes(whole[:end])
+        hs.Evaluation.load(path)
+
+
+def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
+    """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
+    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 10**6]}, {"prompt": [9, 8]}]
+    first = evaluate(rows, results=tmp_path / "out.jsonl")
+    assert [row.index for row in first.bad_rows] == [1] and first.is_complete
+    begun = kill_after(monkeypatch, 0)
+    again = evaluate(rows, results=tmp_path / "out.jsonl")
+    assert counts(again) == counts(first) and again.bad_rows == first.bad_rows and not begun
+
+
+class Counts(LogitsProcessor):
+    """Remembers how often it was called."""
+
+    num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        return scores.index_fill(1, torch.tensor([self.num_calls]), 1e4)
+
+
+class EndsEarly(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] % 7 == 2
+
+
+def test_what_a_processor_remembers_stays_in_its_call(evaluate):
+    evaluation = evaluate(logits_processor=[Counts()])
+    assert all(row.new_ids == [*range(1, 13)] for s in evaluation.settings for row in evaluation.rows(s).values())
+
+
+def test_plain_rows_end_where_they_ended(evaluate, model, tokenizer):
+    """Whatever ended them, and whether or not the model has an end token; and a last token that is the padding's counts."""
+    ids = tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    new = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :].tolist()
+    both = {"eos_token_id": new[4], "pad_token_id": new[4]}
+    for options, length in (
+        ({"stopping_criteria": [EndsEarly()]}, None),
+        ({"stopping_criteria": [EndsEarly()], "eos_token_id": 3}, None),
+        ({"stop_strings": ["\n" + tokenizer.decode(new[0])]}, 1),  # begins in the prompt
+        (both, 5),
+        ({"generation_config": GenerationConfig(**both)}, 5),
+        ({"pad_token_id": new[-1]}, 12),
+    ):
+        evaluation = evaluate(batch_size=2, **options)
+        plain, setting = evaluation.settings
+        assert evaluation.totals(setting).num_identical == 5 and not evaluation.differences, options
+        if length is not None:
+            assert evaluation.rows(plain)[0].new_ids == new[:length]
+        alone = evaluate(**options)
+        assert all(row.new_ids == alone.rows(plain)[index].new_ids for index, row in evaluation.rows(plain).items())
+
+
+def test_a_row_that_the_users_function_fails_on_is_one_bad_row(evaluate):
+    rows = [{"q": "import os"}, {"other": 1}, {"q": None}]
+    found = evaluate(rows, prompt=lambda row: row["q"].strip(), score="exact_match", references=lambda row: row["q"])
+    assert [row.message[:14] for row in found.bad_rows] == ["KeyError: 'q'", "AttributeError"]
+
+
+def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users only') }}{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    )
+    rows = [{"prompt": [{"role": role, "content": "x = 1"}]} for role in ("user", "system")]
+    found = hs.evaluate(model, small, rows, tokenizer=tokenizer, **OPTIONS)
+    ((index, message),) = [(row.index, row.message) for row in found.bad_rows]
+    assert index == 1 and "chat template: users only" in message
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_lines_that_are_no_utf8_and_a_byte_order_mark(tmp_path, ending):
+    path = tmp_path / f"rows{ending}"
+    lines = b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n\n{"prompt": "b"}\n'
+    path.write_bytes(gzip.compress(lines) if ending.endswith(".gz") else lines)
+    first, second, third = read_rows(path)
+    assert (first, third) == ({"prompt": "a"}, {"prompt": "b"}) and second.index == 1 and "no UTF-8" in second.message
+
+
+def test_a_data_frame_is_not_taken_for_its_columns():
+    with pytest.raises(TypeError, match="from_pandas"):
+        read_rows(pd.DataFrame({"prompt": TEXTS}))

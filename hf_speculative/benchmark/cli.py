@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from .. import plotting
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
+from ..environment import DTYPES
 from ..self_drafting import auto_class_for
 from . import page, plots, screen
 from .calibrated import CalibratedPair
@@ -29,7 +30,6 @@ from .results import Report
 from .shapes import SHAPES
 
 T = TypeVar("T", int, float)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def bench(

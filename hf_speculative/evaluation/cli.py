@@ -16,13 +16,13 @@ from transformers.utils import logging as transformers_logging
 
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
+from ..environment import DTYPES
 from ..self_drafting import auto_class_for
 from . import page, screen
 from .results import Evaluation
 from .run import evaluate
 from .scores import SCORES
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ADAPTIVE = "adaptive"
 #: exit status after Ctrl-C, as shells have it
 STOPPED = 130

@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from ..configuration import first_given
 from ..generation import generate
 from ..models import device_of
+from ..processing import clone
 from ..prompts import padded
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
@@ -49,17 +58,21 @@ class Decoder:
 
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
         """The prompts under the setting, timed."""
-        inputs = self._inputs(prompts)
+        inputs, kwargs = self._inputs(prompts), self._kwargs(setting)
+        ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
+        if setting.is_plain and ends.criteria:
+            kwargs |= {"stopping_criteria": StoppingCriteriaList([ends]), "stop_strings": None}
         with self._seeded(batch):
             start = time.perf_counter()
-            output: Any = generate(self.target, **inputs, **self._kwargs(setting))
+            output: Any = generate(self.target, **inputs, **kwargs)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)
             seconds = time.perf_counter() - start
         width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         new = output.sequences[:, width:].tolist()
         if setting.is_plain:
-            return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, prompts)))
+            lengths = [ends.by_row.get(row, math.inf) - width for row in range(len(new))]
+            return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, lengths, prompts)))
         counts, survival = output.statistics, output.survival.tolist()
         rows = []
         for index, ids, chances, of_row in zip(indices, new, survival, counts.rows, strict=True):
@@ -82,7 +95,7 @@ class Decoder:
             inputs["decoder_input_ids"] = torch.tensor([[start, *before]], device=device_of(self.target))
         one = {"max_new_tokens": 1, "min_new_tokens": None, "do_sample": False, "draft_model": None}
         one |= {"output_logits": True, "return_dict_in_generate": True}
-        logits = generate(self.target, **inputs, **self.kwargs | one).logits[0][0].float()
+        logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
         best, second = logits.topk(2).values.tolist()
         gap = best - second
         return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
@@ -91,7 +104,22 @@ class Decoder:
         draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}
         if setting.draft is not None:
             draft = self.drafts[setting.draft].generate_kwargs
-        return {**self.kwargs, **setting.generate_kwargs, **draft, "return_dict_in_generate": True}
+        return {**self._own_kwargs(), **setting.generate_kwargs, **draft, "return_dict_in_generate": True}
+
+    def _own_kwargs(self) -> dict[str, Any]:
+        """With copies of processors and criteria: what they remember of one batch must not reach the next."""
+        kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
+        given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
+        return self.kwargs | given
+
+    def _stop_strings(self) -> list[StopStringCriteria]:
+        found = self._given("stop_strings")
+        return [] if found is None else [StopStringCriteria(self.tokenizer, found)]
+
+    def _given(self, name: str) -> Any:
+        """An option of the call, or of a generation config."""
+        configs = (self.kwargs.get("generation_config"), self.target.generation_config)
+        return first_given(self.kwargs.get(name), *(getattr(config, name, None) for config in configs))
 
     def _inputs(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
         ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.target.config.is_encoder_decoder)
@@ -106,27 +134,12 @@ class Decoder:
             torch.manual_seed(self.seed + batch)
             yield
 
-    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
-        ids = self._without_padding(ids)
+    def _plain_row(self, index: int, ids: list[int], length: float, prompt: list[int]) -> Row:
+        """Plain output up to its end; rows that are done are padded, or go on where there is no end token."""
+        eos = _as_list(self._given("eos_token_id"))
+        length = min(length, next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids)))
+        ids = ids[: int(length)]
         return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
-
-    def _without_padding(self, ids: list[int]) -> list[int]:
-        """Plain output up to its end; the end token is kept, also where it serves as padding.
-
-        A row that a stop string ended is padded only where there is an end token as well, else it goes on, so that the string
-        has to be looked for.
-        """
-        stop_strings = self.kwargs.get("stop_strings")
-        if stop_strings is not None:
-            stops = StopStringCriteria(self.tokenizer, stop_strings)
-            ends = (end for end in range(1, len(ids)) if bool(stops(torch.tensor([ids[:end]]), None)))
-            if (end := next(ends, None)) is not None:
-                ids = ids[:end]
-        pad, end = self.kwargs["pad_token_id"], len(ids)
-        while end and ids[end - 1] == pad:
-            end -= 1
-        eos = first_given(self.kwargs.get("eos_token_id"), self.target.generation_config.eos_token_id)
-        return ids[: end + 1] if pad in _as_list(eos) else ids[:end]
 
     def _text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -142,6 +155,21 @@ class Decoder:
             pieces.append(now[len(before) :])
             start, read = read, end
         return pieces
+
+
+class Ends(StoppingCriteria):
+    """All of `criteria` as one, which notes the width `by_row` at which they ended a row."""
+
+    def __init__(self, criteria: list[StoppingCriteria]):
+        self.criteria = StoppingCriteriaList(criteria)
+        self.by_row: dict[int, int] = {}
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        done = self.criteria(input_ids, scores, **kwargs)
+        for row, is_done in enumerate(done.tolist()):
+            if is_done:
+                self.by_row.setdefault(row, input_ids.shape[1])
+        return done
 
 
 def _as_list(ids) -> list[int]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import checks
 from ..generation import Attached, load_draft
+from ..pairing import tokenizer_of_draft
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,7 @@ def named_drafts(
 
 def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
     if draft_tokenizer is None and isinstance(given, str):
-        draft_tokenizer = AutoTokenizer.from_pretrained(given)
-    if draft_tokenizer is not None and draft_tokenizer.get_vocab() == tokenizer.get_vocab():
-        draft_tokenizer = None
+        draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)
     checks.check_model(model, "draft_model")
     source = given if isinstance(given, str) else model.config.name_or_path

@@ -39,7 +39,7 @@ def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens:
             prompts.bad_rows.append(row)
             continue
         try:
-            ids = prompt_ids(read(row), index, model, tokenizer)
+            ids = prompt_ids(_read(read, row), index, model, tokenizer)
             if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
                 raise ValueError(
                     f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"
@@ -52,6 +52,16 @@ def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens:
         first = prompts.bad_rows[0]
         raise ValueError(f"no row of `dataset` can be used; row {first.index}: {first.message}.")
     return prompts
+
+
+def _read(read, row) -> Any:
+    """What a reader finds in a row; the function may be the user's, and fail on a row in its own way."""
+    try:
+        return read(row)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -75,8 +85,8 @@ class Task:
         read = reader(self.references, rows, "references")
         for index in list(prompts.ids):
             try:
-                self.by_index[index] = read(rows[index])
-            except (ValueError, TypeError, KeyError) as error:
+                self.by_index[index] = _read(read, rows[index])
+            except ValueError as error:
                 prompts.bad_rows.append(BadRow(index, f"its reference: {error}"))
                 del prompts.ids[index]
         if not prompts.ids:

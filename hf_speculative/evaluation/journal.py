@@ -150,8 +150,8 @@ class Journal:
         Raises:
             ValueError: it is no such file.
         """
-        lines = path.read_bytes().split(b"\n")
-        del lines[-1]  # empty after a whole line, else what a kill left of one, half a character perhaps
+        lines = path.read_bytes().split(b"\n")  # no text yet: a kill may have cut a character in two
+        del lines[-1]  # empty after a whole line, else what a kill left of one
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
             if header["format"] != FORMAT:

@@ -44,6 +44,8 @@ def read_rows(
     elif config is not None:
         raise ValueError(f"`config={config!r}` chooses within a data set on the Hub: leave it out.")
     dataset = _one_split(dataset, split)
+    if hasattr(dataset, "iterrows"):  # iterating over a DataFrame gives the names of its columns
+        raise TypeError("`dataset` is a DataFrame: pass `datasets.Dataset.from_pandas(frame)`.")
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise TypeError(
             f"`dataset` is a {type(dataset).__name__}: pass a datasets.Dataset, a list of rows, a file or a name."
@@ -80,20 +82,24 @@ def _open(name: str, split: str | None, config: str | None):
 
 
 def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadRow]:
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    opener: Callable[..., Any] = gzip.open if path.suffix.lower() == ".gz" else open
     with opener(path, "rb") as file:
-        try:
-            lines = (line for line in file if line.strip())
-            for index, line in enumerate(lines):
-                try:
-                    text = line.decode("utf-8-sig")
-                    yield json.loads(text) if is_json else text.rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    yield BadRow(index, f"no UTF-8: {error}")
-                except json.JSONDecodeError as error:
-                    yield BadRow(index, f"no JSON: {error}")
-        except (EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is cut off or broken: {error}") from error
+        lines = (line for line in _whole(file, path) if line.strip())
+        for index, line in enumerate(lines):
+            try:
+                text = line.decode("utf-8-sig" if index == 0 else "utf-8").rstrip("\r\n")
+                yield json.loads(text) if is_json else text
+            except json.JSONDecodeError as error:
+                yield BadRow(index, f"no JSON: {error}")
+            except UnicodeDecodeError as error:
+                yield BadRow(index, f"no UTF-8: {error}")
+
+
+def _whole(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is cut off or broken: {error}") from error
 
 
 def _one_split(dataset, split: str | None):

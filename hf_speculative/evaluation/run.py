@@ -171,7 +171,8 @@ def _run(
         journal.add(row)
     size, num_batches = plan.header["batch_size"], plan.header["num_batches"]
     mine = range(processes.rank, num_batches, processes.count)
-    missing = [(batch, s) for batch in mine for s in plan.settings if (s.name, batch) not in journal.calls]
+    usable = [batch for batch in mine if journal.bad_rows.keys().isdisjoint(prompts.batch(batch, size)[0])]
+    missing = [(batch, s) for batch in usable for s in plan.settings if (s.name, batch) not in journal.calls]
     shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings), len(missing))
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
         batches = list(dict.fromkeys(batch for batch, _ in missing))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 try:
     from lm_eval.api.registry import register_model
@@ -24,6 +24,7 @@ except ImportError as error:
 from ..checks import unwrap
 from ..generation import Attached, generate, prepare
 from ..models import device_of
+from ..pairing import tokenizer_of_draft
 from ..self_drafting import auto_class_for
 from ..statistics import Statistics, record
 
@@ -107,7 +108,7 @@ class SpeculativeLM(HFLM):
             dtype = target.dtype if of_draft["draft_dtype"] is None else get_dtype(of_draft["draft_dtype"])
             name, draft_model = draft_model, auto_class.from_pretrained(draft_model, dtype=dtype, **loading)
             draft_model = draft_model.to(device_of(target)).eval()
-            draft_tokenizer = draft_tokenizer or self._other_tokenizer(name, loading)
+            draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
         if isinstance(draft_tokenizer, str):
             draft_tokenizer = AutoTokenizer.from_pretrained(draft_tokenizer)
         self.settings = dict(options)
@@ -154,14 +155,6 @@ class SpeculativeLM(HFLM):
             return super()._model_generate(context, max_length=max_length, stop=stop, **generation_kwargs)
         finally:
             self._generates = False
-
-    def _other_tokenizer(self, name: str, loading: dict[str, Any]) -> PreTrainedTokenizerBase | None:
-        """The draft's own tokenizer, if it has one and its vocabulary is not the target's."""
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **loading)
-        except (OSError, ValueError):  # weights without a tokenizer share the target's
-            return None
-        return tokenizer if tokenizer.get_vocab() != self.tokenizer.get_vocab() else None
 
     def _check(self, options: dict[str, Any]) -> None:
         """Meet a wrong option now, and not behind hours of likelihoods."""
