@@ -17,7 +17,7 @@ from .batches import Completion, generate_batches
 from .checks import unwrap
 from .embedded import FOLDER
 from .models import device_of
-from .pairing import tokenizer_of_draft
+from .pairing import tokenizer_of, tokenizer_of_draft
 from .prompts import prompt_ids
 from .self_drafting import auto_class_for
 
@@ -93,7 +93,7 @@ class SpeculativePredictor:
         if not isinstance(model, str) and (dtype is not None or device is not None):
             raise ValueError("`dtype` and `device` are for a `model` given by name: leave them out.")
         if tokenizer is None:
-            tokenizer = model if isinstance(model, str) else unwrap(model, "model").name_or_path
+            tokenizer = model if isinstance(model, str) else tokenizer_of(unwrap(model, "model"))
         if isinstance(model, str):
             model = _load(model, dtype or "auto", device or ("cuda" if torch.cuda.is_available() else "cpu"))
         draft_name = draft_model if isinstance(draft_model, str) else None

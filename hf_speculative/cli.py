@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from . import compatibility, embedded
+from .arguments import check_device, help_of
 from .benchmark.cli import bench
 from .comparison import Comparison, Runner
 from .environment import DTYPES
@@ -189,11 +190,14 @@ def check(
         raise typer.Exit(1)
 
 
-app.command()(_clean_errors()(bench))
-app.command("eval")(_clean_errors()(eval_command))
-app.command()(_clean_errors()(hub.card))
-app.command()(_clean_errors()(hub.export_generate))
-app.command()(_clean_errors()(hub.export_vllm))
+for _name, _command in (
+    ("bench", bench),
+    ("eval", eval_command),
+    ("card", hub.card),
+    ("export-generate", hub.export_generate),
+    ("export-vllm", hub.export_vllm),
+):
+    app.command(_name, help=help_of(_command))(_clean_errors()(_command))
 
 
 def _print_answer(console: Console, answer: compatibility.Compatibility) -> None:
@@ -237,6 +241,7 @@ def _prompt_source(given: list[str] | None, path: Path | None, column: str, embe
 def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device: str):
     if (model is None) != (draft_model is None):
         raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
+    check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model is None or draft_model is None:
         target, draft, tokenizer = embedded.embedded_pair(dtype=dtype)

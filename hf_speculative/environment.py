@@ -39,8 +39,10 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
 
 def _command() -> str:
     program = Path(sys.argv[0])
-    is_module = program.name == "__main__.py"
-    return shlex.join([*(["python", "-m", program.parent.name] if is_module else [program.name]), *sys.argv[1:]])
+    start = ["python", program.name] if program.suffix == ".py" else [program.name]
+    if program.name == "__main__.py":
+        start = ["python", "-m", program.parent.name]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def _cpu_name() -> str:

@@ -137,3 +137,13 @@ def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading)
     except (OSError, ValueError):  # weights without a tokenizer share the target's
         return None
     return found if found.get_vocab() != tokenizer.get_vocab() else None
+
+
+def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer from where a model came from."""
+    try:
+        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no tokenizer where the model came from, {model.config.name_or_path!r}: pass `tokenizer=`."
+        ) from error

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
+from hf_speculative.evaluation import decoder
 
 
 @pytest.fixture
@@ -25,6 +26,48 @@ def test_help_teaches():
     text = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
     for word in ("--num-draft-tokens", "--draft-model", "Try it, nothing to download", "--prompts"):
         assert word in text
+
+
+def test_sentences_of_help_are_not_broken_where_the_source_is():
+    text = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": "400"}).output
+    assert "the same command goes on where it was" in text and "Qwen/Qwen3-0.6B --draft-model Qwen/Qwen3-1.7B" in text
+    text = CliRunner().invoke(app, ["export-generate", "--help"], env={"COLUMNS": "400"}).output
+    assert re.search(r"Hub:\s*\n\s*\n\s+model\.generate", text), "code has lines of its own"
+
+
+def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
+    def refused(*args):
+        monkeypatch.setenv("COLUMNS", "400")
+        result = CliRunner().invoke(app, [*map(str, args), "--device", "abacus"])
+        assert result.exit_code == 2 and "Traceback" not in result.output
+        return result.stderr
+
+    prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "a"}'])
+    data = ("eval", "--dataset", prompts)
+    for command in (data, ("bench",), ("check",), ("generate", "x")):
+        assert "--device abacus: " in refused(*command)
+    for command, option in ((data, "results"), (data, "report"), (data, "json"), (("bench",), "report")):
+        path = tmp_path / "nowhere" / "file"
+        text = CliRunner().invoke(app, [*map(str, command), f"--{option}", str(path)]).stderr
+        assert f"--{option} {path}: there is no folder" in text
+        assert "is a folder" in CliRunner().invoke(app, [*map(str, command), f"--{option}", str(tmp_path)]).stderr
+
+
+def test_a_stopped_evaluation_tells_what_it_has_and_that_it_is_a_part(tmp_path, monkeypatch):
+    decode, begun = decoder.Decoder.decode, []
+
+    def interrupted(*args):
+        begun.append(args)
+        if len(begun) > 3:
+            raise KeyboardInterrupt
+        return decode(*args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    data, results = write_prompts(tmp_path / "p.txt", ["a", "b", "c"]), tmp_path / "eval.jsonl"
+    args = ("--dataset", data, "--results", results, "--max-new-tokens", "4", "--num-draft-tokens", "2")
+    result = CliRunner().invoke(app, ["eval", *map(str, args)], env={"COLUMNS": "400"})
+    assert result.exit_code == 130, "a script goes on after 0"
+    assert "the same command goes on from there" in result.stderr and "Unfinished: of 3 prompts" in result.stdout
 
 
 def test_a_prompt_side_by_side(run):

@@ -156,8 +156,10 @@ def test_a_killed_run_goes_on_and_loses_nothing(evaluate, tmp_path, monkeypatch)
             evaluate(**options)
     so_far = hs.Evaluation.load(tmp_path / "out.jsonl")
     assert not so_far.is_complete and sum(map(len, so_far.calls.values())) == 5
-    with (tmp_path / "out.jsonl").open("a") as file:
-        file.write('{"call": {"setting": "half a li')  # what a kill leaves of a line
+    with (tmp_path / "out.jsonl").open("ab") as file:
+        file.write(
+            '{"call": {"setting": "half a caf\u00e9'.encode()[:-1]
+        )  # what a kill leaves of a line, and of a character
     with monkeypatch.context() as patch:
         resumed = kill_after(patch, 100)
         evaluation = evaluate(**options)
@@ -180,12 +182,18 @@ def test_the_same_file_takes_further_settings_but_not_another_evaluation(evaluat
         "draft, 5 tokens, T=1",
     ]
     assert len(begun) == 15 and evaluation.is_complete
-    for changed in ({"dataset": TEXTS[:4]}, {"batch_size": 2}, {"seed": 3}, {"max_new_tokens": 13}, {"top_p": 0.5}):
+    sampled = {"top_p": 0.5, "temperatures": (1.0,)}
+    for changed in ({"dataset": TEXTS[:4]}, {"batch_size": 2}, {"seed": 3}, {"max_new_tokens": 13}, sampled):
         with pytest.raises(ValueError, match=r"holds another evaluation.*name another file"):
             evaluate(results=path, **changed)
-    (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="not the file of an evaluation"):
-        evaluate(results=tmp_path / "other.jsonl")
+    with pytest.raises(ValueError, match="holds another evaluation, of other prompts: name"):
+        evaluate(results=path, limit=4)
+    for content in (b"{}\n", b"\xff\n"):
+        (tmp_path / "other.jsonl").write_bytes(content)
+        with pytest.raises(ValueError, match="not the file of an evaluation"):
+            evaluate(results=tmp_path / "other.jsonl")
+    (tmp_path / "empty.jsonl").touch()  # as mktemp does
+    assert evaluate(results=tmp_path / "empty.jsonl").is_complete
 
 
 def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
@@ -201,10 +209,12 @@ def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
     path = tmp_path / "data.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write("\n".join([*lines, long]) + "\n")
+    with gzip.open(path, "ab") as file:
+        file.write(b'{"prompt": "caf\xe9"}\n')
     evaluation = evaluate(path, results=tmp_path / "out.jsonl")
     assert evaluation.is_complete and evaluation.totals(evaluation.settings[1]).num_prompts == 2
     messages = {row.index: row.message for row in evaluation.bad_rows}
-    assert messages.keys() == {1, 2, 3, 4, 6}
+    assert messages.keys() == {1, 2, 3, 4, 6, 7} and "no UTF-8" in messages[7]
     assert "no JSON" in messages[1] and "no 'prompt'" in messages[2] and "empty" in messages[3]
     assert "int" in messages[4] and "64 positions" in messages[6]
     assert hs.Evaluation.load(tmp_path / "out.jsonl").bad_rows == evaluation.bad_rows
@@ -253,6 +263,19 @@ def test_files(tmp_path, ending, monkeypatch):
             data.to_json(path, lines=ending == "jsonl")
     assert [dict(row) for row in read_rows(path)] == [{"prompt": "a = 1"}, {"prompt": "b = 2"}]
     assert len(read_rows(str(path), limit=1)) == 1
+    for option in ("split", "config"):
+        with pytest.raises(ValueError, match=f"`{option}='test'`.*leave it out"):
+            read_rows(path, **{option: "test"})
+
+
+def test_files_of_other_machines(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
+    cut = tmp_path / "data.txt.gz"
+    cut.write_bytes(gzip.compress(b"a = 1\n" * 100)[:-9])
+    with pytest.raises(ValueError, match=r"data\.txt\.gz is cut off or broken"):
+        read_rows(cut)
 
 
 def test_data_sets(tmp_path):
@@ -356,6 +379,10 @@ def test_rouge_and_pass_at_1(monkeypatch):
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
         ({"config": "main"}, "leave it out"),
+        ({"split": "test"}, "the data set has none: leave it out"),
+        ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
+        ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
+        ({"top_p": 0.9}, "`top_p=0.9` has no effect on greedy decoding"),
         ({"draft_tokenizers": {"other": None}}, "the drafts are draft"),
     ],
 )
@@ -482,7 +509,7 @@ def test_the_recommendation():
     (found,) = evaluation.recommendations
     assert (found.setting, found.runner_up, found.is_clear) == (Setting("a", 2), Setting("a", 4), True)
     assert found.speedup == 2 and found.margin == 1.25
-    assert str(found) == "greedy: take a, 2 tokens, 2.00x plain decoding, 25.0% faster than the next, a, 4 tokens."
+    assert str(found) == 'greedy: take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".'
     (found,) = handmade([[2.0] * 8, [2.0, 3.0] * 4, [2.5] * 8]).recommendations
     assert found.setting.is_plain and "decode plainly" in str(found)
     (found,) = handmade([[4.0] * 8, [2.0, 2.6] * 4, [2.6, 2.05] * 4]).recommendations
@@ -532,7 +559,7 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("take small, 3 tokens") + done.stdout.count("decode plainly") == 2, "one report, not two"
+    assert done.stdout.count('take "small, 3 tokens"') + done.stdout.count("decode plainly") == 2, "one report, not two"
     found = hs.Evaluation.load(tmp_path / "eval.jsonl")
     expected = evaluate(draft_model={"small": small}, temperatures=(0.0, 1.0))
     assert found.environment["processes"] == 2 and found.is_complete

@@ -366,3 +366,7 @@ def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page.write(plenty(), tmp_path / "page.html")
     assert "<svg" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_figures_of_a_column_have_as_many_digits():
+    assert [wording.significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]

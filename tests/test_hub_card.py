@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import string
+import sys
+from types import SimpleNamespace
 
 import pytest
 import tongues
@@ -14,7 +16,9 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
+from hf_speculative.environment import environment
 from hf_speculative.hub import card as card_module
+from hf_speculative.hub.figures import choose_draft
 from hf_speculative.hub.pairing_file import FILE_NAME
 from hf_speculative.hub.vllm import export_vllm, validate
 
@@ -290,11 +294,26 @@ def test_a_broken_card_is_left_alone(code, tmp_path, before, message):
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize(
+    "program, command",
+    [
+        ("/x/hf_speculative/__main__.py", "python -m hf_speculative a"),
+        ("/x/s.py", "python s.py a"),
+        ("/bin/hs", "hs a"),
+    ],
+)
+def test_the_command_can_be_pasted(target, monkeypatch, program, command):
+    monkeypatch.setattr(sys, "argv", [program, "a"])
+    assert environment(target)["command"] == command
+
+
 def test_what_cannot_be_told_apart(code, chat, results):
     with pytest.raises(ValueError, match="of one name"):
         hs.card([code, chat])
     with pytest.raises(ValueError, match="none of the drafts evaluated, draft"):
         hs.card(code, draft_model="other")
+    with pytest.raises(ValueError, match="several drafts were evaluated, a, b: choose one"):
+        choose_draft({"code": SimpleNamespace(settings=[hs.Setting("a", 2), hs.Setting("b", 2)])}, None)
     with pytest.raises(ValueError, match="two cards"):
         hs.card(code, "README.md", push_to_hub="org/name")
     with pytest.raises(TypeError, match="a dict"):
@@ -443,6 +462,8 @@ def test_commands(run, results, tmp_path):
     assert printed.exit_code == 0 and ModelCard(printed.output).data.tags and "| chat | greedy |" in printed.output
     assert run("card", results / "code.jsonl", "-o", tmp_path, "--draft-name", "org/draft").exit_code == 0
     assert 'draft_model="org/draft"' in (tmp_path / "README.md").read_text()
+    local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
+    assert "--draft-name gives its name on the Hub" in local.stderr and "--target-name" not in local.stderr
     served = run("export-vllm", results / "code.jsonl", "--set", "max_model_len=512", "-o", tmp_path / "spec.json")
     assert served.stdout.startswith("vllm serve ") and served.exit_code == 0
     assert json.loads((tmp_path / "spec.json").read_text())["max_model_len"] == 512

@@ -165,6 +165,18 @@ def test_no_pairing_and_broken_json(target, tmp_path):
         hs.from_pretrained(tmp_path)
     with pytest.raises(OSError):
         hs.from_pretrained(str(tmp_path / "nowhere"))
+    with pytest.raises(OSError):  # and not "names no draft"
+        hs.from_pretrained("org/nowhere", local_files_only=True)
+    write(tmp_path, draft_model="./nowhere")
+    with pytest.raises(OSError, match=r"names \./nowhere, and there is no such subfolder"):
+        hs.from_pretrained(tmp_path)
+
+
+def test_a_setting_is_no_keyword(folder):
+    with pytest.raises(
+        TypeError, match=r"`num_draft_tokens=3` is a setting: give `speculative_config=.*SpeculativeConfig"
+    ):
+        hs.from_pretrained(folder, num_draft_tokens=3)
 
 
 def test_what_cannot_be_saved(target, draft, tmp_path):
@@ -178,6 +190,10 @@ def test_what_cannot_be_saved(target, draft, tmp_path):
         hs.save_pretrained(target, tmp_path, draft_model=draft, draft_tokenizer=tongues.characters("ab"))
     with pytest.raises(TypeError, match="Linear"):
         hs.save_pretrained(torch.nn.Linear(1, 1), tmp_path, draft_model=draft)
+    with pytest.raises(TypeError, match=r"`num_draft_tokens=3` is a setting: give `config=.*SpeculativeConfig"):
+        hs.save_pretrained(target, tmp_path, draft_model=draft, num_draft_tokens=3)
+    with pytest.raises(TypeError, match="`max_shard_sise='1GB'` has no effect"):
+        hs.save_pretrained(target, tmp_path, draft_model=draft, max_shard_sise="1GB")
     assert not any(tmp_path.iterdir()), "nothing is written before all is known to be right"
 
 

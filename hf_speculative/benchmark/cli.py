@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from .. import plotting
+from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
 from ..self_drafting import auto_class_for
@@ -97,6 +98,7 @@ def bench(
     transformers_logging.disable_progress_bar()  # of loading weights
     if plot is not None:
         plotting.require()
+    check_outputs(json=json_file, report=report)
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
         batch=_numbers("--batch", batch, int),
@@ -155,6 +157,7 @@ def _pair(
         raise ValueError("--model and --draft-model go together: give both, or a --shape.")
     if model is not None and shape is not None:
         raise ValueError("--shape and --model are two pairs: give one.")
+    check_device(device)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if model is not None and draft_model is not None:
         return _loaded_pair(model, draft_model, DTYPES.get(dtype), place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
 from ..self_drafting import auto_class_for
@@ -23,11 +25,16 @@ from .run import evaluate
 from .scores import SCORES
 
 ADAPTIVE = "adaptive"
+#: exit status after Ctrl-C, as shells have it
+STOPPED = 130
 
 
 def eval_command(
     dataset: Annotated[
-        str, typer.Option(help="A file (.jsonl, .json, .csv, .parquet, .txt; .gz too), a folder, or a name on the Hub.")
+        str,
+        typer.Option(
+            help="A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[
@@ -38,7 +45,7 @@ def eval_command(
     ] = "prompt",
     template: Annotated[
         str | None,
-        typer.Option(help="In place of --field, a Jinja template over the columns: 'Q: {{ question }}\\nA:'."),
+        typer.Option(help="In place of --field, a Jinja template over the columns: $'Q: {{ question }}\\nA:'."),
     ] = None,
     split: Annotated[str | None, typer.Option(help="Of the data set, where it has several.")] = None,
     config: Annotated[str | None, typer.Option(help="Of a data set on the Hub with several.")] = None,
@@ -93,10 +100,13 @@ def eval_command(
         raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    check_device(device)
+    check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
     row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
     with err.status("loading the models"):
         target, drafts, tokenizer = _load(model, draft_model, dtype, device)
+    is_stopped, begun = False, time.time()
     try:
         evaluation = evaluate(
             target,
@@ -121,7 +131,8 @@ def eval_command(
             **{name: value for name, value in row_options.items() if value is not None},
         )
     except KeyboardInterrupt:
-        if not results.exists():
+        is_stopped = True
+        if not results.exists() or results.stat().st_mtime < begun:  # another run's, so far
             raise
         evaluation = Evaluation.load(results)
         err.print(
@@ -135,6 +146,8 @@ def eval_command(
     if report is not None:
         page.write(evaluation, report)
     err.print(Text(f"results: {results}" + (f", report: {report}" if report else "")))
+    if is_stopped:
+        raise typer.Exit(STOPPED)  # scripts should not take a part for the whole
 
 
 def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):

@@ -98,7 +98,10 @@ class Decoder:
             inputs["decoder_input_ids"] = torch.tensor([[start, *before]], device=device_of(self.target))
         one = {"max_new_tokens": 1, "min_new_tokens": None, "do_sample": False, "draft_model": None}
         one |= {"output_logits": True, "return_dict_in_generate": True}
-        logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
+        try:
+            logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
+        except RuntimeError:  # out of memory, say: where they differ is known all the same
+            return Difference(setting.name, plain.index, position, None)
         best, second = logits.topk(2).values.tolist()
         gap = best - second
         return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
@@ -144,8 +147,10 @@ class Decoder:
     @contextmanager
     def _seeded(self, batch: int):
         """The same randomness for a batch under every setting; the user's own is left as it was."""
-        device = self.target.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        on_gpu = self.target.device.type == "cuda"
+        with torch.random.fork_rng(
+            range(torch.cuda.device_count()) if on_gpu else []
+        ):  # the seed is that of all devices
             torch.manual_seed(self.seed + batch)
             yield
 

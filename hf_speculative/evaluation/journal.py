@@ -96,7 +96,8 @@ class Difference:
     Attributes:
         position: the first new token that differs, from 0.
         logit_gap: between the target's two best tokens there, prompt and text before it read in one pass: next to nothing in
-            half precision, where a tie breaks either way; `None` if one of the two is infinite.
+            half precision, where a tie breaks either way; `None` if one of the two is infinite,
+            or could not be computed.
     """
 
     setting: str

@@ -32,7 +32,7 @@ class Plan:
             ValueError: the file is about something else.
         """
         paths = [] if self.path is None else [self.path, *self._others()]
-        found = [Journal.read(path) for path in paths if path.exists()]
+        found = [Journal.read(path) for path in paths if path.exists() and path.stat().st_size]
         for journal in found:
             self.check(journal)
         return self.merged(processes.gather(found))
@@ -78,9 +78,9 @@ class Plan:
         other |= {"device": devices} if devices[0] != devices[1] else {}
         if other:
             name, (before, now) = next(iter(other.items()))
+            which = "of other prompts" if name == "prompts" else f"whose {name} is {before!r} and not {now!r}"
             raise ValueError(
-                f"`results={str(self.path)!r}` holds another evaluation, whose {name} is {before!r} and not {now!r}: name "
-                "another file, or delete this one."
+                f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
             )
         known = {values["draft"]: theirs["drafts"].get(values["draft"]) for values in theirs["settings"]}
         for name, source in ours["drafts"].items():

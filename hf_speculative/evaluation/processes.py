@@ -17,11 +17,13 @@ class Processes:
 
     Attributes:
         writes: this one keeps the file; of ranks that hold one sharded model, only the first does.
+        shares_model: the ranks decode the same, with one model between them, so that what the first knows holds for all.
     """
 
     rank: int = 0
     count: int = 1
     writes: bool = True
+    shares_model: bool = False
 
     @classmethod
     def of(cls, model) -> Processes:
@@ -38,7 +40,7 @@ class Processes:
             shards = distributed.get_world_size(group)
             raise ValueError(f"the model is sharded over {shards} of {count} processes: evaluate one copy of it.")
         if group is not None or is_sharded(model):
-            return cls(writes=rank == 0)
+            return cls(writes=rank == 0, shares_model=True)
         try:
             from accelerate import PartialState
         except ImportError as error:
@@ -49,7 +51,11 @@ class Processes:
         return cls(rank, count)
 
     def gather(self, entries: list[Any]) -> list[Any]:
-        """All processes' entries, in the order of ranks, in every process."""
+        """All processes' entries, in the order of ranks, in every process; of ranks that share a model, the first one's."""
+        if self.shares_model:
+            told = [entries]
+            distributed.broadcast_object_list(told, src=0)
+            return told[0]
         if self.count == 1:
             return entries
         from accelerate.utils import gather_object

@@ -74,14 +74,14 @@ class Recommendation:
 
     def __str__(self) -> str:
         temperature = temperature_name(self.setting.temperature)
-        lead = f"{temperature}: take {self.setting.label}"
+        lead = f'{temperature}: take "{self.setting.label}"'
         if self.setting.is_plain:
             lead = f"{temperature}: decode plainly, no draft is faster here"
         else:
             lead += f", {self.speedup:.2f}x plain decoding"
         if self.runner_up is None or self.margin is None:
             return f"{lead}."
-        ahead = f"{self.margin - 1:.1%} faster than the next, {self.runner_up.label}"
+        ahead = f'{self.margin - 1:.1%} faster than the next, "{self.runner_up.label}"'
         doubt = "" if self.is_clear else "; with other prompts of this kind the order may change"
         return f"{lead}, {ahead}{doubt}."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -39,7 +40,7 @@ def read_rows(
         ValueError, TypeError: it is nothing of the kind, or has several splits and none is named.
     """
     if isinstance(dataset, (str, Path)):
-        dataset = _open(str(dataset), split, config)
+        dataset, split = _open(str(dataset), split, config)
     elif config is not None:
         raise ValueError(f"`config={config!r}` chooses within a data set on the Hub: leave it out.")
     dataset = _one_split(dataset, split)
@@ -56,30 +57,34 @@ def read_rows(
 
 
 def _open(name: str, split: str | None, config: str | None):
+    """The data, and the split that is still to be taken of it."""
     from datasets import load_dataset, load_from_disk  # a second of imports
 
     path = Path(name)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     ending = next((s for s in reversed(suffixes) if s in BUILDERS or s in BY_LINES), None)
+    is_saved = (path / "state.json").exists() or (path / "dataset_dict.json").exists()
+    if config is not None and (path.is_file() or is_saved):
+        raise ValueError(f"`config={config!r}` chooses within a data set on the Hub, and {name} is here: leave it out.")
     if path.is_file():
         if ending in BY_LINES:
-            return _lines(path, is_json=ending == ".jsonl")
+            return _lines(path, is_json=ending == ".jsonl"), split
         if ending is None:
             endings = ", ".join((*BY_LINES, *BUILDERS))
             raise ValueError(f"{name}: a file that ends in one of {endings} is needed (.txt and .jsonl also with .gz).")
         options = {"sep": "\t"} if ending == ".tsv" else {}
-        return load_dataset(BUILDERS[ending], data_files=name, split="train", **options)
-    if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-        return load_from_disk(name)
+        return load_dataset(BUILDERS[ending], data_files=name, split="train", **options), split
+    if is_saved:
+        return load_from_disk(name), split
     if ending is not None:
         raise ValueError(f"{name}: no such file.")
-    return load_dataset(name, config, split=split)
+    return load_dataset(name, config, split=split), None
 
 
 def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadRow]:
     opener: Callable[..., Any] = gzip.open if path.suffix.lower() == ".gz" else open
     with opener(path, "rb") as file:
-        lines = (line for line in file if line.strip())
+        lines = (line for line in _whole(file, path) if line.strip())
         for index, line in enumerate(lines):
             try:
                 text = line.decode("utf-8-sig" if index == 0 else "utf-8").rstrip("\r\n")
@@ -90,8 +95,17 @@ def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadR
                 yield BadRow(index, f"no UTF-8: {error}")
 
 
+def _whole(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is cut off or broken: {error}") from error
+
+
 def _one_split(dataset, split: str | None):
     if not isinstance(dataset, dict) or type(dataset) is dict:  # DatasetDict and its kin
+        if split is not None:
+            raise ValueError(f"`split={split!r}` chooses among several, and the data set has none: leave it out.")
         return dataset
     splits = dataset
     if split is None and len(splits) == 1:
@@ -157,7 +171,7 @@ def _template(source: str, option: str) -> Callable[[Mapping[str, Any]], str]:
     try:
         template = environment.from_string(source)
     except TemplateError as error:
-        raise ValueError(f"`{option}` is no Jinja template: {error}.") from error
+        raise ValueError(f"`{option}` is no Jinja template: {str(error).rstrip('.')}.") from error
 
     def render(row: Mapping[str, Any]) -> str:
         try:

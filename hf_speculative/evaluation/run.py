@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import checks
 from ..configuration import first_given
 from ..environment import environment
+from ..pairing import tokenizer_of
 from ..prompts import settings_of_rows
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
@@ -35,6 +36,9 @@ OF_SETTINGS = {
     "generator": "`seed`",
     "speculative_config": "`settings`, with `options`",
 }
+
+#: what only sampling looks at
+OF_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
 def evaluate(
@@ -111,7 +115,7 @@ def evaluate(
         raise TypeError("`dataset` is missing: pass a datasets.Dataset, rows, a file or a name on the Hub.")
     model = checks.unwrap(model, "model")
     checks.check_model(model, "model")
-    tokenizer = _tokenizer(model) if tokenizer is None else tokenizer
+    tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     drafts = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
     if settings is None:
         settings = grid(drafts, num_draft_tokens, prompt_lookup_num_tokens, temperatures, options)
@@ -123,6 +127,12 @@ def evaluate(
             raise ValueError(
                 f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
             )
+    ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
+    if ignored and not any(setting.temperature for setting in settings):
+        raise ValueError(
+            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
+            "leave it out."
+        )
     kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
     task = Task(score, references) if score is not None else None
     if task is None and references is not None:
@@ -241,15 +251,6 @@ def _compare(
         for row, expected, prompt in zip(call.rows, plain.rows, prompts, strict=True):
             if row.new_ids != expected.new_ids and (setting.name, row.index) not in journal.differences:
                 recorder.add(decoder.difference(setting, prompt, expected, row))
-
-
-def _tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(model.config.name_or_path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no tokenizer where the model came from, {model.config.name_or_path!r}: pass `tokenizer=`."
-        ) from error
 
 
 def _source(model: PreTrainedModel) -> str:

@@ -117,7 +117,18 @@ def grid(
     temperatures: Iterable[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
 ) -> list[Setting]:
-    """Every draft at every length, and every prompt lookup, at every temperature."""
+    """Every draft at every length, and every prompt lookup, at every temperature.
+
+    Raises:
+        TypeError: a value in place of a list of values.
+    """
+    for name, values in (
+        ("num_draft_tokens", num_draft_tokens),
+        ("prompt_lookup_num_tokens", prompt_lookup_num_tokens),
+        ("temperatures", temperatures),
+    ):
+        if not isinstance(values, Iterable) or isinstance(values, str):
+            raise TypeError(f"`{name}={values!r}` is not a list of values: give `{name}=[{values!r}]`.")
     drafts, lengths, lookups = list(drafts), list(num_draft_tokens), list(prompt_lookup_num_tokens)
     settings = []
     for temperature in temperatures:

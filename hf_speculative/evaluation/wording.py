@@ -238,10 +238,10 @@ def score(value: float | None) -> str:
 
 
 def gap(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.3g}"
+    return "unknown" if value is None else f"{value:.3g}"
 
 
 def significant(value: float) -> str:
     if value != value:
         return ""
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from . import card as cards
 from . import export, vllm
+from .figures import by_use_case, choose_draft
 
 RESULTS = typer.Argument(
     metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
@@ -50,8 +51,9 @@ def card(
     """
     if create_pr and push_to_hub is None:
         raise ValueError("--create-pr has no effect without --push-to-hub.")
+    found = by_use_case(_by_use_case(results))
     text = cards.card(
-        _by_use_case(results),
+        found,
         output,
         draft_model=draft_model,
         target_name=target_name,
@@ -63,6 +65,13 @@ def card(
         print(text, end="")
     else:
         Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
+    header = next(iter(found.values())).header
+    draft = choose_draft(found, draft_model)
+    named = {"target": target_name or header["target"], "draft": draft_name or header["drafts"].get(draft)}
+    for role, name in named.items():
+        if name is not None and Path(name).is_dir():
+            note = f"The card names the {role} by a folder of this machine, {name}: --{role}-name gives its name on the Hub."
+            Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
 
 
 def export_generate(

@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..evaluation import Evaluation, Setting, Totals
 
 #: endings of files that hold prompts
-FILES = re.compile(r"\.(jsonl|json|csv|txt|parquet|arrow)(\.gz)?$")
+FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
 
 #: an evaluation or its file, several of them, or several by use case
 Evaluations: TypeAlias = (
@@ -105,6 +105,10 @@ def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None)
     names = list(dict.fromkeys(found))
     if draft_model is None and len(names) <= 1:
         return names[0] if names else None
+    if draft_model is None:
+        raise ValueError(
+            f"several drafts were evaluated, {', '.join(names)}: choose one, `draft_model=` (`--draft-model`)."
+        )
     if draft_model not in names:
         raise ValueError(
             f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}: name one of them."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME, cached_file
 
 from ..configuration import SpeculativeConfig
 from ..generation import Attached, attach
@@ -51,14 +53,21 @@ def from_pretrained(
         The target, in eval mode, its draft attached; `hf_speculative.detach` makes it plain again.
 
     Raises:
+        TypeError: a setting as a keyword.
         ValueError: the repository names no draft, or its file has an unknown key.
         OSError: a repository or file is not there.
     """
     repo = str(pretrained_model_name_or_path)
+    _check_no_setting(kwargs, "speculative_config")
+    if repo.startswith((".", "/")) and not Path(repo).is_dir():
+        raise OSError(f"{repo}: no such folder.")
     loading = _only(kwargs, LOADING)
     here = loading | _only(kwargs, OF_REPOSITORY)
     pairing = Pairing.load(repo, **here)
     if (pairing is None or pairing.draft_model is None) and not _names_a_source(repo, here):
+        cached_file(
+            repo, CONFIG_NAME, **_only(here, (*LOADING, "revision"))
+        )  # raises where there is no such repository
         raise ValueError(
             f"{repo} names no draft: no `draft_model` in a {FILE_NAME}, no source of drafts in its generation_config. "
             "Write one by `hf_speculative.save_pretrained(model, folder)`, or load the target by transformers and give it a "
@@ -118,11 +127,15 @@ def save_pretrained(
         **kwargs: keywords of the target's own `save_pretrained`.
 
     Raises:
-        TypeError: not a transformers model.
+        TypeError: not a transformers model, or a keyword that nothing takes.
         ValueError: nothing to name as a draft, or a setting that no file can hold.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model, adapters merged.")
+    _check_no_setting(kwargs, "config")
+    known = inspect.signature(model.save_pretrained).parameters.keys()
+    for name in kwargs.keys() - known - inspect.signature(PreTrainedModel.save_pretrained).parameters.keys():
+        raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
     folder, attached = Path(save_directory), vars(model).get("generate")
     if isinstance(attached, Attached):
         theirs = attached.config
@@ -183,6 +196,15 @@ def _written(draft: Path, folder: Path, push_to_hub: str | None) -> str:
     return str(draft)
 
 
+def _check_no_setting(kwargs: dict[str, Any], option: str) -> None:
+    """transformers takes keywords that it does not know, and drops them."""
+    for name in (*SETTINGS, *OBJECTS):
+        if name in kwargs:
+            raise TypeError(
+                f"`{name}={kwargs[name]!r}` is a setting: give `{option}=hf_speculative.SpeculativeConfig({name}=...)`."
+            )
+
+
 def _only(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: kwargs[name] for name in names if name in kwargs}
 
@@ -201,6 +223,8 @@ def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, 
     if not source.startswith("."):
         return source, elsewhere
     subfolder = Path(source).as_posix()
+    if Path(repo).is_dir() and not (Path(repo) / subfolder).is_dir():
+        raise OSError(f"{FILE_NAME} of {repo} names {source}, and there is no such subfolder.")
     return repo, here if subfolder == "." else here | {"subfolder": subfolder}
 
 

@@ -78,7 +78,8 @@ class SpeculativeEvalCallback(TrainerCallback):
         return measure(self._model(), self.draft_model, self.speculative_config, self.speedup_batches, device)
 
     def _metrics(self, metrics: dict[str, float]) -> dict[str, float]:
-        prefix = next(name for name in metrics if name.endswith("_runtime")).removesuffix("_runtime")
+        timed = (name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime"))
+        prefix = next(name for name in timed if f"{name}_samples_per_second" in metrics)  # as Trainer logs both
         found = self._meter.take().summed_over_processes(self.trainer.accelerator).metrics(prefix)
         if not found:
             logger.warning(
