@@ -17,6 +17,7 @@ from .batches import Completion, generate_batches
 from .checks import unwrap
 from .embedded import FOLDER
 from .models import device_of
+from .pairing import tokenizer_of_draft
 from .prompts import prompt_ids
 from .self_drafting import auto_class_for
 
@@ -95,13 +96,17 @@ class SpeculativePredictor:
             tokenizer = model if isinstance(model, str) else unwrap(model, "model").name_or_path
         if isinstance(model, str):
             model = _load(model, dtype or "auto", device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if isinstance(draft_model, str):
-            draft_model = _load(draft_model, unwrap(model, "model").dtype, device_of(model))
+        draft_name = draft_model if isinstance(draft_model, str) else None
+        if draft_name is not None:
+            draft_model = _load(draft_name, unwrap(model, "model").dtype, device_of(model))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.settings = {"tokenizer": self.tokenizer, "batch_size": batch_size, **generate_kwargs}
         if draft_model is not None:
             self.settings["draft_model"] = draft_model
+        if draft_name is not None and not {"draft_tokenizer", "assistant_tokenizer"} & generate_kwargs.keys():
+            other = tokenizer_of_draft(draft_name, self.tokenizer)
+            self.settings |= {} if other is None else {"draft_tokenizer": other}
         if self._samples() and not {"reproducible", "speculative_config"} & generate_kwargs.keys():
             self.settings["reproducible"] = True
         generate_batches(self.model, [], **self.settings)

@@ -63,7 +63,8 @@ def generate(
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
     args = () if inputs is None else (inputs,)
-    if isinstance(vars(model).get("generate"), Attached):
+    wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
+    if any(isinstance(vars(one).get("generate"), Attached) for one in (model, wrapped)):
         return model.generate(*args, **generate_kwargs)
     plain_generate = plain_generate_of(model)
     return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
@@ -231,7 +232,8 @@ def attach(
         raise ValueError("`draft_model` and `config.drafter` are two sources of drafts: give one.")
     existing = vars(target).get("generate")
     if existing is not None and not isinstance(existing, Attached):
-        raise ValueError(f"`model.generate` was already replaced by {existing!r}: undo that first.")
+        name = getattr(existing, "__qualname__", None) or type(existing).__name__  # a repr may hold the whole model
+        raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:

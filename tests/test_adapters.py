@@ -2,6 +2,7 @@
 
 import builtins
 import copy
+import functools
 import threading
 
 import pytest
@@ -195,3 +196,16 @@ def test_refusals(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_peft)
     with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[peft\]'"):
         hs.without_adapter(merged)
+
+
+def test_plain_decoding_of_a_model_that_was_attached_before_the_adapter_came(draft):
+    """`generate` of the library, like the model's own, knows what is attached below the wrapper."""
+    model = adapted()
+    hs.attach(model, draft)
+    inputs = tiny.prompts(2) | {"max_new_tokens": 8, "do_sample": False}
+    for generate in (model.generate, functools.partial(hs.generate, model)):
+        with hs.record() as stats:
+            generate(**inputs, num_draft_tokens=3)
+            assert stats.num_calls == 1
+            generate(**inputs, draft_model=None)
+            assert stats.num_calls == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import tiny
+import tongues
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import (
@@ -339,7 +340,7 @@ def test_a_score_that_is_no_number(evaluate, tmp_path):
     json.dumps(evaluation.to_dict(), allow_nan=False)
     with pytest.warns(UserWarning, match=r"the score failed.*'good'"):
         failed = evaluate(TEXTS[:1], score=lambda predictions, references: {"quality": "good"}, **options)
-    assert failed.is_complete and failed.totals(failed.settings[0]).scores == {}
+    assert failed.is_complete and failed.totals(failed.settings[0]).scores == {"score": None}, "that of before"
 
 
 def test_rouge_and_pass_at_1(monkeypatch):
@@ -364,6 +365,8 @@ def test_rouge_and_pass_at_1(monkeypatch):
         ({"settings": [Setting("other", 2)]}, "names no draft of this call"),
         ({"settings": [Setting("draft", 2)], "options": {"top_k": 3}}, "`options` has no effect beside `settings`"),
         ({"num_draft_tokens": (2, 2)}, "settings given twice"),
+        ({"options": {"repetition_penalty": 1.3}}, "`options={'repetition_penalty': 1.3}` is not about drafting"),
+        ({"generation_config": GenerationConfig(do_sample=True)}, "`do_sample` differs between settings"),
         ({"num_draft_tokens": (0,)}, "`num_draft_tokens=0`"),
         ({"temperatures": (-1,)}, "`temperature=-1`"),
         ({"temperature": 0.5}, "`temperature` differs between settings"),
@@ -661,3 +664,55 @@ def test_lines_that_are_no_utf8_and_a_byte_order_mark(tmp_path, ending):
 def test_a_data_frame_is_not_taken_for_its_columns():
     with pytest.raises(TypeError, match="from_pandas"):
         read_rows(pd.DataFrame({"prompt": TEXTS}))
+
+
+def test_scores_outlive_a_run_without_a_score_and_settings_without_texts(evaluate, tmp_path):
+    path, rows = tmp_path / "out.jsonl", [{"prompt": text, "answer": "x"} for text in TEXTS]
+    evaluate(rows, results=path, num_draft_tokens=(2, 3))
+    path.write_text(path.read_text().splitlines(keepends=True)[0])  # killed before the first call was over
+    scored = evaluate(rows, results=path, score="exact_match", references="answer")
+    expected = {setting.label: {"exact_match": 0.0} for setting in scored.settings} | {"draft, 2 tokens": {}}
+    assert {setting.label: scored.totals(setting).scores for setting in scored.settings} == expected
+    evaluate(rows, results=path, num_draft_tokens=(4,))
+    later = hs.Evaluation.load(path)
+    found = {setting.label: later.totals(setting).scores for setting in later.settings}
+    assert found == expected | {"draft, 4 tokens": {}}
+
+
+def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
+    """Whatever the configs say, and what is attached."""
+    options = {**OPTIONS, "tokenizer": tokenizer, "num_draft_tokens": (None, 5), "max_new_tokens": 24}
+    expected = counts(hs.evaluate(model, small, TEXTS, **options))
+    draft, target = copy.deepcopy(small), copy.deepcopy(model)
+    draft.generation_config.num_assistant_tokens = 2
+    assert counts(hs.evaluate(model, draft, TEXTS, **options)) == expected
+    hs.attach(target, small, hs.SpeculativeConfig(num_draft_tokens=2))
+    assert counts(hs.evaluate(target, None, TEXTS, **options)) == expected
+    hs.detach(target).generation_config.num_assistant_tokens_schedule = "heuristic"
+    assert counts(hs.evaluate(target, small, TEXTS, **options)) == expected
+
+
+def test_what_a_kill_left_of_another_processs_file_is_no_obstacle(evaluate, tmp_path):
+    (tmp_path / "out.jsonl.rank1.new").write_text("")
+    assert evaluate(results=tmp_path / "out.jsonl").is_complete
+    assert evaluate(results=tmp_path / "out.jsonl").is_complete
+
+
+def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
+    other = tongues.renumbered(tokenizer)
+    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other))
+    evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    assert (
+        evaluation.header["draft_tokenizers"] == ["draft"]
+        and evaluation.totals(evaluation.settings[1]).num_identical == 5
+    )
+
+
+def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
+    model, small, tokenizer, tmp_path
+):
+    target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
+    hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
+    target.generation_config.top_k = 1
+    with pytest.raises(ValueError, match="another evaluation, whose generation_config is"):
+        hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)

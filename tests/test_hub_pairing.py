@@ -1,5 +1,6 @@
 """A target's folder that names its draft, and the same through `custom_generate/` for people who attach nothing."""
 
+import copy
 import json
 import sys
 
@@ -328,3 +329,13 @@ def test_the_readme_keeps_what_it_has(tmp_path):
     assert "# My model\n\nMy text.\n" in once and 'custom_generate="org/name"' in once
     export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
     assert (tmp_path / "README.md").read_text() == once
+
+
+def test_what_was_attached_along_with_another_draft_is_not_saved(target, draft, tmp_path):
+    attached = hs.SpeculativeConfig(draft_tokenizer=object(), vocabulary_mapping="strings", num_draft_tokens=3)
+    target = hs.attach(copy.deepcopy(target), draft, attached)
+    hs.save_pretrained(target, tmp_path, draft_model=tiny.noisy_copy(target, seed=5))
+    pairing = Pairing.load(str(tmp_path))
+    assert pairing == Pairing(
+        draft_model="./draft", num_draft_tokens=3, hf_speculative_version=pairing.hf_speculative_version
+    )

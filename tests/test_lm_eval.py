@@ -252,3 +252,9 @@ def test_the_command(tasks, tmp_path, monkeypatch, capsys, caplog):
     assert "|completes|" in capsys.readouterr().out and "of the draft tokens accepted" in caplog.text
     saved = json.loads(next((tmp_path / "results").rglob("results*.json")).read_text())
     assert saved["config"]["speculative_decoding"]["statistics"]["num_draft_tokens"] > 0
+
+
+def test_an_option_left_at_none_is_not_given(pair):
+    target, draft, tokenizer = pair
+    model = SpeculativeLM(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=None, reproducible=None)
+    assert model.settings == {}

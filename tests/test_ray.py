@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import tongues
 import torch
 
 import hf_speculative as hs
@@ -160,3 +161,14 @@ def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
     assert 0 < counted["num_accepted_draft_tokens"] < counted["num_draft_tokens"]
     totals = {"rows": len(rows), "errors": 1, "num_new_tokens": 10 * len(PROMPTS), **counted}
     assert {f"{name}: {value}" for name, value in totals.items()} <= set(done.stdout.splitlines())
+
+
+def test_a_draft_given_by_name_brings_its_tokenizer(tmp_path):
+    """Ids of another vocabulary would be read as the target's own."""
+    target, draft, tokenizer = hs.embedded_pair()
+    other = tongues.renumbered(tokenizer)
+    tongues.moved(draft, tokenizer, other).save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    predictor = SpeculativePredictor(target, str(tmp_path), tokenizer=tokenizer, max_new_tokens=24, num_draft_tokens=3)
+    found = predictor({"prompt": np.array(["import os\n"], object)})
+    assert found["draft_acceptance_rate"][0] > 0.3

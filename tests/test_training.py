@@ -459,3 +459,9 @@ def test_counts_are_summed_over_processes(target, draft, tmp_path):
             for name in COUNTS - {"num_target_forwards"} | {"draft_acceptance_rate", "mean_acceptance_length"}:
                 assert rank[kind][f"eval_{name}"] == metrics[f"eval_{name}"], (kind, name)
     assert found[0]["even"]["eval_speedup"] == found[1]["even"]["eval_speedup"] > 0
+
+
+@pytest.mark.parametrize("kwargs", [{"num_draft_tokens": 4}, {"max_matching_ngram_size": 2}])
+def test_keywords_that_speculation_refuses_are_met_when_the_trainer_is_made(target, tmp_path, kwargs):
+    with pytest.raises(ValueError, match=f"`{next(iter(kwargs))}"):
+        SpeculativeTrainer(target, arguments(tmp_path), generation_kwargs=kwargs)

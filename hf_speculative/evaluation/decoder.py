@@ -20,15 +20,18 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..configuration import first_given
-from ..generation import generate
+from ..configuration import SpeculativeConfig, first_given
+from ..generation import Attached, generate
 from ..models import device_of
+from ..options import DEFAULT_MAX_DRAFT_TOKENS
 from ..processing import clone
 from ..prompts import padded
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
 from .settings import Setting
 
+#: fields of a generation config that say how much to draft
+LENGTHS = ("num_assistant_tokens", "num_assistant_tokens_schedule")
 #: tokens of a warm-up
 FEW = 8
 
@@ -103,8 +106,20 @@ class Decoder:
     def _kwargs(self, setting: Setting) -> dict[str, Any]:
         draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}
         if setting.draft is not None:
-            draft = self.drafts[setting.draft].generate_kwargs
-        return {**self._own_kwargs(), **setting.generate_kwargs, **draft, "return_dict_in_generate": True}
+            draft = self.drafts[setting.draft].generate_kwargs | self._length_of(setting)
+        return {**self._own_kwargs(), **draft, **setting.generate_kwargs, "return_dict_in_generate": True}
+
+    def _length_of(self, setting: Setting) -> dict[str, Any]:
+        """What the setting's name says, also where a config or what is attached would say something else."""
+        if setting.num_draft_tokens is not None:
+            return {"num_assistant_tokens_schedule": "constant"}
+        attached = vars(self.target).get("generate")
+        draft = self.drafts[setting.draft or ""].model
+        config = attached.config if isinstance(attached, Attached) else SpeculativeConfig()
+        told = [self._given(name) for name in LENGTHS] + [getattr(draft.generation_config, n, None) for n in LENGTHS]
+        if all(value is None for value in (*told, config.num_draft_tokens, config.schedule)):
+            return {}  # drafts made for a number of tokens take that
+        return {"num_draft_tokens": DEFAULT_MAX_DRAFT_TOKENS, "num_assistant_tokens_schedule": "adaptive"}
 
     def _own_kwargs(self) -> dict[str, Any]:
         """With copies of processors and criteria: what they remember of one batch must not reach the next."""

@@ -53,7 +53,9 @@ def named_drafts(
     """
     if given is None:
         attached = vars(target).get("generate")
-        given = attached.draft_model if isinstance(attached, Attached) else None
+        if isinstance(attached, Attached) and attached.draft_model is not None:
+            given, other = attached.draft_model, attached.config.draft_tokenizer
+            draft_tokenizers = {_name(given): other} | dict(draft_tokenizers) if other is not None else draft_tokenizers
     if given is None:
         pairs: list[tuple[str, PreTrainedModel | str]] = []
     elif isinstance(given, Mapping):

@@ -97,6 +97,8 @@ class Task:
         found = {}
         for setting in evaluation.settings:
             rows = evaluation.rows(setting)
+            if not rows:  # of an earlier run that was killed
+                continue
             texts, references = [row.text for row in rows.values()], [self.by_index[index] for index in rows]
             found[setting.name] = scores.numbers(self.score(texts, references), self.name)
         return found

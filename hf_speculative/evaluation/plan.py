@@ -14,7 +14,7 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 
 #: what has to be the same for a file of results to be gone on with
-FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate")
+FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate", "generation_config")
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Plan:
             merged.calls |= journal.calls
             merged.bad_rows |= journal.bad_rows
             merged.differences |= journal.differences
+            merged.scores |= journal.scores
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:
@@ -67,12 +68,12 @@ class Plan:
                 path.unlink()
 
     def _others(self) -> list[Path]:
-        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*"))
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
 
     def check(self, journal: Journal) -> None:
         """Refuse to go on with a file about something else."""
         theirs, ours = journal.header, json.loads(json.dumps(self.header))
-        other = {name: (theirs[name], ours[name]) for name in FIXED if theirs[name] != ours[name]}
+        other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name, ours[name]) != ours[name]}
         devices = theirs["environment"]["device"], ours["environment"]["device"]
         other |= {"device": devices} if devices[0] != devices[1] else {}
         if other:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import checks
+from ..configuration import first_given
 from ..environment import environment
 from ..prompts import settings_of_rows
 from .decoder import Decoder
@@ -28,6 +29,7 @@ OF_SETTINGS = {
     "do_sample": "`temperatures`",
     "temperature": "`temperatures`",
     "num_assistant_tokens": "`num_draft_tokens`",
+    "num_assistant_tokens_schedule": "`options`",
     "assistant_model": "`draft_model`",
     "reproducible": "`options`",
     "generator": "`seed`",
@@ -102,10 +104,11 @@ def evaluate(
     """
     checks.check_positive_int("batch_size", batch_size, "decodes no prompt: give 1 or more.")
     checks.check_positive_int("max_new_tokens", max_new_tokens, "generates nothing: give 1 or more.")
+    given_config = generate_kwargs.get("generation_config") or GenerationConfig()
     if limit is not None:
         checks.check_positive_int("limit", limit, "reads no row: give 1 or more, or leave it out.")
     for name, way_out in OF_SETTINGS.items():
-        if generate_kwargs.get(name) is not None:
+        if first_given(*(given.get(name) for given in (generate_kwargs, vars(given_config)))) is not None:
             raise ValueError(f"`{name}` differs between settings: give {way_out} instead.")
     if dataset is None:
         raise TypeError("`dataset` is missing: pass a datasets.Dataset, rows, a file or a name on the Hub.")
@@ -153,6 +156,7 @@ def evaluate(
             "num_batches": -(-len(prompts.ids) // batch_size),
             "seed": seed,
             "generate": _described(kwargs),
+            "generation_config": _described(model.generation_config.to_diff_dict()),
             "settings": [setting.to_dict() for setting in settings],
             "environment": environment(model) | {"processes": processes.count},
         },
@@ -202,7 +206,8 @@ def _run(
             _compare(recorder, decoder, plan.settings, batch, ids)
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
-        (evaluation.journal.scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
+        (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
+        evaluation.journal.scores |= scores
     if processes.writes and processes.rank == 0:
         plan.finish(evaluation)
     return evaluation
@@ -279,5 +284,5 @@ def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
             return [plain(item) for item in value]
         return value if isinstance(value, (str, int, float)) else type(value).__name__
 
-    left_out = ("tokenizer", "return_dict_in_generate")
+    left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
     return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}

@@ -7,6 +7,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import checks
+from ..options import LOOKBEHINDS, SWITCHES
+
+#: what a setting may say beside its own fields: none of it changes what plain decoding gives
+OPTIONS = (
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "max_matching_ngram_size",
+    "speculation_type",
+    *LOOKBEHINDS,
+    *SWITCHES,
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,8 @@ class Setting:
         num_draft_tokens: tokens drafted a round; `None`: chosen round by round, by measured cost.
         prompt_lookup_num_tokens: draft by copying from the text instead, up to so many tokens.
         temperature: 0 is greedy.
-        options: anything else that `generate` takes, as JSON knows it, `{"num_assistant_tokens_schedule": "heuristic"}`.
+        options: anything else about drafting, as JSON knows it, `{"num_assistant_tokens_schedule": "heuristic"}`. What changes
+            plain decoding as well is a keyword of `evaluate`.
     """
 
     draft: str | None = None
@@ -35,6 +47,16 @@ class Setting:
         for name in ("num_draft_tokens", "prompt_lookup_num_tokens"):
             if getattr(self, name) is not None:
                 checks.check_positive_int(name, getattr(self, name))
+        other = sorted(self.options.keys() - set(OPTIONS))
+        if other:
+            raise ValueError(
+                f"`options={{{other[0]!r}: {self.options[other[0]]!r}}}` is not about drafting: what holds for plain decoding "
+                f"as well is a keyword of `evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
+            )
+        if self.is_plain and self.options:
+            raise ValueError(
+                f"{self}: `options` has no effect without `draft` or `prompt_lookup_num_tokens`, leave it out."
+            )
         temperature = self.temperature
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
             raise ValueError(f"`temperature={temperature!r}`: give 0 for greedy decoding, or a positive number.")

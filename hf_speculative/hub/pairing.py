@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,11 @@ def save_pretrained(
         raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
     folder, attached = Path(save_directory), vars(model).get("generate")
     if isinstance(attached, Attached):
+        theirs = attached.config
+        if draft_model is not None and draft_model is not attached.draft_model:
+            theirs = replace(theirs, draft_tokenizer=None, vocabulary_mapping=None)  # about the draft that is attached
         draft_model = attached.draft_model if draft_model is None else draft_model
-        config = (config or SpeculativeConfig()).over(attached.config)
+        config = (config or SpeculativeConfig()).over(theirs)
     config = config or SpeculativeConfig()
     held = [name for name in OBJECTS if getattr(config, name) is not None]
     if held:

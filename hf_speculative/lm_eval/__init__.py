@@ -80,7 +80,8 @@ class SpeculativeLM(HFLM):
     """
 
     def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
-        options = {name: kwargs.pop(name) for name in CALL_OPTIONS if kwargs.get(name) is not None}
+        options = {name: kwargs.pop(name) for name in CALL_OPTIONS if name in kwargs}
+        options = {name: value for name, value in options.items() if value is not None}
         of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
         for own, alias in (("draft_model", "assistant_model"), ("draft_tokenizer", "assistant_tokenizer")):
             if of_draft[own] is not None and of_draft[alias] is not None:

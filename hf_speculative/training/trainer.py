@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from .. import checks
 from ..configuration import SpeculativeConfig, first_given
+from ..generation import prepare
 from .measuring import Measured, measure
 from .prompts import completions_of, prompts_of
 
@@ -79,8 +80,9 @@ class SpeculativeTrainerMixin(_Trainer):
                 f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
                 "and `prediction_loss_only=False` in the arguments, or leave it out."
             )
-        with self._measure():  # what is wrong with the draft is said now, not after an epoch
-            pass
+        with self._measure() as meter:  # what is wrong with the draft is said now, not after an epoch
+            if generation_kwargs:
+                prepare(meter.model, self._generate_kwargs(), meter.draft_model, meter.config)
 
     def generation_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `generate` gets of an evaluation batch; override it for prompts of another kind.
