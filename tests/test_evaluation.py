@@ -510,6 +510,8 @@ def test_the_recommendation():
     assert (found.setting, found.runner_up, found.is_clear) == (Setting("a", 2), Setting("a", 4), True)
     assert found.speedup == 2 and found.margin == 1.25
     assert str(found) == 'greedy: take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".'
+    evaluation.header["target"] = "org/big"
+    assert str(evaluation) == f"org/big\n{found}"
     (found,) = handmade([[2.0] * 8, [2.0, 3.0] * 4, [2.5] * 8]).recommendations
     assert found.setting.is_plain and "decode plainly" in str(found)
     (found,) = handmade([[4.0] * 8, [2.0, 2.6] * 4, [2.6, 2.05] * 4]).recommendations

@@ -233,7 +233,8 @@ def test_texts_are_whole_and_their_draft_tokens_marked(looked):
             notes = "".join(shown["notes"])
             assert re.findall(r"kept (\d\.\d\d)", notes) == [f"{c:.2f}" for c in row.survival if c is not None]
             assert (
-                f"{sum(c is not None for c in row.survival)} of {len(row.survival)} tokens drafted" in shown["summary"]
+                f"{sum(c is not None for c in row.survival)} of {len(row.survival)} tokens are the draft's"
+                in shown["summary"]
             )
 
 

@@ -113,6 +113,11 @@ class Evaluation:
         """The evaluation in a file that `evaluate(results=path)` wrote, finished or not."""
         return cls(Journal.read(Path(path)))
 
+    def __str__(self) -> str:
+        """What it recommends, a line a temperature."""
+        state = "" if self.is_complete else " (unfinished)"
+        return "\n".join([f"{self.header['target']}{state}", *map(str, self.recommendations)])
+
     @property
     def environment(self) -> dict[str, Any]:
         return self.header["environment"]

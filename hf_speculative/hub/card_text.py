@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..evaluation import Evaluation
@@ -84,6 +86,11 @@ def _is_told(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) and not name.endswith("_token_id")
 
 
+def _without_folders(command: str) -> str:
+    """A card is for others, who do not have this machine's folders."""
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in shlex.split(command))
+
+
 def _places(found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     """Where it was measured, each place once, with the commands that ran there."""
     places: dict[str, list[str]] = {}
@@ -95,6 +102,7 @@ def _places(found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
         parts = [where["device"], cores, evaluation.header["dtype"], ", ".join([*versions, *cuda]), where["system"]]
         hardware = "; ".join(parts)
         commands = places.setdefault(hardware, [])
-        if where["command"] not in commands:
-            commands.append(where["command"])
+        command = _without_folders(where["command"])
+        if command not in commands:
+            commands.append(command)
     return [{"hardware": hardware, "commands": commands} for hardware, commands in places.items()]
