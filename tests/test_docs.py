@@ -1,12 +1,16 @@
 """README, docs and examples say what is true: their code runs, their links lead somewhere."""
 
-import json
+import multiprocessing
+import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,8 +25,6 @@ def blocks(page: Path) -> list[str]:
 
 
 CODE = [page for page in PAGES if blocks(page)]
-#: one process a page, since it takes seconds to start; each block has names of its own
-RUN_EACH = "import json, sys\nfor block in json.loads(sys.argv[1]): exec(block, {'__name__': '__main__'})"
 
 
 def test_there_is_code_to_run():
@@ -31,7 +33,11 @@ def test_there_is_code_to_run():
 
 @pytest.mark.parametrize("page", CODE, ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path):
-    run_python(["-c", RUN_EACH, json.dumps(blocks(page))], tmp_path)
+    def run():
+        for block in blocks(page):  # with names of its own
+            exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
+
+    forked(tmp_path, ["-c"], run)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -60,13 +66,41 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name not in RUN_ELSEWHERE], ids=lambda path: path.name)
 def test_examples_run(path, tmp_path):
-    assert run_python([str(path), *ARGUMENTS.get(path.name, [])], tmp_path).strip()
+    arguments = [str(path), *ARGUMENTS.get(path.name, [])]
+    assert forked(tmp_path, arguments, lambda: runpy.run_path(str(path), run_name="__main__")).strip()
 
 
 @pytest.mark.slow
 def test_training_the_embedded_pair_runs(tmp_path):
     out = run_python([str(ROOT / "examples" / TRAINING), str(tmp_path / "pair"), "--minutes", "0.2"], tmp_path)
     assert "Acceptance rate between them" in out and (tmp_path / "pair" / "draft" / "model.safetensors").exists()
+
+
+def forked(folder: Path, arguments: list[str], run) -> str:
+    """What `run()` prints in a process of its own, forked, since starting one anew takes seconds of imports."""
+    out = folder / "output.txt"
+
+    def child():
+        with out.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+        os.chdir(folder)
+        torch.set_num_threads(1)  # a pool of threads does not survive a fork
+        warnings.resetwarnings()
+        warnings.filterwarnings("error", category=DeprecationWarning, module="hf_speculative")
+        run()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # from Python 3.12 on, about forking beside pytest's own threads
+        process.start()
+    process.join()
+    assert process.exitcode == 0, out.read_text()
+    return out.read_text()
 
 
 def run_python(arguments: list[str], folder: Path) -> str:

@@ -377,7 +377,7 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
 
 
 def test_the_line_for_vllm(code):
-    settings = export_vllm(code, target_name="org/target", draft_name="org/draft")
+    settings = export_vllm(code, draft_model="draft", target_name="org/target", draft_name="org/draft")
     greedy = [s for s in code.settings if s.temperature == 0 and s.num_draft_tokens is not None]
     best = max(greedy, key=lambda setting: code.totals(setting).speedup)
     assert settings.config == {
@@ -390,14 +390,28 @@ def test_the_line_for_vllm(code):
     assert "transformers" in settings.notes[0]
 
 
+@pytest.mark.parametrize("best", ["draft, 2 tokens, greedy", "prompt lookup, up to 3 tokens, greedy"])
+def test_what_did_best_is_served(results, best):
+    """Whether that is a draft or prompt lookup."""
+    code = hs.Evaluation.load(results / "code.jsonl")
+    for call in code.calls[best].values():
+        call.seconds /= 1000
+    settings = export_vllm(code)
+    assert settings.figure.setting.name == best
+    assert settings.config["method"] == ("draft_model" if best.startswith("draft") else "ngram")
+    assert export_vllm(code, draft_model="draft").config["method"] == "draft_model"
+
+
 def test_a_draft_with_another_tokenizer(results):
     code = hs.Evaluation.load(results / "code.jsonl")
     code.header["draft_tokenizers"].append("draft")
-    assert export_vllm(code).config["use_heterogeneous_vocab"] is True
+    assert export_vllm(code, draft_model="draft").config["use_heterogeneous_vocab"] is True
 
 
 def test_further_fields_and_temperature(code):
-    settings = export_vllm(code, temperature=0.8, draft_tensor_parallel_size=1, num_speculative_tokens=7)
+    settings = export_vllm(
+        code, draft_model="draft", temperature=0.8, draft_tensor_parallel_size=1, num_speculative_tokens=7
+    )
     assert settings.config["draft_tensor_parallel_size"] == 1 and settings.config["num_speculative_tokens"] == 7
     assert settings.figure.setting.temperature == 0.8 and "draft_sample_method" in settings.notes[-1]
     with pytest.raises(ValueError, match=r"`temperature=0.5`.*0.0, 0.8"):

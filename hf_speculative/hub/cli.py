@@ -109,7 +109,9 @@ def export_vllm(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the speculative config to this JSON file as well.")
     ] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Which draft, where several were evaluated.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Only this draft, as the evaluation names it. By default whatever did best.")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="At which temperature, where several were evaluated.")
     ] = None,
@@ -122,7 +124,7 @@ def export_vllm(
         ),
     ] = None,
 ) -> None:
-    """Print the `vllm serve` line for the draft and the draft length that did best in an evaluation.
+    """Print the `vllm serve` line for what did best in an evaluation: a draft or prompt lookup, and the draft length.
 
     hf-speculative export-vllm results.jsonl
 

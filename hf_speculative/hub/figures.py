@@ -57,7 +57,11 @@ class Figure:
         if setting.draft is None:
             how: dict[str, Any] = {"prompt_lookup_num_tokens": setting.prompt_lookup_num_tokens}
         else:
-            how = {"draft_model": draft_name, "num_draft_tokens": setting.num_draft_tokens or "chosen each round"}
+            is_folder = (
+                draft_name is not None and Path(draft_name).is_absolute()
+            )  # of this machine, which nobody else has
+            name = Path(draft_name).name if is_folder and draft_name else draft_name
+            how = {"draft_model": name, "num_draft_tokens": setting.num_draft_tokens or "chosen each round"}
         return {
             "use_case": self.use_case,
             **how,

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from ..evaluation import Setting
+from ..evaluation import Evaluation, Setting
 from ..options import DEFAULT_MAX_NGRAM
 from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of
 
@@ -124,13 +124,13 @@ def export_vllm(
     draft_name: str | None = None,
     **fields: Any,
 ) -> VllmSettings:
-    """Settings for `vllm serve` with the draft and the draft length that did best in an evaluation.
+    """Settings for `vllm serve` with what did best in an evaluation: a draft or prompt lookup, and the draft length.
 
     vLLM drafts the same number of tokens in every step; settings that choose it round by round are left out.
 
     Args:
         evaluation: what `hf_speculative.evaluate` returned, or its file.
-        draft_model: which draft, where several were evaluated.
+        draft_model: only with this draft, as the evaluation names it; by default whatever did best.
         temperature: at which, where several were evaluated; by default the first.
         target_name, draft_name: other names or folders for vLLM to load them from.
         **fields: further keys of vLLM's speculative config, which come before what is chosen here.
@@ -139,8 +139,7 @@ def export_vllm(
         ValueError: no constant draft length was measured, or a field is not one that vLLM documents.
     """
     found = by_use_case(evaluation)
-    draft = choose_draft(found, draft_model)
-    figures = [figure for figure in figures_of(found, draft) if draft is None or figure.setting.draft == draft]
+    figures = _figures(found, draft_model)
     temperatures = list(dict.fromkeys(figure.setting.temperature for figure in figures))
     temperature = temperatures[0] if temperature is None else temperature
     if temperature not in temperatures:
@@ -164,6 +163,16 @@ def export_vllm(
         if setting.draft in header["draft_tokenizers"]:
             config["use_heterogeneous_vocab"] = True
     return VllmSettings(target_name or header["target"], validate(config | fields), best, tuple(_notes(best, figures)))
+
+
+def _figures(found: dict[str, Evaluation], draft_model: str | None) -> list[Figure]:
+    """What was measured with the draft or, if none is named, with any draft and by prompt lookup."""
+    if draft_model is not None:
+        draft = choose_draft(found, draft_model)
+        return [figure for figure in figures_of(found, draft) if figure.setting.draft == draft]
+    names = dict.fromkeys(s.draft for one in found.values() for s in one.settings if s.draft is not None)
+    figures = [figure for name in names or [None] for figure in figures_of(found, name)]
+    return list({(figure.use_case, figure.setting.name): figure for figure in figures}.values())
 
 
 def _is_constant(setting: Setting) -> bool:
