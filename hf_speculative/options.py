@@ -35,6 +35,8 @@ LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
+#: all that a call may say about drafting but the draft itself: none of it changes what plain decoding gives
+DRAFTING_OPTIONS = ("num_draft_tokens", *HANDLED_HERE, *LOOKBEHINDS, *SWITCHES)
 
 
 class _Call:

@@ -7,17 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import checks
-from ..options import LOOKBEHINDS, SWITCHES
+from ..options import CONFIGURED_SOURCES, DRAFTING_OPTIONS
 
-#: what a setting may say beside its own fields: none of it changes what plain decoding gives
-OPTIONS = (
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "max_matching_ngram_size",
-    "speculation_type",
-    *LOOKBEHINDS,
-    *SWITCHES,
-)
+#: what a setting says by fields of its own
+LENGTHS_AND_SOURCES = ("num_draft_tokens", "num_assistant_tokens", *CONFIGURED_SOURCES)
+#: and what it may say beside them
+OPTIONS = tuple(name for name in DRAFTING_OPTIONS if name not in LENGTHS_AND_SOURCES)
 
 
 @dataclass(frozen=True)

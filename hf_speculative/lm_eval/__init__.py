@@ -24,6 +24,7 @@ except ImportError as error:
 from ..checks import unwrap
 from ..generation import Attached, generate, prepare
 from ..models import device_of
+from ..options import DRAFTING_OPTIONS
 from ..pairing import tokenizer_of_draft
 from ..self_drafting import auto_class_for
 from ..statistics import Statistics, record
@@ -31,23 +32,6 @@ from ..statistics import Statistics, record
 #: a child of lm-eval's, whose verbosity the user sets
 logger = logging.getLogger("lm_eval.hf_speculative")
 
-#: options of `hf_speculative.generate` that go on to each call as they are
-CALL_OPTIONS = (
-    "num_draft_tokens",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-    "assistant_early_exit",
-    "use_mtp",
-    "speculation_type",
-    "target_lookbehind",
-    "assistant_lookbehind",
-    "reproducible",
-    "compile",
-    "cuda_graphs",
-)
 #: of the draft itself, read here
 DRAFT_OPTIONS = (
     "draft_model",
@@ -69,8 +53,8 @@ class SpeculativeLM(HFLM):
         draft_dtype: of a draft given by name; the target's by default.
         draft_revision: of a draft given by name.
         draft_tokenizer: where the draft's vocabulary is another one; of a draft given by name it is found by that name.
-        **kwargs: the options in `CALL_OPTIONS`, as in `hf_speculative.generate`, and anything that `HFLM` takes. A task's
-            `generation_kwargs` may name the former, too, and come first.
+        **kwargs: what `hf_speculative.options.DRAFTING_OPTIONS` names, as in `hf_speculative.generate`, and anything that `HFLM`
+            takes. A task's `generation_kwargs` may name the former, too, and come first.
 
     Attributes:
         statistics: counts over all `generate_until` requests so far, of all processes.
@@ -80,7 +64,7 @@ class SpeculativeLM(HFLM):
     """
 
     def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
-        options = {name: kwargs.pop(name) for name in CALL_OPTIONS if name in kwargs}
+        options = {name: kwargs.pop(name) for name in DRAFTING_OPTIONS if name in kwargs}
         options = {name: value for name, value in options.items() if value is not None}
         of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
         for own, alias in (("draft_model", "assistant_model"), ("draft_tokenizer", "assistant_tokenizer")):
@@ -224,7 +208,7 @@ def _check_names(pretrained, kwargs: dict[str, Any]) -> None:
     """`HFLM` hands what it does not know to `from_pretrained`, and drops it where the model is loaded already."""
     unknown = sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys())
     for name in unknown:
-        meant = difflib.get_close_matches(name, (*CALL_OPTIONS, *DRAFT_OPTIONS), n=1, cutoff=0.8)
+        meant = difflib.get_close_matches(name, (*DRAFTING_OPTIONS, *DRAFT_OPTIONS), n=1, cutoff=0.8)
         if meant:
             raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant[0]}`?")
         if not isinstance(pretrained, str):
