@@ -53,8 +53,8 @@ class SpeculativeLM(HFLM):
         draft_dtype: of a draft given by name; the target's by default.
         draft_revision: of a draft given by name.
         draft_tokenizer: where the draft's vocabulary is another one; of a draft given by name it is found by that name.
-        **kwargs: what `hf_speculative.options.DRAFTING_OPTIONS` names, as in `hf_speculative.generate`, and anything that `HFLM`
-            takes. A task's `generation_kwargs` may name the former, too, and come first.
+        **kwargs: what `hf_speculative.options.DRAFTING_OPTIONS` names, as in `hf_speculative.generate`, and anything
+            that `HFLM` takes. A task's `generation_kwargs` may name the former, too, and come first.
 
     Attributes:
         statistics: counts over all `generate_until` requests so far, of all processes.
