@@ -56,7 +56,6 @@ def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
             "num_rows": len(prompts),
             "prompts": "0",
             "batch_size": 1,
-            "num_batches": len(prompts),
             "seed": 0,
             "generate": {"max_new_tokens": num_tokens, "top_p": 0.9},
             "settings": [setting.to_dict() for setting in settings],

@@ -25,9 +25,12 @@ class Prompts:
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(list(self.ids.items())).encode()).hexdigest()[:16]
 
-    def batch(self, number: int, size: int) -> tuple[list[int], list[list[int]]]:
-        indices = list(self.ids)[number * size : (number + 1) * size]
-        return indices, [self.ids[index] for index in indices]
+    def batches(self, size: int) -> list[tuple[list[int], list[list[int]]]]:
+        """The prompts, `size` at a time: their indices, and their ids."""
+        indices = list(self.ids)
+        firsts = range(0, len(indices), size)
+        groups = [indices[first : first + size] for first in firsts]
+        return [(group, [self.ids[index] for index in group]) for group in groups]
 
 
 def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int) -> Prompts:

@@ -154,7 +154,6 @@ def evaluate(
             "num_rows": len(rows),
             "prompts": prompts.digest,
             "batch_size": batch_size,
-            "num_batches": -(-len(prompts.ids) // batch_size),
             "seed": seed,
             "generate": _described(kwargs),
             "generation_config": _described(model.generation_config.to_diff_dict()),
@@ -174,22 +173,22 @@ def _run(
     journal = plan.known(processes)
     for row in prompts.bad_rows:
         journal.add(row)
-    size, num_batches = plan.header["batch_size"], plan.header["num_batches"]
-    mine = range(processes.rank, num_batches, processes.count)
-    usable = [batch for batch in mine if journal.bad_rows.keys().isdisjoint(prompts.batch(batch, size)[0])]
+    batches = prompts.batches(plan.header["batch_size"])
+    mine = range(processes.rank, len(batches), processes.count)
+    usable = [batch for batch in mine if journal.bad_rows.keys().isdisjoint(batches[batch][0])]
     missing = [(batch, s) for batch in usable for s in plan.settings if (s.name, batch) not in journal.calls]
     shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings), len(missing))
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        batches = list(dict.fromkeys(batch for batch, _ in missing))
+        open_batches = list(dict.fromkeys(batch for batch, _ in missing))
         for setting in dict.fromkeys(setting for _, setting in missing):
             shown.say(f"warming up: {setting.name}", at_once=True)
             _warm_up(
                 decoder,
                 setting,
-                [prompts.batch(batch, size)[1] for batch in dict.fromkeys((*batches[:2], batches[-1]))],
+                [batches[batch][1] for batch in dict.fromkeys((*open_batches[:2], open_batches[-1]))],
             )
         for batch in mine:
-            indices, ids = prompts.batch(batch, size)
+            indices, ids = batches[batch]
             # Turned from batch to batch, so that no setting always comes after the same other.
             turned = plan.settings[batch % len(plan.settings) :] + plan.settings[: batch % len(plan.settings)]
             for setting in turned:
