@@ -8,25 +8,15 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from ..arguments import check_device, check_outputs
-from ..embedded import embedded_pair
-from ..environment import DTYPES
-from ..self_drafting import auto_class_for
-from . import page, screen
-from .results import Evaluation
-from .run import evaluate
+from ..arguments import DTYPES, check_device, check_dtype, check_outputs
+from ..terminal import STOPPED, quiet_transformers
 from .scores import SCORES
 
 ADAPTIVE = "adaptive"
-#: exit status after Ctrl-C, as shells have it
-STOPPED = 130
 
 
 def eval_command(
@@ -93,11 +83,13 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. Stop it at any time: the same command goes on where it
     was, and loses nothing. A row that cannot be used is recorded and skipped.
     """
+    from . import page, screen  # not above, as nothing that imports torch: `--help` answers at once
+    from .results import Evaluation
+    from .run import evaluate
+
     err = Console(stderr=True, highlight=False)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # of loading weights; ours is about prompts
-    if dtype and dtype not in DTYPES:
-        raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
+    quiet_transformers()
+    check_dtype(dtype)
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
     check_device(device)
@@ -151,14 +143,20 @@ def eval_command(
 
 
 def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):
+    import torch
+    from transformers import AutoTokenizer
+
+    from ..embedded import embedded_pair
+    from ..self_drafting import auto_class_for
+
     if model is None and draft_models:
         raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")
     rank = os.environ.get("LOCAL_RANK", "0")
     place = device or (f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
     if model is None:
-        target, draft, tokenizer = embedded_pair(dtype=DTYPES.get(dtype, torch.float32))
+        target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    target = auto_class_for(model).from_pretrained(model, dtype=DTYPES.get(dtype, "auto"))
+    target = auto_class_for(model).from_pretrained(model, dtype=getattr(torch, dtype) if dtype else "auto")
     return target.to(place).eval(), draft_models or None, AutoTokenizer.from_pretrained(model)
 
 

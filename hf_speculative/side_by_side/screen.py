@@ -1,0 +1,84 @@
+"""Texts and the table of the command, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from ..comparison import Comparison
+from ..pages import visible
+
+#: the draft's tokens that the target kept, and the target's own
+STYLES = {True: "green", False: "bold"}
+MEANING = "[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added."
+
+
+def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]) -> None:
+    """A prompt and what becomes of it, piece by piece as they come."""
+    console.out(visible(prompt), style="dim", end="")
+    for piece, is_from_draft in pieces:
+        console.out(visible(piece), style=STYLES[is_from_draft], end="")
+    console.out("\n")
+
+
+def print_comparison(
+    console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool, repeats: int
+) -> None:
+    stats, speedup = comparison.statistics, comparison.speedup
+    console.print(_table(comparison, num_draft_tokens, repeats))
+    if not stats.num_draft_tokens:
+        why = (
+            "a draft does not pay at the costs measured here" if num_draft_tokens is None else "no text was long enough"
+        )
+        console.print(f"Nothing was drafted ({why}), so the target wrote every token by itself.")
+    if speedup is not None and speedup.is_noise:
+        console.print(f"The speedup is noise: {speedup.why_noise}.")
+    elif len(comparison.pairs) == 1:
+        console.print("Each way was timed once, which says nothing about speed: --repeats 3 says more.")
+    else:
+        console.print(
+            f"Speedup: the median of {len(comparison.pairs)} pairs of runs, one each way; and where half of them lie."
+        )
+    if stats.num_draft_tokens:
+        console.print(
+            "Mean acceptance length counts the token that the target adds.", end=" " if num_draft_tokens else "\n"
+        )
+    if comparison.predicted_speedup(num_draft_tokens) is not None:
+        console.print("Prediction: Leviathan et al., Theorem 3.8.")
+    if is_exact:
+        same, total = comparison.num_identical, comparison.num_prompts
+        console.print(f"Identical to plain decoding: [bold]{same} of {total}[/] texts.")
+
+
+def _table(comparison: Comparison, num_draft_tokens: int | None, repeats: int) -> Table:
+    stats, speedup = comparison.statistics, comparison.speedup
+    length = (
+        "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
+    )
+    runs = "" if repeats == 1 else f", each decoded {repeats} times both ways"
+    prompts = "1 prompt" if comparison.num_prompts == 1 else f"{comparison.num_prompts} prompts"
+    table = Table(title=f"{prompts}{runs}, {length}", title_justify="left")
+    table.add_column("")
+    for name in ("plain", "speculative"):
+        table.add_column(name, justify="right")
+    totals = comparison.plain_total, comparison.speculative_total
+    table.add_row("time", *(f"{total('seconds'):.2f} s" for total in totals))
+    table.add_row("new tokens", *(str(total("num_tokens")) for total in totals))
+    table.add_row("tokens per second", *(f"{total('num_tokens') / total('seconds'):.1f}" for total in totals))
+    table.add_row("target passes", str(comparison.num_plain_passes), str(stats.num_target_forwards))
+    if stats.num_draft_tokens:
+        table.add_row("draft tokens accepted", "", f"{stats.draft_acceptance_rate:.1%}")
+        table.add_row("mean acceptance length", "", f"{stats.mean_acceptance_length:.2f}")
+    table.add_section()
+    if speedup is not None and speedup.spread is not None:
+        low, high = speedup.spread
+        table.add_row("speedup", "1.00x", f"[bold]{speedup}[/]")
+        table.add_row("  half of the pairs", "", f"{low:.2f} to {high:.2f}")
+    elif speedup is not None and speedup.is_noise:
+        table.add_row("speedup", "1.00x", "noise")
+    predicted = comparison.predicted_speedup(num_draft_tokens)
+    if predicted is not None:
+        table.add_row("predicted by theory", "", f"{predicted:.2f}x")
+    return table
