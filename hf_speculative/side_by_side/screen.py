@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -26,41 +26,23 @@ def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]
 def print_comparison(
     console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool, repeats: int
 ) -> None:
-    stats, speedup = comparison.statistics, comparison.speedup
-    console.print(_table(comparison, num_draft_tokens, repeats))
-    if not stats.num_draft_tokens:
-        why = (
-            "a draft does not pay at the costs measured here" if num_draft_tokens is None else "no text was long enough"
-        )
-        console.print(f"Nothing was drafted ({why}), so the target wrote every token by itself.")
-    if speedup is not None and speedup.is_noise:
-        console.print(f"The speedup is noise: {speedup.why_noise}.")
-    elif len(comparison.pairs) == 1:
-        console.print("Each way was timed once, which says nothing about speed: --repeats 3 says more.")
-    else:
-        console.print(
-            f"Speedup: the median of {len(comparison.pairs)} pairs of runs, one each way; and where half of them lie."
-        )
-    if stats.num_draft_tokens:
-        console.print(
-            "Mean acceptance length counts the token that the target adds.", end=" " if num_draft_tokens else "\n"
-        )
-    if comparison.predicted_speedup(num_draft_tokens) is not None:
-        console.print("Prediction: Leviathan et al., Theorem 3.8.")
+    prompts = "1 prompt" if comparison.num_prompts == 1 else f"{comparison.num_prompts} prompts"
+    runs = "" if repeats == 1 else f", each decoded {repeats} times both ways"
+    length = (
+        "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
+    )
+    console.print(f"{prompts}{runs}; {length}")
+    console.print(_table(comparison, num_draft_tokens))
+    for sentence in _remarks(comparison, num_draft_tokens):
+        console.print(sentence)
     if is_exact:
         same, total = comparison.num_identical, comparison.num_prompts
         console.print(f"Identical to plain decoding: [bold]{same} of {total}[/] texts.")
 
 
-def _table(comparison: Comparison, num_draft_tokens: int | None, repeats: int) -> Table:
+def _table(comparison: Comparison, num_draft_tokens: int | None) -> Table:
     stats, speedup = comparison.statistics, comparison.speedup
-    length = (
-        "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
-    )
-    runs = "" if repeats == 1 else f", each decoded {repeats} times both ways"
-    prompts = "1 prompt" if comparison.num_prompts == 1 else f"{comparison.num_prompts} prompts"
-    table = Table(title=f"{prompts}{runs}, {length}", title_justify="left")
-    table.add_column("")
+    table = Table("")
     for name in ("plain", "speculative"):
         table.add_column(name, justify="right")
     totals = comparison.plain_total, comparison.speculative_total
@@ -71,14 +53,32 @@ def _table(comparison: Comparison, num_draft_tokens: int | None, repeats: int) -
     if stats.num_draft_tokens:
         table.add_row("draft tokens accepted", "", f"{stats.draft_acceptance_rate:.1%}")
         table.add_row("mean acceptance length", "", f"{stats.mean_acceptance_length:.2f}")
-    table.add_section()
-    if speedup is not None and speedup.spread is not None:
-        low, high = speedup.spread
+    if speedup is not None and speedup.num_pairs > 1:
+        table.add_section()
         table.add_row("speedup", "1.00x", f"[bold]{speedup}[/]")
-        table.add_row("  half of the pairs", "", f"{low:.2f} to {high:.2f}")
-    elif speedup is not None and speedup.is_noise:
-        table.add_row("speedup", "1.00x", "noise")
+        if speedup.spread is not None:
+            table.add_row("  middle half", "", "{:.2f} to {:.2f}".format(*speedup.spread))
     predicted = comparison.predicted_speedup(num_draft_tokens)
     if predicted is not None:
         table.add_row("predicted by theory", "", f"{predicted:.2f}x")
     return table
+
+
+def _remarks(comparison: Comparison, num_draft_tokens: int | None) -> Iterator[str]:
+    """What the figures mean, and what they do not tell."""
+    stats, speedup = comparison.statistics, comparison.speedup
+    if not stats.num_draft_tokens:
+        why = (
+            "a draft does not pay at the costs measured here" if num_draft_tokens is None else "the texts are too short"
+        )
+        yield f"Nothing was drafted ({why}), so the target wrote every token by itself."
+    if len(comparison.pairs) == 1:
+        yield "Each way was timed once, which does not tell a speedup from noise: --repeats 3 does."
+    elif speedup is not None and speedup.is_noise:
+        yield f"The speedup is noise: {speedup.why_noise}."
+    elif speedup is not None:
+        yield f"Speedup: the median of {speedup.num_pairs} pairs of runs, one each way, and where the middle half of them lies."
+    if stats.num_draft_tokens:
+        yield "Mean acceptance length counts the token that the target adds."
+    if comparison.predicted_speedup(num_draft_tokens) is not None:
+        yield "Prediction: Leviathan et al., Theorem 3.8."
