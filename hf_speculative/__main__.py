@@ -1,16 +1,13 @@
 """The command `hf-speculative`, also as `python -m hf_speculative`."""
 
-import sys
+from .interrupts import ends_at_once
 
 
 def main() -> None:
-    """Run the command. It is imported here, so that Ctrl-C ends an import as quietly as anything else."""
-    try:
+    """Entry point of the console script."""
+    with ends_at_once():
         from .cli import app
-
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    app()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from .arguments import DTYPES, check_dtype, help_of, load_pair
 from .benchmark.cli import bench
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .interrupts import ends_at_once
 from .side_by_side.cli import generate
 from .terminal import clean_exits
 
@@ -63,7 +64,7 @@ def check(
         hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B
     """
     check_dtype(dtype)
-    with Console(stderr=True).status("loading both models and comparing logits"):
+    with Console(stderr=True).status("loading both models and comparing logits"), ends_at_once():
         from transformers import AutoTokenizer
 
         from . import compatibility

@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-#: exit statuses: what a user can mend, and Ctrl-C, as shells have it
-WRONG, STOPPED = 2, 130
+from .interrupts import STOPPED
+
+#: exit status where something is wrong that a user can mend
+WRONG = 2
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..arguments import DTYPES, check_device, check_dtype, check_outputs
-from ..terminal import STOPPED, quiet_transformers
+from ..interrupts import STOPPED, ends_at_once
+from ..terminal import quiet_transformers
 from .cells import sweep
 from .methods import DEFAULT_METHODS, METHODS
 from .shapes import SHAPES
@@ -89,9 +90,10 @@ def bench(
     run in turn on the same prompts, with a warm-up that does not count. A row that is slower than plain decoding, or than
     assisted generation, beyond the spread of the repeats says LOSS. Ctrl-C keeps what was measured.
     """
-    from .. import plotting
-    from . import screen
-    from .measure import run
+    with ends_at_once():
+        from .. import plotting
+        from . import screen
+        from .measure import run
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet_transformers()
@@ -107,7 +109,7 @@ def bench(
         temperature=_numbers("--temperature", temperature, float),
         grid=grid,
     )
-    with err.status("building the pair"):
+    with err.status("building the pair"), ends_at_once():
         pair = _pair(shape, model, draft_model, dtype, device, draft_is_target)
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..arguments import DTYPES, check_device, check_dtype, check_outputs
-from ..terminal import STOPPED, quiet_transformers
+from ..interrupts import STOPPED, ends_at_once
+from ..terminal import quiet_transformers
 from .scores import SCORES
 
 ADAPTIVE = "adaptive"
@@ -83,9 +84,10 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. Stop it at any time: the same command goes on where it
     was, and loses nothing. A row that cannot be used is recorded and skipped.
     """
-    from . import page, screen  # not above, as nothing that imports torch: `--help` answers at once
-    from .results import Evaluation
-    from .run import evaluate
+    with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+        from . import page, screen
+        from .results import Evaluation
+        from .run import evaluate
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
@@ -96,7 +98,7 @@ def eval_command(
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
     row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
-    with err.status("loading the models"):
+    with err.status("loading the models"), ends_at_once():
         target, drafts, tokenizer = _load(model, draft_model, dtype, device)
     is_stopped, begun = False, time.time()
     try:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..interrupts import ends_at_once
+
 RESULTS = typer.Argument(
     metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
 )
@@ -45,8 +47,9 @@ def card(
 
     On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
     """
-    from . import card as cards  # not above, as nothing that imports torch: `--help` answers at once
-    from .figures import by_use_case, choose_draft
+    with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+        from . import card as cards
+        from .figures import by_use_case, choose_draft
 
     if create_pr and push_to_hub is None:
         raise ValueError("--create-pr has no effect without --push-to-hub.")
@@ -99,7 +102,8 @@ def export_generate(
 
         AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
     """
-    from . import export
+    with ends_at_once():
+        from . import export
 
     code = export.export_generate(folder, draft_model=draft_model, num_draft_tokens=num_draft_tokens, repo_id=repo_id)
     Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}", markup=False)
@@ -131,7 +135,8 @@ def export_vllm(
 
     hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
     """
-    from . import vllm
+    with ends_at_once():
+        from . import vllm
 
     settings = vllm.export_vllm(
         _by_use_case(results),
