@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__
 from .arguments import DTYPES, check_dtype, help_of, load_pair
@@ -17,7 +18,7 @@ from .evaluation.cli import eval_command
 from .hub import cli as hub
 from .interrupts import ends_at_once
 from .side_by_side.cli import generate
-from .terminal import clean_exits
+from .terminal import clean_exits, quiet_transformers
 
 if TYPE_CHECKING:
     from .compatibility import Compatibility
@@ -46,22 +47,33 @@ def root(
 
 def check(
     model: Annotated[
-        str | None, typer.Argument(help="Target: a Hub name or folder. Default: the embedded pair.")
+        str | None,
+        typer.Argument(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
     ] = None,
-    draft_model: Annotated[str | None, typer.Argument(help="Draft: a Hub name or folder.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Argument(help="Draft, a smaller model that guesses ahead: a Hub name or folder.")
+    ] = None,
     sample: Annotated[
-        bool, typer.Option("--sample", help="For sampling: another strategy may fit vocabularies.")
+        bool,
+        typer.Option(
+            "--sample",
+            help="Check for sampling; without this option, for greedy decoding. It matters where the vocabularies differ.",
+        ),
     ] = False,
-    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; by default cuda where there is one.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
+    dtype: Annotated[str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.")] = "float32",
+    device: Annotated[
+        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ...; by default cuda where there is one.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Can the draft draft for the target? By which path, with which vocabulary strategy, and why.
+    """Can this draft guess for this target?
 
-    Both caches are tried, by comparing logits. Exits with 1 if the pair does not work.
+    Tells how each model takes back what it had read of guesses that turned out wrong, and proves that by comparing logits; and
+    how the draft's tokens become the target's. Exits with status 1 if the pair does not work.
 
-        hf-speculative check
-        hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B
+    The embedded pair:  hf-speculative check
+
+    Your own:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B
     """
     check_dtype(dtype)
     with Console(stderr=True).status("loading both models and comparing logits"), ends_at_once():
@@ -69,6 +81,7 @@ def check(
 
         from . import compatibility
 
+        quiet_transformers()
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
         draft_tokenizer = AutoTokenizer.from_pretrained(draft_model) if draft_model else tokenizer
         answer = compatibility.check(target, draft, tokenizer, draft_tokenizer, do_sample=sample)
@@ -80,16 +93,34 @@ def check(
         raise typer.Exit(1)
 
 
+#: what the paths mean, for whoever reads the answer
+PATHS = {
+    "ragged": "each row of a batch keeps a length of its own, so that rows never wait for each other. The fast path.",
+    "universal": "transformers' own cache is rolled back, and the rows of a batch share its length.",
+}
+
+
 def _print_answer(console: Console, answer: Compatibility) -> None:
-    table = Table("", "model", "path", "logits differ by", "because it", title_justify="left")
-    for role, report in (("target", answer.target), ("draft", answer.draft)):
-        if report is not None:
-            deviation = "" if report.deviation is None else f"{report.deviation:.1e} deviations"
-            table.add_row(role, report.name, report.path or "[red]none[/]", deviation, report.why or "")
+    reports = {"target": answer.target} | ({"draft": answer.draft} if answer.draft is not None else {})
+    table = Table("", "model", "path", "logits differ by")
+    for role, report in reports.items():
+        deviation = "" if report.deviation is None else f"{report.deviation:.1e}"
+        table.add_row(role, report.name, report.path or "[red]none[/]", deviation)
     console.print(table)
+    for path in dict.fromkeys(report.path for report in reports.values()):
+        if path is not None:
+            console.print(f"[bold]{path}[/]: {PATHS[path]}")
+    for role, report in reports.items():
+        if report.why is not None:
+            console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
+    console.print(
+        "Logits: through the cache, with tokens taken back, against one plain pass; the largest difference, in standard "
+        "deviations of the logits."
+    )
     if answer.vocabulary is not None:
-        console.print(f"vocabulary strategy: [bold]{answer.vocabulary.strategy}[/]; {answer.vocabulary.reason}")
-    console.print("[green]compatible[/]" if answer else f"[red]not compatible[/]: {answer.reason}")
+        strategy = f"; strategy: {answer.vocabulary.strategy}" if answer.vocabulary.strategy else ""
+        console.print(Text(f"Vocabularies: {answer.vocabulary.reason}{strategy}."))
+    console.print("[green]compatible[/]" if answer else Text.assemble(("not compatible", "red"), f": {answer.reason}"))
 
 
 for _name, _command in (

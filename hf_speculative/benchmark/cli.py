@@ -40,7 +40,9 @@ def bench(
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     acceptance: Annotated[
         str,
-        typer.Option(help="What a shape is calibrated to, from 0 (hostile) to 1 (the draft's law is the target's)."),
+        typer.Option(
+            help="What a shape is calibrated to, from 0 (hostile) to 1 (the draft's distribution is the target's)."
+        ),
     ] = "0.8",
     draft_is_target: Annotated[
         bool,

@@ -48,9 +48,16 @@ def eval_command(
         str | None, typer.Option(help="Also draft by copying from the text: up to so many tokens; with commas.")
     ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas; 0 is greedy.")] = "0",
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from the k likeliest tokens only; 0 is off.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Sample among the k likeliest tokens only; 0 is off.")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="From the likeliest p of the mass only.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample among the likeliest tokens only, as many as it takes for their probabilities to add up to this.",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens for each prompt.")] = 128,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends a completion. May be given again.")] = None,
