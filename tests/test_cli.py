@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from architectures.check import build
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -186,6 +187,12 @@ def test_totals_as_json_have_no_nan(run, clock):
     lines = run("x = 1", "--max-new-tokens", 1, "--num-draft-tokens", 4, "--json").stdout.splitlines()
     total = [json.loads(line, parse_constant=refuse) for line in lines][-1]["total"]
     assert total["speedup"]["is_noise"] and total["speedup"]["median"] is None and total["predicted_speedup"] is None
+
+
+def test_a_model_whose_text_has_no_prompt_in_front_is_refused():
+    t5, tokenizer = build("seq2seq", "t5"), embedded_pair()[2]
+    with pytest.raises(ValueError, match="takes decoder-only models"):
+        comparison.Runner(t5, t5, tokenizer, seed=0, kwargs={}, speculative_kwargs={})
 
 
 def test_one_repeat_gives_no_verdict(run):

@@ -66,6 +66,19 @@ def test_the_package_imports_nothing_heavy():
     assert not imported & HEAVY
 
 
+def test_each_public_name_may_be_the_first_one_asked_for():
+    script = """
+import os, datasets, torch, hf_speculative
+from transformers import AutoTokenizer, GenerationMixin, PreTrainedModel, Trainer  # once, as they take long
+for name in hf_speculative.__all__:
+    if not (child := os.fork()):
+        getattr(hf_speculative, name)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+    imported_by(script + TELL_IMPORTS.replace("\n", "\nimport sys\n", 1))
+
+
 def stopped(process, is_ready):
     """Output and messages of a process that got SIGINT once `is_ready()`."""
     try:
