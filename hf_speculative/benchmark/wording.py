@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..speedup import Speedup
 from .passes import Passes
-from .results import STAGES, CellResult, MethodResult, Ratio, Report
+from .results import STAGES, CellResult, MethodResult, Report
 
 MEANINGS = {
     "tokens/s": "of decoding, all rows together, prompt and set-up apart; median of the repeats.",
-    "speedup": "over plain `generate` in the same run: the ratio of medians. Below: the quartiles over the repeats.",
+    "speedup": "over plain `generate` in the same run: the median of the repeats' ratios; below: their quartiles. `noise` is "
+    "more than the counted target passes allow.",
     "over assisted": "the same over transformers' assisted generation at the same draft length.",
     "whole call": "the speedup of whole `generate` calls, with prompt and set-up.",
     "tokens/pass": "new tokens of a row for each pass of the target, its own token included; plain decoding has 1.",
@@ -17,6 +19,7 @@ MEANINGS = {
     "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft.",
     "efficiency": "measured speedup over theory's.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
+    "verdict": "ahead or LOSS where three quarters of the repeats say so, else level; none from a single repeat.",
     "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
 }
 
@@ -37,10 +40,12 @@ def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
     extra = cell.extra_bytes(name)
     return {
         "tokens/s": significant(method.tokens_per_second),
-        "speedup": _median(speedup),
-        "  quartiles": "" if is_plain or not speedup else f"{speedup.low:.2f} to {speedup.high:.2f}",
-        "over assisted": _median(over_assisted),
-        "whole call": _median(call),
+        "speedup": _text(speedup),
+        "  quartiles": ""
+        if is_plain or not speedup or not speedup.spread
+        else "{:.2f} to {:.2f}".format(*speedup.spread),
+        "over assisted": _text(over_assisted),
+        "whole call": _text(call),
         "tokens/pass": "" if method.tokens_per_pass is None else f"{method.tokens_per_pass:.2f}",
         **_rounds(method),
         "theory": times(cell.theory(name)),
@@ -69,14 +74,34 @@ def _share_of_bandwidth(method: MethodResult, passes: Passes | None, report: Rep
 
 
 def verdict(cell: CellResult, name: str) -> str:
-    """In words: ahead, level or a loss, and against what."""
+    """In words: ahead, level or a loss, and against what; none from a single repeat."""
+    speedup = cell.speedup(name)
     if not cell.methods[name].is_speculative:
         return ""
+    if speedup is None or speedup.num_pairs < 2:
+        return "none"
     losses = cell.losses(name)
     if losses:
         return f"LOSS to {' and '.join(losses)}"
-    speedup = cell.speedup(name)
-    return "ahead" if speedup and speedup.is_gain else "level"
+    if cell.methods[name].drafts_nothing:
+        return "nothing drafted"
+    if speedup.is_noise:
+        return "noise"
+    return "ahead" if speedup.is_gain else "level"
+
+
+def notes(cell: CellResult) -> list[str]:
+    """What is to be said about the figures of a cell, a sentence or two each."""
+    speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
+    found = [
+        f"{name}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
+        for name in speedups
+        if cell.methods[name].drafts_nothing
+    ]
+    found += [f"{name}: noise. {s.why_noise}." for name, s in speedups.items() if s is not None and s.is_noise]
+    if any(s is None or s.num_pairs < 2 for s in speedups.values()):
+        found.append("A verdict takes two repeats or more: give --repeats 3.")
+    return found
 
 
 def title(cell: CellResult) -> str:
@@ -107,8 +132,8 @@ def about(report: Report) -> str:
     )
 
 
-def _median(ratio: Ratio | None) -> str:
-    return "" if ratio is None else times(ratio.median)
+def _text(speedup: Speedup | None) -> str:
+    return "" if speedup is None else str(speedup)
 
 
 def times(value: float | None) -> str:
@@ -119,7 +144,9 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
 
 
-def significant(value: float) -> str:
+def significant(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..statistics import RowStatistics, Statistics
+from ..statistics import RowStatistics, Statistics, without_nan
 
 FORMAT = 1
 #: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
@@ -191,15 +190,6 @@ def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
             return {"bad_row": asdict(entry)}
         case Difference():
             return {"difference": asdict(entry)}
-
-
-def without_nan(value: Any) -> Any:
-    """The same with null for numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {str(name): without_nan(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _dumped(line: dict[str, Any]) -> str:
