@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..speedup import Work
 from ..statistics import RowStatistics, Statistics, without_nan
 
 FORMAT = 1
@@ -68,6 +69,19 @@ class Call:
     @property
     def num_new_tokens(self) -> int:
         return sum(len(row.new_ids) for row in self.rows)
+
+    @property
+    def num_target_passes(self) -> int:
+        """Plain decoding runs as many as its longest row has tokens."""
+        if self.statistics is not None:
+            return self.statistics.num_target_forwards
+        return max((len(row.new_ids) for row in self.rows), default=0)
+
+    @property
+    def work(self) -> Work:
+        counts = self.statistics
+        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
+        return Work(self.num_new_tokens, self.seconds, num_row_passes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:
