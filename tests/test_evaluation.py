@@ -598,6 +598,15 @@ def test_compiled_passes_may_cost_less_than_plain_ones():
     assert Setting("a", 2, options={"compile": True}).is_compiled and not A2.is_compiled
 
 
+def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
+    options |= {"options": {"compile": False}}  # which takes minutes
+    assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
+    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(compile=True))
+    with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
+        hs.evaluate(target, small, TEXTS[:1], **options)
+
+
 def test_the_speedup_is_over_what_both_have_done():
     evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []], num_rounds=(3, 3))
     totals = evaluation.totals(A2)

@@ -19,8 +19,8 @@ MEANINGS = {
     "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft.",
     "efficiency": "measured speedup over theory's.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
-    "verdict": "ahead or LOSS where three quarters of the repeats say so, else level; none from a single repeat.",
     "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
+    "verdict": "ahead or LOSS where three quarters of the repeats say so, else level; none from a single repeat.",
 }
 
 
@@ -125,9 +125,10 @@ def about(report: Report) -> str:
     """Where and what, in one sentence."""
     env, settings = report.environment, report.settings
     threads = f"{env['threads']} thread{'' if env['threads'] == 1 else 's'}"
+    repeats = f"{settings['repeats']} repeat{'' if settings['repeats'] == 1 else 's'}"
     return (
         f"{report.pair}, {env['dtype']}, {env['device']}, {threads}; torch {env['torch']}, transformers "
-        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {settings['repeats']} repeats; copy bandwidth "
+        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {repeats}; copy bandwidth "
         f"{report.copy_bandwidth / 1e9:.1f} GB/s."
     )
 

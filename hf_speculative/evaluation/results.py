@@ -152,7 +152,7 @@ class Evaluation:
         call, plain = (self.calls[s.name].get(batch) for s in (setting, setting.baseline))
         if call is None or plain is None:
             return None
-        return Speedup.of([(call.work, plain.work)], interval, self._is_bounded(setting))
+        return Speedup.of([(call.work, plain.work)], interval, is_bounded=self._is_bounded(setting))
 
     def to_dict(self) -> dict[str, Any]:
         """Header, totals and recommendations, ready for JSON."""
@@ -180,7 +180,7 @@ class Evaluation:
     def _speedup(self, setting: Setting) -> Speedup | None:
         if setting.is_plain:
             return None
-        return Speedup.of(self._pairs(setting, setting.baseline), interval, self._is_bounded(setting))
+        return Speedup.of(self._pairs(setting, setting.baseline), interval, is_bounded=self._is_bounded(setting))
 
     def _pairs(self, setting: Setting, other: Setting) -> Iterator[tuple[Work, Work]]:
         """What both settings took for each batch that both have done."""

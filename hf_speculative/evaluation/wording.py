@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +123,8 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
 def _quantile(speedups: list[Speedup], share: float) -> str:
     """Each speedup has a bound of its own, so that a quantile of them is at most that of the bounds."""
     value = float(np.quantile([speedup.median for speedup in speedups], share))
-    bounds = [math.inf if speedup.allowed is None else speedup.allowed for speedup in speedups]
-    return "noise" if value > np.quantile(bounds, share) else times(value)
+    bounds = [speedup.allowed for speedup in speedups if speedup.allowed is not None]  # all of a setting, or none
+    return "noise" if bounds and value > np.quantile(bounds, share) else times(value)
 
 
 def speedups(evaluation: Evaluation, setting: Setting) -> list[Speedup]:
