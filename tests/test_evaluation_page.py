@@ -75,7 +75,7 @@ def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
             prompt = prompts[batch]
             pieces = [prompt[:40], "", " and", *(f" {i}" for i in range(num_tokens - 4)), ""]
             survival = [None if (i + batch) % (number + 2) == 0 else 1 - i / 40 for i in range(num_tokens - 1)] + [None]
-            taken = seconds / (1 if setting.is_plain else (0.5 + 0.4 * number) * (1 + 0.3 * (batch % 5)))
+            taken = seconds / (1 if setting.is_plain else (1 + 0.05 * number) * (1 + 0.3 * (batch % 5)))
             if setting.is_plain:
                 row = Row(batch, list(range(num_tokens)), "".join(pieces), prompt)
                 journal.add(Call(setting.name, batch, taken, [row]))
