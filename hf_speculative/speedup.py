@@ -151,5 +151,17 @@ class Speedup:
         return values | dict.fromkeys(("median", "low", "high")) if self.is_noise else values
 
 
+def remarks(name: str, speedup: Speedup | None, drafts_nothing: bool) -> list[str]:
+    """What is to be said of a way to decode besides its figures, a sentence or two each."""
+    found = []
+    if drafts_nothing:
+        found.append(
+            f"{name}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
+        )
+    if speedup is not None and speedup.is_noise:
+        found.append(f"{name}: noise. {speedup.why_noise}.")
+    return found
+
+
 def _speed(work: Work) -> float:
     return work.num_tokens / work.seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..speedup import Speedup
+from ..speedup import Speedup, remarks
 from .passes import Passes
 from .results import STAGES, CellResult, MethodResult, Report
 
@@ -91,14 +91,9 @@ def verdict(cell: CellResult, name: str) -> str:
 
 
 def notes(cell: CellResult) -> list[str]:
-    """What is to be said about the figures of a cell, a sentence or two each."""
+    """What is to be said about a cell besides its figures."""
     speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
-    found = [
-        f"{name}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
-        for name in speedups
-        if cell.methods[name].drafts_nothing
-    ]
-    found += [f"{name}: noise. {s.why_noise}." for name, s in speedups.items() if s is not None and s.is_noise]
+    found = [r for name, s in speedups.items() for r in remarks(name, s, cell.methods[name].drafts_nothing)]
     if any(s is None or s.num_pairs < 2 for s in speedups.values()):
         found.append("A verdict takes two repeats or more: give --repeats 3.")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..speedup import FEWEST, Speedup
+from ..speedup import FEWEST, Speedup, remarks
 from .results import Evaluation, Totals
 from .settings import Setting, temperature_name
 
@@ -91,14 +91,8 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 
 def notes(found: Sequence[Totals]) -> list[str]:
-    """What is to be said about the figures of these settings, a sentence or two each."""
-    drafts = [(totals, totals.speedup) for totals in found if totals.speedup is not None]
-    told = [
-        f"{totals.setting.label}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
-        for totals, _ in drafts
-        if totals.drafts_nothing
-    ]
-    return told + [f"{t.setting.label}: noise. {speedup.why_noise}." for t, speedup in drafts if speedup.is_noise]
+    """What is to be said about these settings besides their figures."""
+    return [remark for t in found for remark in remarks(t.setting.label, t.speedup, t.drafts_nothing)]
 
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
