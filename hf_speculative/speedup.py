@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+#: pairs that an `interval` needs
+FEWEST = 6
 #: where the middle of the ratios lies, lower and upper end; `None` where there are too few of them to say
 Spread = Callable[[Sequence[float]], "tuple[float, float] | None"]
 
@@ -57,7 +59,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the median, from order statistics, whatever the distribution.
 
     Each ratio is above the true median with chance 1/2. So the d-th smallest and the d-th largest enclose it but with chance
-    2 P(Binomial(n, 1/2) < d), and d is the largest for which that is 5 % at most; below 6 ratios there is none.
+    2 P(Binomial(n, 1/2) < d), and d is the largest for which that is 5 % at most; below `FEWEST` ratios there is none.
     (David and Nagaraja, Order Statistics, 2003, section 7.1.)
     """
     num, d, tail = len(ratios), 0, 0.5 ** len(ratios)
@@ -110,6 +112,11 @@ class Speedup:
         return self.allowed is not None and self.median > self.allowed
 
     @property
+    def can_gain(self) -> bool:
+        """The counted passes leave room for a gain."""
+        return self.allowed is None or self.allowed > 1
+
+    @property
     def is_gain(self) -> bool:
         """Faster, by more than the spread."""
         return not self.is_noise and self.low is not None and self.low > 1
@@ -142,6 +149,18 @@ class Speedup:
         """Ready for JSON; noise has its figure in `measured` alone."""
         values = asdict(self) | {"measured": self.median, "is_noise": self.is_noise}
         return values | dict.fromkeys(("median", "low", "high")) if self.is_noise else values
+
+
+def remarks(name: str, speedup: Speedup | None, drafts_nothing: bool) -> list[str]:
+    """What is to be said of a way to decode besides its figures, a sentence or two each."""
+    found = []
+    if drafts_nothing:
+        found.append(
+            f"{name}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
+        )
+    if speedup is not None and speedup.is_noise:
+        found.append(f"{name}: noise. {speedup.why_noise}.")
+    return found
 
 
 def _speed(work: Work) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .methods import METHODS, Method
     from .pairs import Calibration, Pair
     from .passes import Passes
-    from .results import CellResult, MethodResult, Ratio, Report, Sample, theoretical_speedup
+    from .results import CellResult, MethodResult, Report, Sample, theoretical_speedup
     from .shapes import SHAPES, Shape
 else:
     __getattr__, __dir__ = lazy_names(
@@ -28,7 +28,7 @@ else:
             ".methods": ["METHODS", "Method"],
             ".pairs": ["Calibration", "Pair"],
             ".passes": ["Passes"],
-            ".results": ["CellResult", "MethodResult", "Ratio", "Report", "Sample", "theoretical_speedup"],
+            ".results": ["CellResult", "MethodResult", "Report", "Sample", "theoretical_speedup"],
             ".shapes": ["SHAPES", "Shape"],
         },
     )
@@ -44,7 +44,6 @@ __all__ = [
     "MethodResult",
     "Pair",
     "Passes",
-    "Ratio",
     "Report",
     "Sample",
     "Shape",

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from ..comparison import Comparison
 from ..pages import visible
+from ..speedup import remarks
 
 #: the draft's tokens that the target kept, and the target's own
 STYLES = {True: "green", False: "bold"}
@@ -57,7 +58,7 @@ def _table(comparison: Comparison, num_draft_tokens: int | None) -> Table:
         table.add_section()
         table.add_row("speedup", "1.00x", f"[bold]{speedup}[/]")
         if speedup.spread is not None:
-            table.add_row("  middle half", "", "{:.2f} to {:.2f}".format(*speedup.spread))
+            table.add_row("  quartiles", "", "{:.2f} to {:.2f}".format(*speedup.spread))
     predicted = comparison.predicted_speedup(num_draft_tokens)
     if predicted is not None:
         table.add_row("predicted by theory", "", f"{predicted:.2f}x")
@@ -67,17 +68,11 @@ def _table(comparison: Comparison, num_draft_tokens: int | None) -> Table:
 def _remarks(comparison: Comparison, num_draft_tokens: int | None) -> Iterator[str]:
     """What the figures mean, and what they do not tell."""
     stats, speedup = comparison.statistics, comparison.speedup
-    if not stats.num_draft_tokens:
-        why = (
-            "a draft does not pay at the costs measured here" if num_draft_tokens is None else "the texts are too short"
-        )
-        yield f"Nothing was drafted ({why}), so the target wrote every token by itself."
-    if len(comparison.pairs) == 1:
-        yield "Each way was timed once, which does not tell a speedup from noise: --repeats 3 does."
-    elif speedup is not None and speedup.is_noise:
-        yield f"The speedup is noise: {speedup.why_noise}."
-    elif speedup is not None:
-        yield f"Speedup: the median of {speedup.num_pairs} pairs of runs, one each way, and where the middle half of them lies."
+    yield from remarks("speculative", speedup, drafts_nothing=not stats.num_draft_tokens)
+    if speedup is None or speedup.num_pairs < 2:
+        yield "A speedup takes two repeats or more: give --repeats 3."
+    elif not speedup.is_noise:
+        yield f"Speedup: the median of {speedup.num_pairs} pairs of runs, one each way, and their quartiles."
     if stats.num_draft_tokens:
         yield "Mean acceptance length counts the token that the target adds."
     if comparison.predicted_speedup(num_draft_tokens) is not None:
