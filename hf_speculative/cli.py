@@ -23,11 +23,7 @@ from .terminal import clean_exits, quiet_transformers
 if TYPE_CHECKING:
     from .compatibility import Compatibility
 
-app = typer.Typer(
-    help="Speculative decoding for transformers: exact, batched, measured.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -42,7 +38,10 @@ def root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Speculative decoding for transformers: exact, batched, measured."""
+    """Speculative decoding for transformers: exact, batched, measured.
+
+    Try it, nothing to download:  hf-speculative generate "def main():"
+    """
 
 
 def check(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ..arguments import DTYPES, check_dtype, load_pair
 from ..interrupts import STOPPED, ends_at_once
@@ -137,33 +138,41 @@ def generate(
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
     shows = not as_json and (total <= FEW if show_text is None else show_text)
     streams = shows and batch_size == 1
-    if shows:
+    if shows and out.is_terminal:
         out.print(screen.MEANING)
-    comparison, is_warm, is_stopped = Comparison(), False, False
+    comparison, is_stopped = Comparison(), False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # rich would send what is printed meanwhile, JSON for a file say, where the bar goes
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
     task = progress.add_task("decoding both ways", total=total * repeats)
+
+    def decode(batch: list[str]) -> None:
+        if streams:
+            screen.print_text(out, batch[0], run.stream(batch[0]))
+        if not comparison.pairs:
+            with progress:
+                run.warm_up(batch)
+        for repeat in range(repeats):
+            with progress:
+                rows = run.compare(batch, comparison, again=repeat > 0)
+                progress.advance(task, len(batch))
+            if repeat == 0:
+                show(batch, rows)
+
+    def show(batch: list[str], rows: list[dict[str, Any]]) -> None:
+        for text, row in zip(batch, rows, strict=True):
+            if as_json:
+                print(json.dumps({"prompt": text, **row["json"]}), flush=True)
+            elif shows and not streams:
+                screen.print_text(out, text, row["pieces"])
+
     try:
         for batch in batches(usable(source(), err), batch_size):
             try:
-                if streams:
-                    screen.print_text(out, batch[0], run.stream(batch[0]))
-                if not is_warm:
-                    with progress:
-                        run.warm_up(batch)
-                    is_warm = True
-                for repeat in range(repeats):
-                    with progress:
-                        rows = run.compare(batch, comparison, again=repeat > 0)
-                        progress.advance(task, len(batch))
-                    for text, row in zip(batch, rows if repeat == 0 else (), strict=False):
-                        if as_json:
-                            print(json.dumps({"prompt": text, **row["json"]}), flush=True)
-                        elif shows and not streams:
-                            screen.print_text(out, text, row["pieces"])
+                decode(batch)
             except (ValueError, RuntimeError, IndexError) as error:  # this batch's own, the others go on
-                err.print(f"[yellow]skipped[/] {len(batch)} prompts from {batch[0][:40]!r} on: {error}")
+                skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
+                err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True
         err.print(f"\nstopped after {comparison.num_prompts} of {total} prompts")
@@ -172,7 +181,7 @@ def generate(
         if as_json:
             print(json.dumps({"total": comparison.to_dict(num_draft_tokens, sampled=not is_exact)}), flush=True)
         else:
-            screen.print_comparison(out, comparison, num_draft_tokens, is_exact, repeats)
+            screen.print_comparison(out, comparison, num_draft_tokens, is_exact)
     if is_stopped:
         raise typer.Exit(STOPPED)
     if not comparison.num_prompts:

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ..embedded import DEMO_PROMPTS
 from ..evaluation.journal import BadRow
@@ -54,7 +55,7 @@ def usable(prompts: Iterator[str | BadRow], console: Console) -> Iterator[str]:
     """The prompts; each row that holds none is named."""
     for prompt in prompts:
         if isinstance(prompt, BadRow):
-            console.print(f"[yellow]skipped[/] row {prompt.index}: {prompt.message}")
+            console.print(Text.assemble(("skipped", "yellow"), f" row {prompt.index}: {prompt.message}"))
         else:
             yield prompt
 

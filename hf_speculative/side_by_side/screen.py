@@ -24,15 +24,13 @@ def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]
     console.out("\n")
 
 
-def print_comparison(
-    console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool, repeats: int
-) -> None:
+def print_comparison(console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool) -> None:
     prompts = "1 prompt" if comparison.num_prompts == 1 else f"{comparison.num_prompts} prompts"
-    runs = "" if repeats == 1 else f", each decoded {repeats} times both ways"
+    pairs = "1 pair" if len(comparison.pairs) == 1 else f"{len(comparison.pairs)} pairs"
     length = (
         "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
     )
-    console.print(f"{prompts}{runs}; {length}")
+    console.print(f"{prompts}, {pairs} of runs, one each way; {length}")
     console.print(_table(comparison, num_draft_tokens))
     for sentence in _remarks(comparison, num_draft_tokens):
         console.print(sentence)
@@ -72,7 +70,7 @@ def _remarks(comparison: Comparison, num_draft_tokens: int | None) -> Iterator[s
     if speedup is None or speedup.num_pairs < 2:
         yield "A speedup takes two repeats or more: give --repeats 3."
     elif not speedup.is_noise:
-        yield f"Speedup: the median of {speedup.num_pairs} pairs of runs, one each way, and their quartiles."
+        yield "Speedup: the median of the pairs' ratios, and their quartiles."
     if stats.num_draft_tokens:
         yield "Mean acceptance length counts the token that the target adds."
     if comparison.predicted_speedup(num_draft_tokens) is not None:
