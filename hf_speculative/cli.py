@@ -75,7 +75,7 @@ def check(
     Your own:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B
     """
     check_dtype(dtype)
-    with Console(stderr=True).status("loading both models and comparing logits"), ends_at_once():
+    with ends_at_once(), Console(stderr=True).status("loading both models and comparing logits"):
         from transformers import AutoTokenizer
 
         from . import compatibility

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,7 +30,6 @@ def ends_at_once() -> Iterator[None]:
 
 
 def _end(*_) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[2K\x1b[?25h")  # a spinner may have hidden the cursor
-    print("stopped", file=sys.stderr, flush=True)
+    # To the terminal itself, as a spinner that runs has taken `sys.stderr` and hidden the cursor.
+    os.write(2, b"\r\x1b[2K\x1b[?25hstopped\n" if os.isatty(2) else b"stopped\n")
     os._exit(STOPPED)

@@ -112,7 +112,7 @@ def bench(
         temperature=_numbers("--temperature", temperature, float),
         grid=grid,
     )
-    with err.status("building the pair"), ends_at_once():
+    with ends_at_once(), err.status("building the pair"):
         pair = _pair(shape, model, draft_model, dtype, device, draft_is_target)
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:

@@ -105,7 +105,7 @@ def eval_command(
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
     row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
-    with err.status("loading the models"), ends_at_once():
+    with ends_at_once(), err.status("loading the models"):
         target, drafts, tokenizer = _load(model, draft_model, dtype, device)
     is_stopped, begun = False, time.time()
     try:

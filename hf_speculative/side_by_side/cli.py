@@ -115,7 +115,7 @@ def generate(
     check_dtype(dtype)
     if temperature == 0 and (top_k or top_p < 1 or reproducible):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
-    with err.status("importing torch and transformers"), ends_at_once():
+    with ends_at_once(), err.status("importing torch and transformers"):
         from ..comparison import Comparison, Runner
         from . import screen
         from .prompts import batches, prompt_source, usable
@@ -124,7 +124,7 @@ def generate(
     total = sum(1 for p in source() if isinstance(p, str))
     if total == 0:
         raise ValueError("no prompt to work on: every line is empty or broken.")
-    with err.status("loading the models"), ends_at_once():
+    with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {}
     run = Runner(
