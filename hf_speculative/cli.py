@@ -76,14 +76,13 @@ def check(
     """
     check_dtype(dtype)
     with ends_at_once(), Console(stderr=True).status("loading both models and comparing logits"):
-        from transformers import AutoTokenizer
-
         from . import compatibility
+        from .pairing import tokenizer_of_draft
 
         quiet_transformers()
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
-        draft_tokenizer = AutoTokenizer.from_pretrained(draft_model) if draft_model else tokenizer
-        answer = compatibility.check(target, draft, tokenizer, draft_tokenizer, do_sample=sample)
+        other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
+        answer = compatibility.check(target, draft, tokenizer, other or tokenizer, do_sample=sample)
     if as_json:
         typer.echo(json.dumps(asdict(answer)))
     else:

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import tongues
 from architectures.check import build
 from rich.console import Console
 from typer.testing import CliRunner
@@ -193,6 +194,17 @@ def test_a_model_whose_text_has_no_prompt_in_front_is_refused():
     t5, tokenizer = build("seq2seq", "t5"), embedded_pair()[2]
     with pytest.raises(ValueError, match="takes decoder-only models"):
         comparison.Runner(t5, t5, tokenizer, seed=0, kwargs={}, speculative_kwargs={})
+
+
+def test_a_draft_with_another_tokenizer(run, tmp_path):
+    target, draft, tokenizer = tongues.pair()
+    other = tongues.renumbered(tokenizer)
+    for name, parts in (("target", (target, tokenizer)), ("draft", (tongues.moved(draft, tokenizer, other), other))):
+        for part in parts:
+            part.save_pretrained(tmp_path / name)
+    options = ("--model", tmp_path / "target", "--draft-model", tmp_path / "draft", "--num-draft-tokens", 3)
+    row, total = map(json.loads, run("import os", *options, "--repeats", 1, "--json").stdout.splitlines())
+    assert row["identical"] and total["total"]["statistics"]["num_accepted_draft_tokens"] > 0
 
 
 def test_one_repeat_gives_no_verdict(run):

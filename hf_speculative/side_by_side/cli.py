@@ -117,6 +117,7 @@ def generate(
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
         from ..comparison import Comparison, Runner
+        from ..pairing import tokenizer_of_draft
         from . import screen
         from .prompts import batches, prompt_source, usable
     quiet_transformers()
@@ -126,6 +127,8 @@ def generate(
         raise ValueError("no prompt to work on: every line is empty or broken.")
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
+        other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
+    tokenizers = {} if other is None else {"tokenizer": tokenizer, "draft_tokenizer": other}
     sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {}
     run = Runner(
         target,
@@ -133,7 +136,7 @@ def generate(
         tokenizer,
         seed=seed,
         kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
-        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None},
+        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None} | tokenizers,
     )
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
     shows = not as_json and (total <= FEW if show_text is None else show_text)
