@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .files import check_output
+
 
 def check_device(device: str) -> None:
     """Whether this machine has it; empty is any.
@@ -23,18 +25,10 @@ def check_device(device: str) -> None:
 
 
 def check_outputs(**paths: Path | None) -> None:
-    """Whether files can be where these options want them, so that what was measured is not lost for a typo.
-
-    Raises:
-        ValueError: a folder, or a file in a folder that is not there.
-    """
+    """Whether files can be where these options want them, so that what was measured is not lost for a typo."""
     for option, path in paths.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise ValueError(f"--{option} {path} is a folder: name a file.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--{option} {path}: there is no folder {path.parent}.")
+        if path is not None:
+            check_output(f"--{option}", path)
 
 
 def help_of(command: Callable) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from . import files
+
 #: control characters by their pictures, and what no UTF-8 file can hold; line feed and tab stay
 _VISIBLE = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
@@ -32,7 +34,7 @@ def write(path: Path, template: str, values: Mapping[str, Any]) -> None:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup
     )
-    path.write_text(environment.get_template(template).render(values), encoding="utf-8")
+    files.write(path, environment.get_template(template).render(values))
 
 
 def inline(svg: str) -> Markup:

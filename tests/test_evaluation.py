@@ -27,6 +27,8 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.evaluation import decoder, scores
 from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.plan import Plan
+from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.statistics import RowStatistics, Statistics
@@ -570,6 +572,43 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         ours, theirs = found.totals(setting).statistics, expected.totals(setting).statistics
         assert setting.is_plain or RowStatistics.from_dict(ours.to_dict()) == RowStatistics.from_dict(theirs.to_dict())
     assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
+
+
+def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
+    """The second would write the file anew, and the calls that the first adds later would be lost."""
+    path, decode, refused = tmp_path / "out.jsonl", decoder.Decoder.decode, []
+
+    def meanwhile(self, *args):
+        if not refused:
+            with pytest.raises(ValueError, match=r"out\.jsonl'`: another evaluation is writing it\. Wait") as raised:
+                evaluate(results=path)
+            refused.append(raised)
+        return decode(self, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", meanwhile)
+    first = evaluate(results=path)
+    assert refused and counts(hs.Evaluation.load(path)) == counts(first)
+    assert counts(evaluate(results=path)) == counts(first), "it lets go of the file when it is done"
+
+
+def test_a_killed_process_leaves_no_lock(evaluate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    held = f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match="another evaluation is writing it"):
+            evaluate(results=path)
+        process.kill()
+    assert evaluate(results=path).is_complete
+
+
+def test_all_processes_hear_that_the_file_is_taken(tmp_path):
+    """Those that do not ask for the lock would else wait for the first one for ever."""
+    heard = Processes(rank=1, count=2)
+    object.__setattr__(heard, "gather", lambda entries: [*entries, "another evaluation is writing it"])
+    with pytest.raises(ValueError, match="another evaluation"), Plan({}, [], tmp_path / "out.jsonl").locked(heard):
+        pytest.fail("it went on")
+    assert not list(tmp_path.iterdir()), "only the first process locks"
 
 
 def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):

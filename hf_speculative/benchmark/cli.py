@@ -15,7 +15,7 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from .. import plotting
+from .. import files, plotting
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
@@ -98,6 +98,7 @@ def bench(
     transformers_logging.disable_progress_bar()  # of loading weights
     if plot is not None:
         plotting.require()
+        files.check_folder("--plot", plot)
     check_outputs(json=json_file, report=report)
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
@@ -132,7 +133,7 @@ def bench(
 
 def _write(result: Report, json_file: Path | None, plot: Path | None, report: Path | None, console: Console) -> None:
     if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
     if plot is not None:
         plots.save(result, plot)
     if report is not None:

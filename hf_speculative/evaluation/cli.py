@@ -15,6 +15,7 @@ from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from .. import files
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
@@ -141,11 +142,12 @@ def eval_command(
     if int(os.environ.get("RANK", "0")):
         return  # the first process tells
     screen.print_evaluation(Console(highlight=False), evaluation)
+    err.print(Text(f"results: {results}"))
     if json_file is not None:
-        json_file.write_text(json.dumps(evaluation.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
     if report is not None:
         page.write(evaluation, report)
-    err.print(Text(f"results: {results}" + (f", report: {report}" if report else "")))
+        err.print(Text(f"report: {report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts should not take a part for the whole
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from .. import files
 from ..statistics import RowStatistics, Statistics
 
 FORMAT = 1
-#: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
-AS_JSON = "backslashreplace"
 
 
 @dataclass
@@ -170,10 +168,11 @@ class Journal:
 
     def write(self, path: Path) -> None:
         """The whole file anew, in one step: a kill leaves the old one or the new one."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text("".join(map(_dumped, self.entries())), encoding="utf-8", errors=AS_JSON)
-        os.replace(beside, path)
+        files.write(path, "".join(map(_dumped, self.entries())))
 
+
+#: of a file that cannot be added to
+KEPT = "what was decoded before is in the file, and the same call goes on from there once there is room"
 
 #: what the lines of a file hold, by their key
 KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
@@ -210,11 +209,11 @@ class Recorder:
     """Adds to a journal and, where there is one, to its file, a whole line at a time."""
 
     def __init__(self, journal: Journal, path: Path | None):
-        self.journal = journal
-        self.file: IO[str] | None = None
+        self.journal, self.path = journal, path
+        self.file: IO[bytes] | None = None
         if path is not None:
             journal.write(path)
-            self.file = path.open("a", encoding="utf-8", errors=AS_JSON)
+            self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
 
     def __enter__(self) -> Recorder:
         return self
@@ -226,5 +225,7 @@ class Recorder:
     def add(self, entry: Call | BadRow | Difference) -> None:
         self.journal.add(entry)
         if self.file is not None:
-            self.file.write(_dumped(_line(entry)))
-            self.file.flush()
+            with files.named(self.path, KEPT):
+                line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
+                while line:  # a disk that is nearly full takes a part
+                    line = line[self.file.write(line) :]

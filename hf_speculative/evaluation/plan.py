@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import glob
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .journal import Journal
 from .processes import Processes
@@ -24,6 +28,37 @@ class Plan:
     header: dict[str, Any]
     settings: list[Setting]
     path: Path | None
+
+    @contextmanager
+    def locked(self, processes: Processes) -> Iterator[None]:
+        """No other evaluation reads or writes the file meanwhile.
+
+        The first process holds the lock for all of them. It is the operating system's: a process that is killed lets go of it,
+        and the file beside, by which it is found, may stay.
+
+        Raises:
+            ValueError: another evaluation does; in every process.
+        """
+        if self.path is None:
+            yield
+            return
+        lock, refused = FileLock(f"{self.path}.lock"), []
+        if processes.rank == 0:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                refused.append("another evaluation is writing it")
+            except OSError as error:
+                refused.append(f"it cannot be locked, {error}")
+        for reason in processes.gather(refused):
+            raise ValueError(
+                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, and the same call goes on from there, or name "
+                "another file."
+            )
+        try:
+            yield
+        finally:
+            lock.release()
 
     def known(self, processes: Processes) -> Journal:
         """What earlier runs left in the file, of all processes.

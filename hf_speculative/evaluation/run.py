@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import checks
+from .. import checks, files
 from ..configuration import first_given
 from ..environment import environment
 from ..pairing import tokenizer_of
@@ -106,6 +106,8 @@ def evaluate(
     checks.check_positive_int("batch_size", batch_size, "decodes no prompt: give 1 or more.")
     checks.check_positive_int("max_new_tokens", max_new_tokens, "generates nothing: give 1 or more.")
     given_config = generate_kwargs.get("generation_config") or GenerationConfig()
+    if results is not None:
+        files.check_output("`results`:", results)
     if limit is not None:
         checks.check_positive_int("limit", limit, "reads no row: give 1 or more, or leave it out.")
     for name, way_out in OF_SETTINGS.items():
@@ -164,7 +166,8 @@ def evaluate(
         path=None if results is None else Path(results),
     )
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed)
-    return _run(plan, prompts, decoder, processes, task, progress)
+    with plan.locked(processes):
+        return _run(plan, prompts, decoder, processes, task, progress)
 
 
 def _run(

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .. import files
+from ..arguments import check_outputs
 from . import card as cards
 from . import export, vllm
 from .figures import by_use_case, choose_draft
@@ -130,6 +132,7 @@ def export_vllm(
 
     hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
     """
+    check_outputs(output=output)
     settings = vllm.export_vllm(
         _by_use_case(results),
         draft_model=draft_model,
@@ -140,7 +143,7 @@ def export_vllm(
     )
     print(settings.command)
     if output is not None:
-        output.write_text(json.dumps(settings.config, indent=2) + "\n", encoding="utf-8")
+        files.write(output, json.dumps(settings.config, indent=2) + "\n")
     for note in settings.notes:
         Console(stderr=True, highlight=False).print(note, markup=False)
 

@@ -11,6 +11,7 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
+from .. import files
 from ..configuration import SpeculativeConfig
 from ..generation import Attached, attach
 from ..models import device_of
@@ -170,6 +171,7 @@ def save_pretrained(
         hf_speculative_version=__version__,
         **{name: getattr(config, name) for name in SETTINGS},
     )
+    files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
     if isinstance(draft_model, PreTrainedModel):
         draft_model.save_pretrained(folder / DRAFT_FOLDER)

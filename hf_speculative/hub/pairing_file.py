@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from .. import files
 from ..checks import check_positive_int
 
 FILE_NAME = "speculative_config.json"
@@ -93,4 +94,4 @@ class Pairing:
 
     def save(self, folder: Path) -> None:
         values = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        (folder / FILE_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        files.write(folder / FILE_NAME, json.dumps(values, indent=2) + "\n")
