@@ -81,6 +81,9 @@ def generate(
         bool,
         typer.Option("--reproducible", help="Sample exactly the tokens that plain decoding samples under the seed."),
     ] = False,
+    rule: Annotated[
+        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of both runs.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "float32",
@@ -122,7 +125,7 @@ def generate(
         tokenizer,
         seed=seed,
         kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
-        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None},
+        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None, "rule": rule},
     )
     show = total <= 4 if show_text is None else show_text
     comparison = Comparison()

@@ -32,6 +32,7 @@ from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.statistics import RowStatistics, Statistics
+from hf_speculative.verification import RULES
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
 OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
@@ -133,6 +134,22 @@ def test_reproducible_sampling_is_compared_token_for_token(evaluate):
     plain, setting = evaluation.settings
     assert evaluation.totals(setting).num_identical == 5 and evaluation.totals(plain).num_identical is None
     assert evaluate(temperatures=(1.0,)).totals(Setting("draft", 3, temperature=1.0)).num_identical is None
+
+
+def test_a_setting_names_its_rule(evaluate, monkeypatch):
+    judged = set()
+    for rule in RULES.values():
+        monkeypatch.setattr(
+            rule, "__call__", lambda self, *args, own=rule.__call__: judged.add(type(self)) or own(self, *args)
+        )
+    for name, rule in RULES.items():
+        judged.clear()
+        evaluation = evaluate(TEXTS[:1], temperatures=(1.0,), options={"rule": name})
+        assert judged == {rule} and evaluation.settings[1].label == f"draft, 3 tokens, rule={name}"
+    with pytest.raises(ValueError, match="did you mean 'block'"):
+        Setting("draft", 3, options={"rule": "blok"})
+    with pytest.raises(TypeError, match="give its name"):
+        Setting("draft", 3, options={"rule": RULES["block"]()})
 
 
 def kill_after(monkeypatch, num_calls):
@@ -381,6 +398,7 @@ def test_rouge_and_pass_at_1(monkeypatch):
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
         ({"config": "main"}, "leave it out"),
+        ({"rule": "token"}, "`rule` differs between settings: give `options`"),
         ({"split": "test"}, "the data set has none: leave it out"),
         ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
         ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
@@ -593,7 +611,9 @@ def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
 
 def test_a_killed_process_leaves_no_lock(evaluate, tmp_path):
     path = tmp_path / "out.jsonl"
-    held = f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
+    held = (
+        f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
+    )
     with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         with pytest.raises(ValueError, match="another evaluation is writing it"):

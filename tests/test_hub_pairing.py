@@ -78,6 +78,14 @@ def test_what_is_attached_is_what_is_saved(target, draft, tmp_path):
     assert (loaded.generate.config.reproducible, loaded.generate.config.num_draft_tokens) == (True, 2)
 
 
+def test_a_rule_with_a_name_is_saved(target, draft, tmp_path):
+    hs.save_pretrained(target, tmp_path, draft_model=draft, config=hs.SpeculativeConfig(rule="token"))
+    assert hs.from_pretrained(tmp_path).generate.config.rule == "token"
+    write(tmp_path, draft_model="./draft", rule="tokens")
+    with pytest.raises(ValueError, match=rf"{FILE_NAME} of .*`rule='tokens'` is not one of .*did you mean 'token'"):
+        hs.from_pretrained(tmp_path)
+
+
 def test_dtype_goes_to_both_and_draft_kwargs_to_the_draft(folder):
     model = hs.from_pretrained(folder, dtype=torch.bfloat16)
     assert (model.dtype, model.generate.draft_model.dtype) == (torch.bfloat16, torch.bfloat16)

@@ -20,6 +20,7 @@ from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
 from ..self_drafting import auto_class_for
+from ..verification import rule_for
 from . import page, screen
 from .results import Evaluation
 from .run import evaluate
@@ -56,6 +57,9 @@ def eval_command(
     ] = f"4,{ADAPTIVE}",
     prompt_lookup: Annotated[
         str | None, typer.Option(help="Also draft by copying from the text: up to so many tokens; with commas.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
     ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas; 0 is greedy.")] = "0",
     top_k: Annotated[int | None, typer.Option(min=0, help="Sample from the k likeliest tokens only; 0 is off.")] = None,
@@ -101,6 +105,7 @@ def eval_command(
         raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    rule_for(rule)
     check_device(device)
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
@@ -123,6 +128,7 @@ def eval_command(
             ],
             prompt_lookup_num_tokens=_numbers("--prompt-lookup", prompt_lookup, int),
             temperatures=_numbers("--temperature", temperature, float),
+            options=None if rule is None else {"rule": rule},
             score=score,
             references=references,
             max_new_tokens=max_new_tokens,

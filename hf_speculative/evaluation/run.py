@@ -33,6 +33,7 @@ OF_SETTINGS = {
     "num_assistant_tokens_schedule": "`options`",
     "assistant_model": "`draft_model`",
     "reproducible": "`options`",
+    "rule": "`options`",
     "generator": "`seed`",
     "speculative_config": "`settings`, with `options`",
 }

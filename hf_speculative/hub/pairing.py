@@ -25,9 +25,9 @@ LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token"
 #: and those that are about one repository: its version, and whether its code may run
 OF_REPOSITORY = ("revision", "trust_remote_code")
 #: fields of `SpeculativeConfig` that a file can hold
-SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping")
-#: and those that are objects
-OBJECTS = ("drafter", "rule", "schedule", "generator")
+SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping", "rule")
+#: and those that are objects, as a rule of one's own is
+OBJECTS = ("drafter", "schedule", "generator")
 
 
 def from_pretrained(
@@ -120,7 +120,7 @@ def save_pretrained(
         save_directory: the folder.
         draft_model: a model is saved along, in the subfolder `draft`; a Hub name is only written down.
         draft_revision: a branch, tag or commit of a draft given by name.
-        config: settings; those that are objects (`rule`, `schedule`, `drafter`, `generator`) no file can hold.
+        config: settings; those that are objects (`schedule`, `drafter`, `generator`, a rule without a name) no file can hold.
         tokenizer: the target's tokenizer, saved along.
         draft_tokenizer: the draft's tokenizer, where the vocabularies differ; saved along.
         push_to_hub: name of a Hub repository to upload the folder to, made if it is not there.
@@ -145,7 +145,7 @@ def save_pretrained(
         draft_model = attached.draft_model if draft_model is None else draft_model
         config = (config or SpeculativeConfig()).over(theirs)
     config = config or SpeculativeConfig()
-    held = [name for name in OBJECTS if getattr(config, name) is not None]
+    held = [name for name in (*OBJECTS, "rule") if not isinstance(getattr(config, name), (str, type(None)))]
     if held:
         names = ", ".join(f"`{name}`" for name in held)
         raise ValueError(

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 
 from .. import files
 from ..checks import check_positive_int
+from ..verification import rule_for
 
 FILE_NAME = "speculative_config.json"
 
@@ -28,7 +29,7 @@ class Pairing:
         draft_revision: a branch, tag or commit of a draft given by name.
         tokenizer, draft_tokenizer: where both models' tokenizers are, written like `draft_model` (`.` is the target's own
             repository); only where the vocabularies differ.
-        num_draft_tokens, reproducible, compile, cuda_graphs, vocabulary_mapping: as in `SpeculativeConfig`.
+        num_draft_tokens, reproducible, compile, cuda_graphs, vocabulary_mapping, rule: as in `SpeculativeConfig`.
         hf_speculative_version: who wrote the file.
     """
 
@@ -41,6 +42,7 @@ class Pairing:
     compile: bool | None = None
     cuda_graphs: bool | None = None
     vocabulary_mapping: str | None = None
+    rule: str | None = None
     hf_speculative_version: str | None = None
 
     def __post_init__(self):
@@ -54,6 +56,7 @@ class Pairing:
             kind = bool if name in ("reproducible", "compile", "cuda_graphs") else str
             if not isinstance(value, kind):
                 raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: write a {kind.__name__}.")
+        rule_for(self.rule)
         for name in ("draft_model", "tokenizer", "draft_tokenizer"):
             source = getattr(self, name)
             if source is not None and source.startswith(".") and ".." in Path(source).parts:
