@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -769,11 +770,41 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
     )
 
 
+class Adds(LogitsProcessor):
+    def __init__(self, token, amount):
+        self.bias, self.lock = {"tokens": {token}, "amount": torch.tensor([amount])}, threading.Lock()
+
+    def __call__(self, input_ids, scores):
+        return scores.index_add(1, torch.tensor([*self.bias["tokens"]]), self.bias["amount"][None])
+
+
+def test_results_of_other_weights_or_processors_are_not_handed_out_as_new(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl"}
+    first = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    again = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    assert counts(again) == counts(first), "an equal processor is the same"
+    for processor in (Adds(8, 1.0), Adds(7, 5.0)):
+        with pytest.raises(
+            ValueError, match=r"whose generate\.logits_processor is \['Adds \w+'\] and not \['Adds \w+'\]: name"
+        ):
+            hs.evaluate(model, small, TEXTS[:2], logits_processor=[processor], **options)
+    trained, options["logits_processor"] = copy.deepcopy((model, small)), [Adds(7, 1.0)]
+    for one in trained:
+        with torch.no_grad():
+            one.lm_head.weight.copy_(one.lm_head.weight.roll(7, 0))
+    with pytest.raises(ValueError, match="holds another evaluation, of other weights: name another file"):
+        hs.evaluate(trained[0], small, TEXTS[:2], **options)
+    with pytest.raises(ValueError, match="has another draft 'draft', of other weights: give this one another name"):
+        hs.evaluate(model, trained[1], TEXTS[:2], **options)
+    both = hs.evaluate(model, {"draft": small, "other": trained[1]}, TEXTS[:2], **options)
+    assert both.is_complete and list(both.header["draft_weights"]) == ["draft", "other"]
+
+
 def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
     model, small, tokenizer, tmp_path
 ):
     target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
     hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
     target.generation_config.top_k = 1
-    with pytest.raises(ValueError, match="another evaluation, whose generation_config is"):
+    with pytest.raises(ValueError, match=r"another evaluation, whose generation_config\.top_k is None and not 1: name"):
         hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)

@@ -16,6 +16,7 @@ from ..pairing import tokenizer_of
 from ..prompts import settings_of_rows
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
+from .fingerprint import fingerprint
 from .inputs import Prompts, Task, prompts_of
 from .journal import FORMAT, BadRow, Recorder
 from .plan import Plan
@@ -146,12 +147,16 @@ def evaluate(
     if task is not None:
         task.read(rows, prompts)
     processes = Processes.of(model)
+    of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
+    weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
     plan = Plan(
         header={
             "format": FORMAT,
             "target": _source(model),
             "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": weights,
             "drafts": {name: draft.source for name, draft in drafts.items()},
+            "draft_weights": of_drafts,
             "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
             "dataset": _dataset(dataset, split, config, limit),
             "num_rows": len(rows),
@@ -270,14 +275,14 @@ def _dataset(dataset, split: str | None, config: str | None, limit: int | None) 
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` as JSON knows them; of anything else its type."""
+    """Keywords of `generate` as JSON knows them; of anything else its type and fingerprint."""
 
     def plain(value):
         if isinstance(value, GenerationConfig):
             return value.to_diff_dict()
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
-        return value if isinstance(value, (str, int, float)) else type(value).__name__
+        return value if isinstance(value, (str, int, float)) else f"{type(value).__name__} {fingerprint(value)}"
 
     left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
     return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}
