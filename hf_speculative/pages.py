@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,17 @@ from markupsafe import Markup
 
 from . import files
 
-#: control characters by their pictures, and what no UTF-8 file can hold; line feed and tab stay
+#: what is not seen, or turns text around (Unicode's Cf, Zl and Zp): soft hyphen, marks and overrides of direction, spaces
+#: without width, fillers, tags; not the joiners and the number signs that scripts and emoji are written with
+_INVISIBLE = (
+    *(0xAD, 0x61C, 0x180E, 0x200B, 0x200E, 0x200F, 0xFEFF),
+    *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), *range(0xFFF9, 0xFFFC)),
+    *(*range(0x1D173, 0x1D17B), *range(0xE0000, 0xE0080)),
+)
+#: control characters by their pictures, invisible ones by the escape that JSON has for them, and what no UTF-8 file can hold;
+#: line feed and tab stay
 _VISIBLE = {
+    **{code: json.dumps(chr(code))[1:-1] for code in _INVISIBLE},
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
     **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
@@ -21,7 +31,8 @@ _VISIBLE = {
 
 
 def visible(text: str) -> str:
-    """The text with control characters as their pictures, so that a page shows them and stays well-formed."""
+    """The text with control characters as their pictures and invisible ones as escapes: nothing is hidden or turned around, and
+    a page stays well-formed."""
     return text.translate(_VISIBLE)
 
 

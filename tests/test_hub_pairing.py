@@ -334,7 +334,7 @@ def test_the_readme_keeps_what_it_has(tmp_path):
     export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
     once = (tmp_path / "README.md").read_text()
     assert once.startswith("---\nlicense: mit # mine\ntags:\n- mine\n- custom_generate\n- speculative-decoding\n")
-    assert "# My model\n\nMy text.\n" in once and 'custom_generate="org/name"' in once
+    assert "# My model\n\nMy text.\n" in once and "custom_generate='org/name'" in once
     export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
     assert (tmp_path / "README.md").read_text() == once
 

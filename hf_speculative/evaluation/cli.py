@@ -17,10 +17,10 @@ from transformers.utils import logging as transformers_logging
 
 from .. import files
 from ..arguments import check_device, check_outputs
+from ..configuration import SpeculativeConfig
 from ..embedded import embedded_pair
 from ..environment import DTYPES
 from ..self_drafting import auto_class_for
-from ..verification import rule_for
 from . import page, screen
 from .results import Evaluation
 from .run import evaluate
@@ -105,7 +105,7 @@ def eval_command(
         raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
-    rule_for(rule)
+    SpeculativeConfig(rule=rule)  # a wrong name is told now
     check_device(device)
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]

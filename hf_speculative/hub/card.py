@@ -12,7 +12,7 @@ from .. import files
 from .card_text import shown, usage
 from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of, is_on_hub
 from .pairing_file import FILE_NAME
-from .readme import edit, grown, render
+from .readme import edit, escaped, grown, render
 
 
 def card(
@@ -66,7 +66,7 @@ def card(
     text = edit(
         existing,
         "card",
-        title,
+        escaped(title),
         render(
             "card.md",
             target=target_name,
