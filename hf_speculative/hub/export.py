@@ -44,6 +44,7 @@ def export_generate(
     for path in (readme, *(code / name for name in (*COPIED, "defaults.py"))):
         files.check_output("`folder`:", path, makes_folders=True)
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
+    Pairing(draft_model=draft_model)  # what it may name is what a pairing may
     if draft_model is None:
         draft_model = pairing.draft_model
         num_draft_tokens = pairing.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
