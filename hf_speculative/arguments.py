@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .files import check_output
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def check_device(device: str) -> None:
@@ -29,6 +34,55 @@ def check_outputs(**paths: Path | None) -> None:
     for option, path in paths.items():
         if path is not None:
             check_output(f"--{option}", path)
+
+
+@contextmanager
+def naming(option: str, name: str) -> Iterator[None]:
+    """What cannot be loaded is told with the option that names it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
+
+
+def load_pair(
+    model: str | None,
+    draft_model: str | None,
+    dtype: str,
+    device: str,
+    options: tuple[str, str] = ("--model", "--draft-model"),
+) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+    """What `--model`, `--draft-model`, `--dtype` and `--device` name, with the target's tokenizer; without models, the embedded
+    pair.
+
+    Args:
+        options: what the command calls the first two.
+
+    Raises:
+        ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
+    """
+    from transformers import AutoTokenizer
+
+    from .embedded import embedded_pair
+    from .self_drafting import auto_class_for
+
+    if (model is None) != (draft_model is None):
+        raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
+    check_device(device)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    torch_dtype = getattr(torch, dtype)
+    if model is None or draft_model is None:
+        target, draft, tokenizer = embedded_pair(dtype=torch_dtype)
+    else:
+        with naming(options[0], model):
+            target = auto_class_for(model).from_pretrained(model, dtype=torch_dtype)
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        with naming(options[1], draft_model):
+            draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=torch_dtype)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return target.to(device).eval(), draft.to(device).eval(), tokenizer
 
 
 def help_of(command: Callable) -> str:

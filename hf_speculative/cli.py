@@ -11,17 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from . import compatibility, embedded
-from .arguments import check_device, help_of
+from . import compatibility
+from .arguments import help_of, load_pair
 from .benchmark.cli import bench
 from .comparison import Comparison, Runner
 from .environment import DTYPES
@@ -29,7 +27,7 @@ from .evaluation.cli import eval_command
 from .evaluation.journal import BadRow
 from .evaluation.rows import read_texts
 from .hub import cli as hub
-from .self_drafting import auto_class_for
+from .pairing import tokenizer_of_draft
 
 app = typer.Typer(
     help="Speculative decoding for transformers: exact, batched, measured.",
@@ -114,7 +112,7 @@ def generate(
         if temperature == 0 and (top_k or top_p < 1 or reproducible):
             raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
         source = _prompt_source(prompt, prompts, column, embedded_pair=model is None)
-        target, draft, tokenizer = _load(model, draft_model, DTYPES[dtype], device)
+        target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
         total = sum(1 for p in source() if isinstance(p, str))
         if total == 0:
             raise ValueError("no prompt to work on: every line is empty or broken.")
@@ -182,9 +180,9 @@ def check(
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}.")
         with Console(stderr=True).status("loading both models and comparing logits"):
-            target, draft, tokenizer = _load(model, draft_model, DTYPES[dtype], device)
-            draft_tokenizer = AutoTokenizer.from_pretrained(draft_model) if draft_model else tokenizer
-            answer = compatibility.check(target, draft, tokenizer, draft_tokenizer, do_sample=sample)
+            target, draft, tokenizer = load_pair(model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"))
+            other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
+            answer = compatibility.check(target, draft, tokenizer, other or tokenizer, do_sample=sample)
     if as_json:
         typer.echo(json.dumps(asdict(answer)))
     else:
@@ -239,22 +237,6 @@ def _prompt_source(given: list[str] | None, path: Path | None, column: str, embe
             raise ValueError("no prompt: give one as an argument, on standard input, or a file with --prompts.")
         given = list(DEMO_PROMPTS)
     return lambda: iter(given)
-
-
-def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device: str):
-    if (model is None) != (draft_model is None):
-        raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
-    check_device(device)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if model is None or draft_model is None:
-        target, draft, tokenizer = embedded.embedded_pair(dtype=dtype)
-    else:
-        target, draft = (auto_class_for(name).from_pretrained(name, dtype=dtype) for name in (model, draft_model))
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return target.to(device).eval(), draft.to(device).eval(), tokenizer
 
 
 def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool) -> None:

@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -235,7 +236,12 @@ def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
     assert evaluation.is_complete and evaluation.totals(evaluation.settings[1]).num_prompts == 2
     messages = {row.index: row.message for row in evaluation.bad_rows}
     assert messages.keys() == {1, 2, 3, 4, 6, 7} and "no UTF-8" in messages[7]
-    assert "no JSON" in messages[1] and "no 'prompt'" in messages[2] and "empty" in messages[3]
+    assert (
+        "line 2 is no JSON: Expecting" in messages[1]
+        and "line 8 is" in messages[7]
+        and "no 'prompt'" in messages[2]
+        and "empty" in messages[3]
+    )
     assert "int" in messages[4] and "64 positions" in messages[6]
     assert hs.Evaluation.load(tmp_path / "out.jsonl").bad_rows == evaluation.bad_rows
     with pytest.raises(ValueError, match=r"no row of `dataset` can be used; row 0: .*empty"):
@@ -646,12 +652,45 @@ def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
 
 def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
     """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
-    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 10**6]}, {"prompt": [9, 8]}]
+    inputs = decoder.Decoder._inputs
+
+    def fails(self, prompts):
+        if [5, 13] in prompts:
+            raise RuntimeError("out of luck")
+        return inputs(self, prompts)
+
+    monkeypatch.setattr(decoder.Decoder, "_inputs", fails)
+    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 13]}, {"prompt": [9, 8]}]
     first = evaluate(rows, results=tmp_path / "out.jsonl")
     assert [row.index for row in first.bad_rows] == [1] and first.is_complete
     begun = kill_after(monkeypatch, 0)
     again = evaluate(rows, results=tmp_path / "out.jsonl")
     assert counts(again) == counts(first) and again.bad_rows == first.bad_rows and not begun
+
+
+def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):
+    """And not the end of the rows that they would be decoded with."""
+    rows = [{"prompt": ids} for ids in ([5, 6, 7], [8, 9], [10**7], [11, 12], [-1, 3], [3, 5])]
+    evaluation = evaluate(rows, batch_size=4)
+    assert [row.index for row in evaluation.bad_rows] == [2, 4] and evaluation.is_complete
+    assert {evaluation.totals(setting).num_prompts for setting in evaluation.settings} == {4}
+
+
+def test_files_of_another_kind_and_none(evaluate, tmp_path):
+    evaluation = evaluate(TEXTS[:1], results=tmp_path / "out.jsonl")
+    totals, prompts, empty = (tmp_path / name for name in ("eval.json", "prompts.jsonl", "empty"))
+    totals.write_text(json.dumps(evaluation.to_dict(), indent=1))
+    prompts.write_text('["a"]\n["b"]\n')
+    empty.touch()
+    for path, reason in (
+        (totals, "is not the file of an evaluation, which `--results` names: it holds the totals that `--json` writes"),
+        (prompts, "is not the file of an evaluation, which `--results` names: "),
+        (empty, "is not the file of an evaluation, which `--results` names: it is empty"),
+        (tmp_path, "is no file: name one that `hf-speculative eval --results` wrote"),
+        (tmp_path / "nowhere", "is not there: name one that"),
+    ):
+        with pytest.raises(ValueError, match=f"{re.escape(f'{path} {reason}')}"):
+            hs.Evaluation.load(path)
 
 
 class Counts(LogitsProcessor):

@@ -556,12 +556,17 @@ def test_commands(run, results, tmp_path):
     )
 
 
-def test_what_commands_refuse(run, results):
-    file = results / "code.jsonl"
+def test_what_commands_refuse(run, results, code, tmp_path):
+    file, totals = results / "code.jsonl", tmp_path / "eval.json"
+    totals.write_text(json.dumps(code.to_dict()))
     for args, message in (
         (("card", f"code={file}", results / "chat.jsonl"), "name the use case of every file"),
         (("card", f"a={file}", f"a={file}"), "two files for one use case"),
         (("card", file, "--create-pr"), "--create-pr has no effect"),
+        (("card", results / "nofile"), "nofile is not there: name one that `hf-speculative eval --results` wrote"),
+        (("card", totals), "it holds the totals that `--json` writes. Name another"),
+        (("card", file, "-o", "/dev/null"), "/dev/null"),
+        (("export-vllm", file, "-o", "/dev/null"), "--output /dev/null is no regular file"),
         (("export-vllm", file, "--set", "x"), "write KEY=VALUE"),
         (("export-vllm", file, "--set", "x=1"), "no key 'x'"),
     ):

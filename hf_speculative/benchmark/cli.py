@@ -16,9 +16,10 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from .. import files, plotting
-from ..arguments import check_device, check_outputs
+from ..arguments import check_device, check_outputs, naming
 from ..embedded import embedded_pair
 from ..environment import DTYPES
+from ..pairing import tokenizer_of_draft
 from ..self_drafting import auto_class_for
 from . import page, plots, screen
 from .calibrated import CalibratedPair
@@ -171,10 +172,11 @@ def _pair(
 
 
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
-    names = (model, draft_model)
-    target, draft = (
-        auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval() for name in names
-    )
-    tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(name) for name in names)
-    is_same = tokenizer.get_vocab() == draft_tokenizer.get_vocab()
-    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, None if is_same else draft_tokenizer)
+    models = []
+    for option, name in (("--model", model), ("--draft-model", draft_model)):
+        with naming(option, name):
+            models.append(auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval())
+    with naming("--model", model):
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
+    return Pair(*models, f"{model} with {draft_model}", tokenizer, draft_tokenizer)

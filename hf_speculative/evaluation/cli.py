@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from .. import files
-from ..arguments import check_device, check_outputs
+from ..arguments import check_device, check_outputs, naming
 from ..configuration import SpeculativeConfig
 from ..embedded import embedded_pair
 from ..environment import DTYPES
@@ -166,8 +166,13 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     if model is None:
         target, draft, tokenizer = embedded_pair(dtype=DTYPES.get(dtype, torch.float32))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    target = auto_class_for(model).from_pretrained(model, dtype=DTYPES.get(dtype, "auto"))
-    return target.to(place).eval(), draft_models or None, AutoTokenizer.from_pretrained(model)
+    for name in draft_models or ():
+        with naming("--draft-model", name):
+            auto_class_for(name)  # a name that leads nowhere is met before the target takes minutes to load
+    with naming("--model", model):
+        target = auto_class_for(model).from_pretrained(model, dtype=DTYPES.get(dtype, "auto"))
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    return target.to(place).eval(), draft_models or None, tokenizer
 
 
 def _numbers(option: str, text: str | None, kind) -> list:

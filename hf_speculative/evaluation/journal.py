@@ -147,9 +147,13 @@ class Journal:
         """The file of an evaluation, finished or not. A last line that was cut off by a kill is left out.
 
         Raises:
-            ValueError: it is no such file.
+            ValueError: it is no such file, or there is none.
         """
-        lines = path.read_bytes().split(b"\n")  # no text yet: a kill may have cut a character in two
+        if not path.is_file():
+            kind = "is no file" if path.exists() else "is not there"
+            raise ValueError(f"{path} {kind}: name one that `hf-speculative eval --results` wrote.")
+        content = path.read_bytes()
+        lines = content.split(b"\n")  # no text yet: a kill may have cut a character in two
         del lines[-1]  # empty after a whole line, else what a kill left of one
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
@@ -162,8 +166,10 @@ class Journal:
                     journal.scores = values
                 else:
                     journal.add(KINDS[kind](values))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not the file of an evaluation ({error!r}): name another file.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not the file of an evaluation, which `--results` names: {_why_not(content, error)}. Name another."
+            ) from error
         return journal
 
     def write(self, path: Path) -> None:
@@ -180,6 +186,18 @@ KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
     "bad_row": lambda values: BadRow(**values),
     "difference": lambda values: Difference(**values),
 }
+
+
+def _why_not(content: bytes, error: Exception) -> str:
+    """What a file is that was taken for the results of an evaluation."""
+    if not content.strip():
+        return "it is empty"
+    try:
+        totals = json.loads(content)
+    except ValueError:
+        return repr(error)
+    is_totals = isinstance(totals, dict) and {"totals", "settings"} <= totals.keys()
+    return "it holds the totals that `--json` writes" if is_totals else repr(error)
 
 
 def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
