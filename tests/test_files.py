@@ -96,7 +96,7 @@ class NearlyFull:
     """A file on a disk with room for some bytes."""
 
     def __init__(self, file, room):
-        self.file, self.room, self.close = file, room, file.close
+        self.file, self.room, self.name, self.close = file, room, file.name, file.close
 
     def write(self, data):
         if not self.room:

@@ -172,11 +172,10 @@ def _pair(
 
 
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
-    models = []
-    for option, name in (("--model", model), ("--draft-model", draft_model)):
-        with naming(option, name):
-            models.append(auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval())
     with naming("--model", model):
+        target = auto_class_for(model).from_pretrained(model, dtype=dtype or "auto").to(place).eval()
         tokenizer = AutoTokenizer.from_pretrained(model)
+    with naming("--draft-model", draft_model):
+        draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=dtype or "auto").to(place).eval()
     draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
-    return Pair(*models, f"{model} with {draft_model}", tokenizer, draft_tokenizer)
+    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, draft_tokenizer)

@@ -227,7 +227,7 @@ class Recorder:
     """Adds to a journal and, where there is one, to its file, a whole line at a time."""
 
     def __init__(self, journal: Journal, path: Path | None):
-        self.journal, self.path = journal, path
+        self.journal = journal
         self.file: IO[bytes] | None = None
         if path is not None:
             journal.write(path)
@@ -243,7 +243,7 @@ class Recorder:
     def add(self, entry: Call | BadRow | Difference) -> None:
         self.journal.add(entry)
         if self.file is not None:
-            with files.named(self.path, KEPT):
+            with files.named(self.file.name, KEPT):
                 line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
                 while line:  # a disk that is nearly full takes a part
                     line = line[self.file.write(line) :]

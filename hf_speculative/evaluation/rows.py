@@ -167,8 +167,9 @@ def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
         return value if isinstance(value, str) and value else BadRow(index, f"{value!r} is not a text")
 
     texts = [text(row, index) for index, row in enumerate(rows)]
-    if all(isinstance(one, BadRow) for one in texts):
-        raise ValueError(f"no row of {dataset} can be used; row 0: {texts[0].message}.")
+    bad = [one for one in texts if isinstance(one, BadRow)]
+    if len(bad) == len(texts):
+        raise ValueError(f"no row of {dataset} can be used; row 0: {bad[0].message}.")
     return texts
 
 
