@@ -94,8 +94,8 @@ def evaluate(
         max_new_tokens: tokens for each prompt, at most.
         batch_size: prompts decoded together.
         seed: of sampling; each batch has its own, the same under every setting.
-        results: a file, one JSON line a call, written as they come. A run that was killed goes on from it and loses nothing;
-            further settings may be added to one that was not.
+        results: a file, one JSON line a call, written as they come, by one evaluation at a time. A run that was killed goes on
+            from it and loses nothing; further settings may be added to one that was not.
         progress: show a bar, with the acceptance so far.
         **generate_kwargs: anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
