@@ -21,6 +21,8 @@ def print_cell(console: Console, cell: CellResult, report: Report) -> None:
     for label, figures in wording.rows(cell, report):
         table.add_row(label, *figures, style="bold" if label in ("speedup", "verdict") else "")
     console.print(table)
+    for note in wording.notes(cell):
+        console.print(_text(note))
     console.print(_text(wording.bare_passes(cell), "dim"))
 
 

@@ -18,9 +18,17 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 
 #: what has to be the same for a file of results to be gone on with
-FIXED = ("target", "dtype", "weights", "prompts", "batch_size", "seed", "generate", "generation_config")
-
-
+FIXED = (
+    "target",
+    "dtype",
+    "weights",
+    "prompts",
+    "batch_size",
+    "seed",
+    "generate",
+    "generation_config",
+    "is_compiled",
+)
 #: of those, what nobody wants to read
 DIGESTS = ("weights", "prompts")
 
