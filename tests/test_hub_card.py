@@ -144,6 +144,8 @@ HOSTILE = {
     "other quotes": "x'); import os; os.abort() #\\",
     "lines": "x\n```\n<script>alert(1)</script>\n---\nlicense: evil\n---\n# A heading",
     "backticks": "``` <script>alert(1)</script> `",
+    "item": "- x",
+    "number": "1. x",
     "table": "a | b | c \\| d",
     "markup": "[click](javascript:alert(1)) **bold** <img src=x onerror=alert(1)> &lt; ~~a~~",
     "hidden": "a\u202eb\x1b[31m",

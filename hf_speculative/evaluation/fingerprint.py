@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pickle import PicklingError
 from types import CellType, ModuleType
 from typing import Any
 
@@ -69,7 +70,7 @@ def _digest(value: Any, around: tuple[int, ...]) -> bytes:
         return _hashed(value.__module__, value.__qualname__, *(inner(getattr(value, name, None)) for name in names))
     try:
         parts = value.__reduce_ex__(4)
-    except TypeError:  # it cannot be pickled
+    except (TypeError, RuntimeError, PicklingError):  # it cannot be pickled
         return inner(type(value))
     if isinstance(parts, str):
         return _hashed(inner(type(value)), parts)
@@ -101,6 +102,7 @@ def _entries(tensor: Tensor, num_samples: int) -> Iterator[bytes]:
         for name in tensor.__tensor_flatten__()[0]:
             yield from _entries(getattr(tensor, name), num_samples)
     elif not tensor.is_meta:
+        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
         entries = tensor.detach().reshape(-1).view(torch.uint8).view(tensor.numel(), tensor.element_size())
         if len(entries) > num_samples:
             entries = entries[torch.arange(num_samples, device=tensor.device) * SPREAD % len(entries)]

@@ -35,9 +35,10 @@ def render(template: str, **values: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in a line or a cell: no tag, code, emphasis, link or cell of its own."""
+    """Text in a line or a cell: no tag, code, emphasis, link, cell or item of its own."""
     text = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_\[\]>|~#])", r"\\\1", text)
+    text = re.sub(r"([\\`*_\[\]>|~#])", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=[\s=-]|$)", r"\1\\\2", text)
 
 
 def code(text: str) -> Markup:
