@@ -1,4 +1,4 @@
-"""Options of the commands that can be judged before anything is loaded, and their help."""
+"""Options that commands share: judged before anything is loaded, loaded, explained. Importing this imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from .files import check_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: what `--dtype` takes: names in torch
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_dtype(dtype: str) -> None:
+    """Raises a ValueError for a dtype that is none of `DTYPES`; empty is the default."""
+    if dtype and dtype not in DTYPES:
+        raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
 
 
 def check_device(device: str) -> None:
@@ -23,6 +30,8 @@ def check_device(device: str) -> None:
     Raises:
         ValueError: torch knows no such device, or finds none.
     """
+    import torch
+
     try:
         torch.empty(0, device=device or None)
     except (RuntimeError, AssertionError) as error:
@@ -61,6 +70,7 @@ def load_pair(
     Raises:
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
     """
+    import torch
     from transformers import AutoTokenizer
 
     from .embedded import embedded_pair
@@ -79,9 +89,6 @@ def load_pair(
             tokenizer = AutoTokenizer.from_pretrained(model)
         with naming(options[1], draft_model):
             draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=torch_dtype)
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
     return target.to(device).eval(), draft.to(device).eval(), tokenizer
 
 
