@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .files import check_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,28 +39,36 @@ def check_device(device: str) -> None:
 
 
 def check_outputs(**paths: Path | None) -> None:
-    """Whether files can be where these options want them, so that what was measured is not lost for a typo.
-
-    Raises:
-        ValueError: a folder, or a file in a folder that is not there.
-    """
+    """Whether files can be where these options want them, so that what was measured is not lost for a typo."""
     for option, path in paths.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise ValueError(f"--{option} {path} is a folder: name a file.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--{option} {path}: there is no folder {path.parent}.")
+        if path is not None:
+            check_output(f"--{option}", path)
+
+
+@contextmanager
+def naming(option: str, name: str) -> Iterator[None]:
+    """What cannot be loaded is told with the option that names it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
 
 
 def load_pair(
-    model: str | None, draft_model: str | None, dtype: str, device: str
+    model: str | None,
+    draft_model: str | None,
+    dtype: str,
+    device: str,
+    options: tuple[str, str] = ("--model", "--draft-model"),
 ) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
     """What `--model`, `--draft-model`, `--dtype` and `--device` name, with the target's tokenizer; without models, the embedded
     pair.
 
+    Args:
+        options: what the command calls the first two.
+
     Raises:
-        ValueError: one model without the other, or a device that is not there.
+        ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
     """
     import torch
     from transformers import AutoTokenizer
@@ -73,8 +84,11 @@ def load_pair(
     if model is None or draft_model is None:
         target, draft, tokenizer = embedded_pair(dtype=torch_dtype)
     else:
-        target, draft = (auto_class_for(name).from_pretrained(name, dtype=torch_dtype) for name in (model, draft_model))
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        with naming(options[0], model):
+            target = auto_class_for(model).from_pretrained(model, dtype=torch_dtype)
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        with naming(options[1], draft_model):
+            draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=torch_dtype)
     return target.to(device).eval(), draft.to(device).eval(), tokenizer
 
 

@@ -26,7 +26,7 @@ from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .self_drafting import mtp_heads, tied_drafter
 from .types import Batch, Drafter, Rule, Schedule
-from .verification import BlockVerification, SampledVerification
+from .verification import BlockVerification, SampledVerification, rule_for
 
 
 def target_and_drafter(
@@ -97,6 +97,10 @@ def make_sampler(
     if own.reproducible:
         return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
     return Independent(processors, vocab_size, own.generator)
+
+
+def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
+    return rule_for(own.rule) or default_rule(sampler, drafter)
 
 
 def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:

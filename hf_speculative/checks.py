@@ -9,8 +9,8 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 from .configuration import Options
 from .lookahead import SCHEDULE_NAMES
 from .models import Inputs, Path, fits_universal
-from .types import Drafter, Rule, Schedule
-from .verification import SampledVerification
+from .types import Drafter, Schedule
+from .verification import SampledVerification, rule_for
 
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
@@ -35,9 +35,8 @@ def check_options(options: Options) -> None:
     config = options.config
     if config.drafter is not None and not isinstance(config.drafter, Drafter):
         raise TypeError(f"`drafter` is a {type(config.drafter).__name__}: subclass hf_speculative.Drafter.")
-    for name, value, kind in (("rule", config.rule, Rule), ("schedule", config.schedule, Schedule)):
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"`{name}={value!r}`: pass an object of a subclass of hf_speculative.{kind.__name__}.")
+    if config.schedule is not None and not isinstance(config.schedule, Schedule):
+        raise TypeError(f"`schedule={config.schedule!r}`: pass an object of a subclass of hf_speculative.Schedule.")
     for name in ("reproducible", "compile", "cuda_graphs"):
         if getattr(config, name) not in (None, True, False):
             raise TypeError(f"`{name}={getattr(config, name)!r}`: pass True or False.")
@@ -45,15 +44,16 @@ def check_options(options: Options) -> None:
         raise ValueError(
             "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
         )
-    if config.rule is not None and not config.rule.lossless and not config.allow_lossy:
+    rule = rule_for(config.rule)
+    if rule is not None and not rule.lossless and not config.allow_lossy:
         raise ValueError(
-            f"the rule {type(config.rule).__name__} does not declare itself lossless, so that the output would not have the "
+            f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
             "target's law: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
         )
-    if config.reproducible and config.rule is not None and not isinstance(config.rule, SampledVerification):
+    if config.reproducible and rule is not None and not isinstance(rule, SampledVerification):
         raise ValueError(
             f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
-            f"{type(config.rule).__name__}: leave one of the two out."
+            f"{type(rule).__name__}: leave one of the two out."
         )
     if config.generator is not None and not isinstance(config.generator, torch.Generator):
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")

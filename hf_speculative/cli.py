@@ -80,7 +80,7 @@ def check(
         from .pairing import tokenizer_of_draft
 
         quiet_transformers()
-        target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
+        target, draft, tokenizer = load_pair(model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"))
         other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
         answer = compatibility.check(target, draft, tokenizer, other or tokenizer, do_sample=sample)
     if as_json:

@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from . import checks
 from .agreement import ranks_of
-from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
+from .assembly import kept_together, make_rule, make_sampler, make_schedule, target_and_drafter
 from .batch import Batch, padding_of
 from .configuration import Options
 from .costs import Probe
@@ -105,7 +105,7 @@ class SpeculativeDecoding:
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
         schedule.begin(batch, probe)
         stopwatch = Stopwatch(input_ids.device)
-        rule = self.options.config.rule or default_rule(sampler, drafter)
+        rule = make_rule(self.options.config, sampler, drafter)
         sampler.keeps_laws = rule.reads_draft_probs
         num_forwards_before = drafter.num_forwards
         drafter.follow(target)

@@ -52,6 +52,7 @@ def generate(
         generator: a `torch.Generator` to sample from.
         synced_gpus: ranks wait for each other before each forward; by default where FSDP or ZeRO-3 has sharded a model
             (docs/distributed.md).
+        rule: how drafts are verified, `"token"`, `"block"`, `"sampled"` or your own, see `SpeculativeConfig`.
         compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
         **generate_kwargs: anything else that `model.generate` takes.

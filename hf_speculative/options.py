@@ -18,7 +18,7 @@ DEFAULT_MAX_DRAFT_TOKENS = 16
 DEFAULT_MAX_NGRAM = 3
 SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 #: fields of `SpeculativeConfig` that a call may give by name as well
-SWITCHES = ("reproducible", "compile", "cuda_graphs")
+SWITCHES = ("reproducible", "compile", "cuda_graphs", "rule")
 HANDLED_HERE = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -130,7 +130,7 @@ def read_options(
     if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
         if config_in_call != SpeculativeConfig():
             given["speculative_config"] = config_in_call
-        given |= {name: switches[name] for name in ("compile", "cuda_graphs")}
+        given |= {name: switches[name] for name in ("compile", "cuda_graphs", "rule")}
         _refuse_without_effect(
             given, given.keys(), "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`"
         )

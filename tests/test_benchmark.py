@@ -455,6 +455,19 @@ def test_plots_are_drawn(tmp_path):
     assert (tmp_path / "page.html").read_text().count("<svg") == 2
 
 
+def test_nothing_is_hidden_or_turned_around(tmp_path):
+    name, shown = "a\u202e\u200bb\x1b[31m", "a\\u202e\\u200bb\u241b[31m"
+    environment = dict.fromkeys(("dtype", "device", "torch", "transformers", "command"), name) | {"threads": 1}
+    settings = {"num_new_tokens": 64, "repeats": 2, "methods": {}}
+    report = Report(name, environment, settings, 1.0, [known_cell([240.0, 250.0], 300.0)])
+    report.failures = {name: name}
+    page.write(report, tmp_path / "page.html")
+    file = io.StringIO()
+    screen.print_legend(Console(file=file, width=400, force_terminal=True, color_system=None), report)
+    for text in ((tmp_path / "page.html").read_text(encoding="utf-8"), file.getvalue()):
+        assert not {"\u202e", "\u200b", "\x1b[31m"} & {*text, *re.findall("\x1b.*?m", text)} and shown in text
+
+
 def test_the_page_can_be_read(tmp_path):
     """Light and dark, on a phone, whatever is in names and messages."""
     hostile = "</script><script>window.hacked = 1</script> <b> $x " + "long" * 60

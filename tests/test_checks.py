@@ -78,8 +78,14 @@ WITH_DRAFT = {
         ValueError,
         "num_assistant_tokens_schedule.*no effect beside",
     ),
+    "a rule by a wrong name": ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of .*did you mean 'token'"),
+    "a rule that is reproducible's opposite": (
+        {"reproducible": True, "do_sample": True, "rule": "block"},
+        ValueError,
+        "only SampledVerification can do, but the rule is BlockVerification",
+    ),
     "a rule class": (
-        {"speculative_config": SpeculativeConfig(rule=BlockVerification)},
+        {"rule": BlockVerification},
         TypeError,
         "subclass of .*Rule",
     ),
@@ -134,6 +140,7 @@ WITHOUT_DRAFT = {
     "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
     "max_matching_ngram_size": {"max_matching_ngram_size": 3},
     "generator": {"generator": torch.Generator()},
+    "rule": {"rule": "token"},
     "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
 }
 
@@ -176,6 +183,17 @@ def test_caches_that_cannot_be_continued(target, draft):
     empty = DynamicCache(config=target.config)
     out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
     assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
+
+
+def test_a_config_with_a_rule_that_is_none():
+    for rule, error, message in (
+        ("tokens", ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
+        ("leviathan", ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
+        (BlockVerification, TypeError, "pass 'token', 'block', 'sampled', or an object of a subclass of .*Rule"),
+    ):
+        with pytest.raises(error, match=message):
+            SpeculativeConfig(rule=rule)
+    assert SpeculativeConfig(rule="block") == SpeculativeConfig(rule="block")
 
 
 def test_a_config_with_two_draft_lengths():

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hf_speculative import comparison, embedded_pair
 from hf_speculative.cli import app
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS, FOLDER
 from hf_speculative.evaluation import decoder
 from hf_speculative.side_by_side import prompts
 
@@ -273,6 +273,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
     [
         (("x", "--dtype", "int4"), "--dtype int4: choose one of"),
         (("x", "--top-k", 5), "give a --temperature above 0"),
+        (("x", "--rule", "blok"), "`rule='blok'` is not one of token, block, sampled: did you mean 'block'"),
         (("x", "--model", "some/model"), "--model and --draft-model go together"),
         (("--prompts", "nowhere.txt"), "no such file"),
         (("x", "--prompts", "nowhere.txt"), "two sources"),
@@ -283,8 +284,42 @@ def test_errors_are_messages(run, args, message):
     assert result.exit_code == 2 and message in re.sub(r"\s+", " ", result.stderr) and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ["generate", "check", "bench", "eval"])
+def test_a_model_that_is_not_there_is_named_with_its_option(command, tmp_path):
+    here, data = str(FOLDER / "target"), str(write_prompts(tmp_path / "p.txt", ["a"]))
+    names = ("MODEL", "DRAFT_MODEL") if command == "check" else ("--model", "--draft-model")
+    further = {"generate": ["x"], "eval": ["--dataset", data, "--results", str(tmp_path / "out.jsonl")]}.get(
+        command, []
+    )
+    for wrong in (0, 1):
+        models = [str(tmp_path / "nope") if place == wrong else here for place in (0, 1)]
+        options = models if command == "check" else [word for pair in zip(names, models, strict=True) for word in pair]
+        result = CliRunner().invoke(app, [command, *options, *further], env={"COLUMNS": "400"})
+        assert result.exit_code == 2 and f"{names[wrong]} {tmp_path / 'nope'} cannot be loaded. " in result.stderr
+
+
+def test_a_draft_without_a_tokenizer_has_the_targets(tmp_path):
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    for path in (FOLDER / "draft").iterdir():
+        if "token" not in path.name:
+            (draft / path.name).symlink_to(path)
+    data, target = write_prompts(tmp_path / "p.txt", ["a"]), FOLDER / "target"
+    pair = ("--model", target, "--draft-model", draft)
+    for command in (
+        ("check", target, draft),
+        ("bench", *pair, "--new-tokens", 8, "--repeats", 1, "--methods", "plain,speculative"),
+        ("eval", *pair, "--dataset", data, "--max-new-tokens", 4, "--results", tmp_path / "out.jsonl"),
+    ):
+        result = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "400"})
+        assert result.exit_code == 0, result.output
+
+
 def test_a_file_of_another_kind_and_an_empty_one(run, tmp_path):
     assert (
         "a file that ends in one of .txt, .jsonl" in run("--prompts", write_prompts(tmp_path / "p.bin", ["a"])).stderr
     )
-    assert "no prompt to work on" in run("--prompts", write_prompts(tmp_path / "p.jsonl", ["{"])).stderr
+    broken = run("--prompts", write_prompts(tmp_path / "p.jsonl", ["", "{", "[", ""])).stderr
+    assert re.search(
+        r"no row of \S+p\.jsonl can be used; row 0: line 2 is no JSON: Expecting", re.sub(r"\s+", " ", broken)
+    )

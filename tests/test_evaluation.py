@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -29,9 +30,12 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.evaluation import decoder, scores
 from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.plan import Plan
+from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.statistics import RowStatistics, Statistics
+from hf_speculative.verification import RULES
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
 OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
@@ -138,6 +142,22 @@ def test_reproducible_sampling_is_compared_token_for_token(evaluate):
     assert evaluate(temperatures=(1.0,)).totals(Setting("draft", 3, temperature=1.0)).num_identical is None
 
 
+def test_a_setting_names_its_rule(evaluate, monkeypatch):
+    judged = set()
+    for rule in RULES.values():
+        monkeypatch.setattr(
+            rule, "__call__", lambda self, *args, own=rule.__call__: judged.add(type(self)) or own(self, *args)
+        )
+    for name, rule in RULES.items():
+        judged.clear()
+        evaluation = evaluate(TEXTS[:1], temperatures=(1.0,), options={"rule": name})
+        assert judged == {rule} and evaluation.settings[1].label == f"draft, 3 tokens, rule={name}"
+    with pytest.raises(ValueError, match="did you mean 'block'"):
+        Setting("draft", 3, options={"rule": "blok"})
+    with pytest.raises(TypeError, match="give its name"):
+        Setting("draft", 3, options={"rule": RULES["block"]()})
+
+
 def kill_after(monkeypatch, num_calls):
     """Ctrl-C in the middle of a later call; the calls that were begun."""
     begun, decode = [], decoder.Decoder.decode
@@ -220,7 +240,12 @@ def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
     assert evaluation.is_complete and evaluation.totals(evaluation.settings[1]).num_prompts == 2
     messages = {row.index: row.message for row in evaluation.bad_rows}
     assert messages.keys() == {1, 2, 3, 4, 6, 7} and "no UTF-8" in messages[7]
-    assert "no JSON" in messages[1] and "no 'prompt'" in messages[2] and "empty" in messages[3]
+    assert (
+        "line 2 is no JSON: Expecting" in messages[1]
+        and "line 8 is" in messages[7]
+        and "no 'prompt'" in messages[2]
+        and "empty" in messages[3]
+    )
     assert "int" in messages[4] and "64 positions" in messages[6]
     assert hs.Evaluation.load(tmp_path / "out.jsonl").bad_rows == evaluation.bad_rows
     with pytest.raises(ValueError, match=r"no row of `dataset` can be used; row 0: .*empty"):
@@ -384,6 +409,7 @@ def test_rouge_and_pass_at_1(monkeypatch):
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
         ({"config": "main"}, "leave it out"),
+        ({"rule": "token"}, "`rule` differs between settings: give `options`"),
         ({"split": "test"}, "the data set has none: leave it out"),
         ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
         ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
@@ -659,6 +685,45 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
     assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
 
 
+def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
+    """The second would write the file anew, and the calls that the first adds later would be lost."""
+    path, decode, refused = tmp_path / "out.jsonl", decoder.Decoder.decode, []
+
+    def meanwhile(self, *args):
+        if not refused:
+            with pytest.raises(ValueError, match=r"out\.jsonl'`: another evaluation is writing it\. Wait") as raised:
+                evaluate(results=path)
+            refused.append(raised)
+        return decode(self, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", meanwhile)
+    first = evaluate(results=path)
+    assert refused and counts(hs.Evaluation.load(path)) == counts(first)
+    assert counts(evaluate(results=path)) == counts(first), "it lets go of the file when it is done"
+
+
+def test_a_killed_process_leaves_no_lock(evaluate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    held = (
+        f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match="another evaluation is writing it"):
+            evaluate(results=path)
+        process.kill()
+    assert evaluate(results=path).is_complete
+
+
+def test_all_processes_hear_that_the_file_is_taken(tmp_path):
+    """Those that do not ask for the lock would else wait for the first one for ever."""
+    heard = Processes(rank=1, count=2)
+    object.__setattr__(heard, "gather", lambda entries: [*entries, "another evaluation is writing it"])
+    with pytest.raises(ValueError, match="another evaluation"), Plan({}, [], tmp_path / "out.jsonl").locked(heard):
+        pytest.fail("it went on")
+    assert not list(tmp_path.iterdir()), "only the first process locks"
+
+
 def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
     """Also in the middle of a character of several bytes."""
     path = tmp_path / "out.jsonl"
@@ -673,12 +738,45 @@ def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
 
 def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
     """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
-    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 10**6]}, {"prompt": [9, 8]}]
+    inputs = decoder.Decoder._inputs
+
+    def fails(self, prompts):
+        if [5, 13] in prompts:
+            raise RuntimeError("out of luck")
+        return inputs(self, prompts)
+
+    monkeypatch.setattr(decoder.Decoder, "_inputs", fails)
+    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 13]}, {"prompt": [9, 8]}]
     first = evaluate(rows, results=tmp_path / "out.jsonl")
     assert [row.index for row in first.bad_rows] == [1] and first.is_complete
     begun = kill_after(monkeypatch, 0)
     again = evaluate(rows, results=tmp_path / "out.jsonl")
     assert counts(again) == counts(first) and again.bad_rows == first.bad_rows and not begun
+
+
+def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):
+    """And not the end of the rows that they would be decoded with."""
+    rows = [{"prompt": ids} for ids in ([5, 6, 7], [8, 9], [10**7], [11, 12], [-1, 3], [3, 5])]
+    evaluation = evaluate(rows, batch_size=4)
+    assert [row.index for row in evaluation.bad_rows] == [2, 4] and evaluation.is_complete
+    assert {evaluation.totals(setting).num_prompts for setting in evaluation.settings} == {4}
+
+
+def test_files_of_another_kind_and_none(evaluate, tmp_path):
+    evaluation = evaluate(TEXTS[:1], results=tmp_path / "out.jsonl")
+    totals, prompts, empty = (tmp_path / name for name in ("eval.json", "prompts.jsonl", "empty"))
+    totals.write_text(json.dumps(evaluation.to_dict(), indent=1))
+    prompts.write_text('["a"]\n["b"]\n')
+    empty.touch()
+    for path, reason in (
+        (totals, "is not the file of an evaluation, which `--results` names: it holds the totals that `--json` writes"),
+        (prompts, "is not the file of an evaluation, which `--results` names: "),
+        (empty, "is not the file of an evaluation, which `--results` names: it is empty"),
+        (tmp_path, "is no file: name one that `hf-speculative eval --results` wrote"),
+        (tmp_path / "nowhere", "is not there: name one that"),
+    ):
+        with pytest.raises(ValueError, match=f"{re.escape(f'{path} {reason}')}"):
+            hs.Evaluation.load(path)
 
 
 class Counts(LogitsProcessor):
@@ -797,11 +895,41 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
     )
 
 
+class Adds(LogitsProcessor):
+    def __init__(self, token, amount):
+        self.bias, self.lock = {"tokens": {token}, "amount": torch.tensor([amount])}, threading.Lock()
+
+    def __call__(self, input_ids, scores):
+        return scores.index_add(1, torch.tensor([*self.bias["tokens"]]), self.bias["amount"][None])
+
+
+def test_results_of_other_weights_or_processors_are_not_handed_out_as_new(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl"}
+    first = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    again = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    assert counts(again) == counts(first), "an equal processor is the same"
+    for processor in (Adds(8, 1.0), Adds(7, 5.0)):
+        with pytest.raises(
+            ValueError, match=r"whose generate\.logits_processor is \['Adds \w+'\] and not \['Adds \w+'\]: name"
+        ):
+            hs.evaluate(model, small, TEXTS[:2], logits_processor=[processor], **options)
+    trained, options["logits_processor"] = copy.deepcopy((model, small)), [Adds(7, 1.0)]
+    for one in trained:
+        with torch.no_grad():
+            one.lm_head.weight.copy_(one.lm_head.weight.roll(7, 0))
+    with pytest.raises(ValueError, match="holds another evaluation, of other weights: name another file"):
+        hs.evaluate(trained[0], small, TEXTS[:2], **options)
+    with pytest.raises(ValueError, match="has another draft 'draft', of other weights: give this one another name"):
+        hs.evaluate(model, trained[1], TEXTS[:2], **options)
+    both = hs.evaluate(model, {"draft": small, "other": trained[1]}, TEXTS[:2], **options)
+    assert both.is_complete and list(both.header["draft_weights"]) == ["draft", "other"]
+
+
 def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
     model, small, tokenizer, tmp_path
 ):
     target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
     hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
     target.generation_config.top_k = 1
-    with pytest.raises(ValueError, match="another evaluation, whose generation_config is"):
+    with pytest.raises(ValueError, match=r"another evaluation, whose generation_config\.top_k is None and not 1: name"):
         hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)

@@ -385,6 +385,23 @@ def test_the_screen_obeys_no_name():
     assert "\x1b[31m" not in out and "\x07" not in out and "[red]" in out
 
 
+def test_nothing_is_hidden_or_turned_around(tmp_path):
+    """Overrides of direction and characters without width are escaped; what scripts and emoji are written with stays."""
+    hidden = "\u202e\u2066\u200b\u2028\u00ad\ufeff\U000e0041"
+    shown, kept = (
+        r"\u202e\u2066\u200b\u2028\u00ad\ufeff\udb40\udc41",
+        "\u06cc\u200c\u0645 \u05d0 \U0001f469\u200d\U0001f467",
+    )
+    name = f"a{hidden}b{kept}"
+    evaluation = made(
+        grid((name,)), [name], target=name, dataset={"name": name, "config": None, "split": None, "limit": None}
+    )
+    evaluation.journal.add(BadRow(7, name))
+    page.write(Evaluation(evaluation.journal), tmp_path / "page.html")
+    for text in ((tmp_path / "page.html").read_text(encoding="utf-8"), printed(Evaluation(evaluation.journal), 400)):
+        assert not set(hidden) & set(text) and f"a{shown}b{kept}" in text
+
+
 def test_the_screen_says_that_it_is_unfinished():
     assert "each setting has seen 4" in printed(unfinished()) and "each setting has seen 0" in printed(begun())
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..arguments import DTYPES, check_device, check_dtype, check_outputs
+from .. import files
+from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
 from ..interrupts import STOPPED, ends_at_once
 from ..terminal import quiet_transformers
 from .cells import sweep
@@ -102,6 +103,7 @@ def bench(
     quiet_transformers()
     if plot is not None:
         plotting.require()
+        files.check_folder("--plot", plot)
     check_outputs(json=json_file, report=report)
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
@@ -141,7 +143,7 @@ def _write(result: Report, json_file: Path | None, plot: Path | None, report: Pa
     from . import page, plots
 
     if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
     if plot is not None:
         plots.save(result, plot)
     if report is not None:
@@ -187,13 +189,14 @@ def _pair(
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
     from transformers import AutoTokenizer
 
+    from ..pairing import tokenizer_of_draft
     from ..self_drafting import auto_class_for
     from .pairs import Pair
 
-    names = (model, draft_model)
-    target, draft = (
-        auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval() for name in names
-    )
-    tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(name) for name in names)
-    is_same = tokenizer.get_vocab() == draft_tokenizer.get_vocab()
-    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, None if is_same else draft_tokenizer)
+    with naming("--model", model):
+        target = auto_class_for(model).from_pretrained(model, dtype=dtype or "auto").to(place).eval()
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    with naming("--draft-model", draft_model):
+        draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=dtype or "auto").to(place).eval()
+    draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
+    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, draft_tokenizer)

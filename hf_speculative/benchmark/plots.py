@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..plotting import INK, as_svg, label, new_axes, require, style
 from .cells import AXES
 from .results import STAGES, CellResult, Report
@@ -40,7 +42,9 @@ def save(report: Report, folder: Path) -> list[Path]:
         for name, figure in figures(report).items():
             for kind in ("png", "svg"):
                 paths.append(folder / f"{name}.{kind}")
-                figure.savefig(paths[-1], dpi=220, transparent=kind == "svg")
+                picture = io.BytesIO()
+                figure.savefig(picture, format=kind, dpi=220, transparent=kind == "svg")
+                files.write(paths[-1], picture.getvalue())
     return paths
 
 

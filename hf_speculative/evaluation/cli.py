@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..arguments import DTYPES, check_device, check_dtype, check_outputs
+from .. import files
+from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
 from ..interrupts import STOPPED, ends_at_once
 from ..terminal import quiet_transformers
 from .scores import SCORES
@@ -46,6 +47,9 @@ def eval_command(
     ] = f"4,{ADAPTIVE}",
     prompt_lookup: Annotated[
         str | None, typer.Option(help="Also draft by copying from the text: up to so many tokens; with commas.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
     ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas; 0 is greedy.")] = "0",
     top_k: Annotated[
@@ -92,6 +96,7 @@ def eval_command(
     was, and loses nothing. A row that cannot be used is recorded and skipped.
     """
     with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+        from ..verification import rule_for
         from . import page, screen
         from .results import Evaluation
         from .run import evaluate
@@ -101,6 +106,7 @@ def eval_command(
     check_dtype(dtype)
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    rule_for(rule)  # a wrong name is told now
     check_device(device)
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
@@ -123,6 +129,7 @@ def eval_command(
             ],
             prompt_lookup_num_tokens=_numbers("--prompt-lookup", prompt_lookup, int),
             temperatures=_numbers("--temperature", temperature, float),
+            options=None if rule is None else {"rule": rule},
             score=score,
             references=references,
             max_new_tokens=max_new_tokens,
@@ -142,11 +149,12 @@ def eval_command(
     if int(os.environ.get("RANK", "0")):
         return  # the first process tells
     screen.print_evaluation(Console(highlight=False), evaluation)
+    err.print(Text(f"results: {results}"))
     if json_file is not None:
-        json_file.write_text(json.dumps(evaluation.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
     if report is not None:
         page.write(evaluation, report)
-    err.print(Text(f"results: {results}" + (f", report: {report}" if report else "")))
+        err.print(Text(f"report: {report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts should not take a part for the whole
 
@@ -165,8 +173,13 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     if model is None:
         target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    target = auto_class_for(model).from_pretrained(model, dtype=getattr(torch, dtype) if dtype else "auto")
-    return target.to(place).eval(), draft_models or None, AutoTokenizer.from_pretrained(model)
+    for name in draft_models or ():
+        with naming("--draft-model", name):
+            auto_class_for(name)  # a name that leads nowhere is met before the target takes minutes to load
+    with naming("--model", model):
+        target = auto_class_for(model).from_pretrained(model, dtype=getattr(torch, dtype) if dtype else "auto")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    return target.to(place).eval(), draft_models or None, tokenizer
 
 
 def _numbers(option: str, text: str | None, kind) -> list:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from .. import files
+from ..arguments import check_outputs
 from ..interrupts import ends_at_once
 
 RESULTS = typer.Argument(
@@ -135,6 +137,7 @@ def export_vllm(
 
     hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
     """
+    check_outputs(output=output)
     with ends_at_once():
         from . import vllm
 
@@ -148,7 +151,7 @@ def export_vllm(
     )
     print(settings.command)
     if output is not None:
-        output.write_text(json.dumps(settings.config, indent=2) + "\n", encoding="utf-8")
+        files.write(output, json.dumps(settings.config, indent=2) + "\n")
     for note in settings.notes:
         Console(stderr=True, highlight=False).print(note, markup=False)
 

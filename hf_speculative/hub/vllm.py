@@ -9,6 +9,7 @@ from typing import Any
 
 from ..evaluation import Evaluation, Setting
 from ..options import DEFAULT_MAX_NGRAM
+from ..pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
@@ -98,7 +99,7 @@ class VllmSettings:
     """Settings for `vllm serve`.
 
     Attributes:
-        target: the model to serve.
+        target: the model to serve, a name on the Hub or a folder.
         config: the speculative config; `LLM(model, speculative_config=config)` takes it as it is.
         figure: the measurement that the number of tokens comes from.
         notes: what may differ there from what was measured here.
@@ -112,7 +113,9 @@ class VllmSettings:
     @property
     def command(self) -> str:
         """The line for a shell."""
-        return shlex.join(["vllm", "serve", self.target, "--speculative-config", json.dumps(self.config)])
+        # A folder may be called like an option; a model on the Hub may not.
+        target = f"./{self.target}" if self.target.startswith("-") else self.target
+        return shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(self.config)])
 
 
 def export_vllm(
@@ -167,7 +170,12 @@ def export_vllm(
         config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.num_draft_tokens}
         if setting.draft in header["draft_tokenizers"]:
             config["use_heterogeneous_vocab"] = True
-    return VllmSettings(target_name or header["target"], validate(config | fields), best, tuple(_notes(best, figures)))
+    target = target_name or header["target"]
+    if visible(target) != target:
+        raise ValueError(
+            f"the target's name, {target!r}, has characters that cannot be seen: give `target_name=` (`--target-name`)."
+        )
+    return VllmSettings(target, validate(config | fields), best, tuple(_notes(best, figures)))
 
 
 def _figures(found: dict[str, Evaluation], draft_model: str | None) -> list[Figure]:

@@ -77,6 +77,9 @@ def generate(
             "--reproducible", help="Sample exactly the tokens that plain decoding samples under the same seed."
         ),
     ] = False,
+    rule: Annotated[
+        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="What sampling starts from: the same seed gives the same texts again.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="How many prompts are decoded together.")] = 1,
     repeats: Annotated[
@@ -118,13 +121,13 @@ def generate(
     with ends_at_once(), err.status("importing torch and transformers"):
         from ..comparison import Comparison, Runner
         from ..pairing import tokenizer_of_draft
+        from ..verification import rule_for
         from . import screen
         from .prompts import batches, prompt_source, usable
     quiet_transformers()
+    rule_for(rule)  # a wrong name is told now
     source = prompt_source(prompt, prompts, column, demo, err)
     total = sum(1 for p in source() if isinstance(p, str))
-    if total == 0:
-        raise ValueError("no prompt to work on: every line is empty or broken.")
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
         other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
@@ -136,7 +139,12 @@ def generate(
         tokenizer,
         seed=seed,
         kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
-        speculative_kwargs={"num_draft_tokens": num_draft_tokens, "reproducible": reproducible or None} | tokenizers,
+        speculative_kwargs={
+            "num_draft_tokens": num_draft_tokens,
+            "reproducible": reproducible or None,
+            "rule": rule,
+        }
+        | tokenizers,
     )
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
     shows = not as_json and (total <= FEW if show_text is None else show_text)
