@@ -9,7 +9,15 @@ from transformers import DynamicCache, SynthIDTextWatermarkingConfig, Watermarki
 import hf_speculative as hs
 
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
-KINDS = {"llama": "causal", "gemma3_text": "causal", "bloom": "causal", "qwen3_next": "causal", "t5": "seq2seq"}
+KINDS = {
+    "llama": "causal",
+    "gemma3_text": "causal",
+    "gemma4_text": "causal",  # its last layers read the keys of earlier ones
+    "bloom": "causal",
+    "qwen3_next": "causal",
+    "t5": "seq2seq",
+    "mllama": "image-text",  # some layers attend to an image, whose keys lie in the text's cache
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -62,7 +70,7 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_second_turn_feeds_only_what_is_new(batch_size):
-    for name in ("llama", "gemma3_text", "bloom", "qwen3_next"):
+    for name in ("llama", "gemma3_text", "gemma3n_text", "gemma4_text", "bloom", "qwen3_next"):
         model = build("causal", name)
         draft, cache = tiny.noisy_copy(model), DynamicCache(config=model.config)
         first = prompts("causal", model, batch_size)
@@ -119,7 +127,7 @@ def test_a_universal_draft_needs_the_ids(target):
         hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "bloom", "qwen3_next", "lfm2"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
@@ -135,7 +143,7 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
     assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
     for ours, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
-        if hasattr(theirs, "keys"):
+        if getattr(theirs, "keys", None) is not None:
             assert ours.keys.shape == theirs.keys.shape
     done = found.sequences.shape[1] - first["input_ids"].shape[1]
     more = torch.randint(1, 60, (batch_size, 4))

@@ -140,6 +140,17 @@ def test_cached_logits_equal_plain_steps_after_every_round(model_type):
             cached.rollback(batch)
 
 
+def test_an_image_as_long_as_the_text_is_not_cut():
+    """Its keys lie in the text's cache, and then nothing but the config tells them apart."""
+    model = build("image-text", "mllama")
+    inputs = prompts("image-text", model, 1)
+    width = model.generate(**inputs, **NEW, return_dict_in_generate=True).past_key_values.layers[1].get_seq_length()
+    text = tiny.prompts(1, width=width, vocab_size=60)
+    inputs |= text | {"cross_attention_mask": inputs["cross_attention_mask"][:, :1].expand(-1, width, -1, -1)}
+    expected = model.generate(**inputs, **NEW).tolist()
+    assert hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model)).tolist() == expected
+
+
 def test_rows_that_are_far_ahead_wait():
     """Decided from lengths alone; a batch lasts as long as its slowest row anyway."""
     batch = Batch(torch.ones(3, 4, dtype=torch.long), [0] * 3, max_length=100)

@@ -161,7 +161,9 @@ class RaggedModel(CachedModel):
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
-        for layer, given in zip(self.cache.layers, cache.layers, strict=True):
+        # Layers that read the keys of others hold none, and older transformers do not list them.
+        filled = [(own, given) for own, given in zip(self.cache.layers, cache.layers, strict=False) if given.keys is not None]
+        for layer, given in filled:
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
             for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
