@@ -162,7 +162,9 @@ class RaggedModel(CachedModel):
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
-        filled = [(own, given) for own, given in zip(self.cache.layers, cache.layers, strict=False) if given.keys is not None]
+        filled = [
+            (own, given) for own, given in zip(self.cache.layers, cache.layers, strict=False) if given.keys is not None
+        ]
         for layer, given in filled:
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only

@@ -98,7 +98,9 @@ def rewinder(cache, column: int, image_layers: Collection[int] = ()) -> Crop | S
         return Snapshot(cache, column)
     layers = getattr(cache, "self_attention_cache", cache).layers
     # Layers that hold nothing, which read the keys of others, are no `CacheLayerMixin`.
-    lengths = {layer.get_seq_length() for layer in layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized}
+    lengths = {
+        layer.get_seq_length() for layer in layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized
+    }
     return Crop(cache, column) if len(lengths) <= 1 else Snapshot(cache, column)
 
 
