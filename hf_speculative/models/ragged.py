@@ -58,7 +58,7 @@ class RaggedModel(CachedModel):
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], self.cache, self.model.dtype)
+            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
