@@ -1,4 +1,7 @@
-"""Does a model give the same logits through a cache of ours as without one? Asked once a model, by running it."""
+"""Does a model give the same logits through a cache of ours as in plain `generate`? Asked once a model, by running it.
+
+The reference are steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,14 @@ def fits_ragged(model: PreTrainedModel) -> bool:
 
 
 def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
-    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of one
-    forward, once a model object and layer."""
+    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of plain
+    steps, once a model object and layer."""
     if model.config.model_type in TESTED_TYPES:
         return True
     known = _early_exit.setdefault(model, {})
     if exit_layer not in known:
         with without_dropout(model):
-            known[exit_layer] = _deviation_from_one_forward(model, lambda model: _Drafting(model, exit_layer))
+            known[exit_layer] = _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer))
     return known[exit_layer] <= tolerance(model)
 
 
@@ -66,10 +69,10 @@ def tolerance(model: PreTrainedModel) -> float:
 
 
 def ragged_deviation(model: PreTrainedModel) -> float:
-    """How far the ragged cache's logits lie from those of one forward, in their standard deviations; infinite if it fails."""
+    """How far the ragged cache's logits lie from those of plain steps, in their standard deviations; infinite if it fails."""
     if model not in _ragged:
         with without_dropout(model):
-            _ragged[model] = _deviation_from_one_forward(model, RaggedModel)
+            _ragged[model] = _deviation_of_ragged(model, RaggedModel)
     return _ragged[model]
 
 
@@ -109,7 +112,7 @@ class _Drafting(EarlyExitModel):
 
 
 @torch.no_grad()
-def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
+def _deviation_of_ragged(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
@@ -117,7 +120,7 @@ def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[P
     device = device_of(model)
     tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(device)
     padding = [0, 1, 3]
-    batch = Batch(tokens[:, :width], padding, max_length=width + 6)
+    batch, prompts = (Batch(tokens[:, :width], padding, max_length=width + 6) for _ in range(2))
     try:
         cached = make_cached(model)
         cached.prefill(batch)
@@ -128,13 +131,9 @@ def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[P
         batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
-        # Compared with what plain `generate` computes: the padded batch, as its mask and positions describe it.
-        mask = torch.arange(width + 3, device=device) >= batch.padding[:, None]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        fresh = model(batch.tokens[:, : width + 3], attention_mask=mask.long(), position_ids=positions).logits
-        return max(
-            _deviation(found[row], fresh[row, length - 1 : length + 1]) for row, length in enumerate(batch.host_lengths)
-        )
+        plain = _plain_steps(UniversalModel(model, text_inputs(model, prompts)), prompts, tokens[:, width:])
+        steps = [length - width for length in batch.host_lengths]
+        return max(_deviation(found[row], plain[row, step : step + 2]) for row, step in enumerate(steps))
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
@@ -147,13 +146,10 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
     generator = torch.Generator().manual_seed(0)
     # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
     kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
-    plain: list[Tensor] = []
+    plain = None
     try:
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
-        plain.append(cached.logits(batch, ahead=0, num_last=1))
-        for i in range(5):
-            _extend(batch, kept[:, i : i + 1])
-            plain.append(cached.logits(batch, ahead=0, num_last=1))
+        plain = _plain_steps(cached, batch, kept)
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
         cached.logits(batch, ahead=0, num_last=1)
         _extend(batch, kept[:, :1])
@@ -166,10 +162,19 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
-        if not plain and not is_draft:
+        if plain is None and not is_draft:
             raise
         return torch.inf
-    return _deviation(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
+    return _deviation(torch.cat([first, second], 1), plain[:, 1:])
+
+
+def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Tensor:
+    """Logits `(batch, n + 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
+    logits = [cached.logits(batch, ahead=0, num_last=1)]
+    for i in range(tokens.shape[1]):
+        _extend(batch, tokens[:, i : i + 1])
+        logits.append(cached.logits(batch, ahead=0, num_last=1))
+    return torch.cat(logits, 1)
 
 
 def _extend(batch: Batch, tokens: Tensor) -> None:
