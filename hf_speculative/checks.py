@@ -199,9 +199,12 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
     """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        where = ""
+        if inputs.hides_columns:
+            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
             f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
-            f"steps, so that it cannot be verified exactly: {way_out}."
+            f"steps{where}, so that it cannot be verified exactly: {way_out}."
         )
 
 

@@ -178,6 +178,27 @@ def test_a_wrong_cache_is_found_out(monkeypatch):
         hs.generate(model, **inputs, **NEW, draft_model=draft)
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart", "led"])
+def test_a_mask_that_hides_some_of_the_decoders_prompt(model_type):
+    """LED's steps of one token do not look at it, passes over several tokens do: tried out, although the type is tested."""
+    model = build("seq2seq", model_type)
+    draft, inputs = tiny.noisy_copy(model), prompts("seq2seq", model, 2)
+    decoder = tiny.prompts(2, width=6, vocab_size=60)
+    inputs |= {"decoder_input_ids": decoder["input_ids"], "decoder_attention_mask": decoder["attention_mask"]}
+    if model_type != "led":
+        assert (
+            hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
+        )
+        return
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"`model`: LEDFor.*under a `decoder_attention_mask` that hides.*leave the mask out"
+        ):
+            hs.generate(model, **inputs, **NEW, draft_model=draft)
+    inputs["decoder_attention_mask"] = torch.ones_like(decoder["attention_mask"])
+    assert hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "jamba"])
 def test_a_model_that_forgets_its_state_is_refused_before_any_forward(model_type):
     model = build("causal", model_type)

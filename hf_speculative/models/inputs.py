@@ -61,6 +61,12 @@ class Inputs:
 
         return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
 
+    @property
+    def hides_columns(self) -> bool:
+        """Whether the mask over an encoder-decoder model's prompt for the decoder hides any of it."""
+        mask = self.model_kwargs.get("decoder_attention_mask")
+        return mask is not None and not bool(mask.all())
+
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
         name = self.cache_name

@@ -36,7 +36,7 @@ LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], float]] = WeakKeyDictionary()
+_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple[str | bool, ...], float]] = WeakKeyDictionary()
 _early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
 
@@ -58,9 +58,10 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
-    """True for a type that tests/architectures compares; otherwise compares logits on the call's own prompt: passes of several
-    tokens, taken back, with plain steps of one token."""
-    return is_tested_universal(model) or universal_deviation(model, inputs, is_draft) <= tolerance(model)
+    """True for a type and inputs that tests/architectures compares; otherwise compares logits on the call's own prompt: passes
+    of several tokens, taken back, with plain steps of one token."""
+    is_tested = is_tested_universal(model) and not inputs.hides_columns
+    return is_tested or universal_deviation(model, inputs, is_draft) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -83,7 +84,7 @@ def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool =
     is passed on, a draft just does not fit.
     """
     known = _universal.setdefault(model, {})
-    kind = tuple(inputs.others)
+    kind = (*inputs.others, inputs.hides_columns)
     if kind not in known:
         with without_dropout(model), torch.no_grad():
             known[kind] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
@@ -94,7 +95,11 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
     """A long prompt of ids costs time, and near the model's last position there is no room to try; one row says too little."""
     if model.config.is_encoder_decoder:
         kwargs = {name: value for name, value in inputs.model_kwargs.items() if not name.startswith("decoder_")}
-        return Inputs(inputs.input_ids[:, :1], inputs.generation_config, kwargs)
+        ids = inputs.input_ids[:, :1]
+        if inputs.hides_columns:
+            ids = ids.expand(-1, 2)
+            kwargs["decoder_attention_mask"] = torch.tensor([0, 1], device=ids.device).expand(len(ids), -1)
+        return Inputs(ids, inputs.generation_config, kwargs)
     if not inputs.is_text or inputs.input_ids.shape[1] == 0:
         return inputs
     ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
