@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .configuration import Options
 from .lookahead import SCHEDULE_NAMES
@@ -15,7 +22,10 @@ from .verification import SampledVerification
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS)
+_HEADS = "has an output layer for each position, a codebook each, and as many positions"
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
+    "csm_depth_decoder_model": _HEADS
+}
 
 
 def check_options(options: Options) -> None:
@@ -221,6 +231,8 @@ def why_not_speculative(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
         return "has no `generate`"
+    if type(model)._sample is not GenerationMixin._sample:
+        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
     return REFUSED_TYPES.get(model.config.model_type)
 
 

@@ -8,6 +8,8 @@ from transformers import DynamicCache, SynthIDTextWatermarkingConfig, Watermarki
 
 import hf_speculative as hs
 
+# Mllama's own, in older transformers
+pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 KINDS = {
     "llama": "causal",

@@ -7,6 +7,8 @@ import tiny
 import torch
 from architectures.check import build, prompts
 from transformers import (
+    CsmConfig,
+    CsmForConditionalGeneration,
     GenerationConfig,
     StaticCache,
     WhisperConfig,
@@ -140,6 +142,7 @@ def test_cached_logits_equal_plain_steps_after_every_round(model_type):
             cached.rollback(batch)
 
 
+@pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")  # Mllama's own, in older transformers
 def test_an_image_as_long_as_the_text_is_not_cut():
     """Its keys lie in the text's cache, and then nothing but the config tells them apart."""
     model = build("image-text", "mllama")
@@ -209,6 +212,38 @@ def test_a_model_that_forgets_its_state_is_refused_before_any_forward(model_type
         with pytest.raises(ValueError, match=r"`draft_model`.*recurrent state.*use another draft"):
             hs.generate(tiny.llama(), **tiny.prompts(2), **NEW, draft_model=model)
     assert forwards.lengths == []
+
+
+def csm():
+    """Speech, four codebooks a step: the first by the model itself, the others by its depth decoder."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "num_codebooks": 4, "vocab_size": 60, "codebook_pad_token_id": 59}
+    codec = {"hidden_size": 32, "num_filters": 8, "upsampling_ratios": [8, 4], "upsample_groups": 32}
+    codec |= {"model_type": "mimi", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    depth = sizes | {"backbone_hidden_size": 32, "pad_token_id": 59}
+    ids = {"audio_token_id": 98, "audio_eos_token_id": 97, "bos_token_id": 96, "pad_token_id": 95, "eos_token_id": None}
+    return CsmForConditionalGeneration(
+        CsmConfig(**sizes, **ids, text_vocab_size=99, depth_decoder_config=depth, codec_config=codec)
+    ).eval()
+
+
+def test_speech_of_several_codebooks_is_refused_before_any_forward():
+    model = csm()
+    settings = {"max_new_tokens": 3, "do_sample": False}
+    backbone = {"input_ids": torch.randint(3, 57, (1, 6))}
+    depth = {"input_ids": torch.tensor([[0, 5]]), "backbone_last_hidden_state": torch.randn(1, 32)}
+    for part, inputs, reason in (
+        (model, backbone, "a loop of its own"),
+        (model.depth_decoder, depth, "an output layer for each position"),
+    ):
+        assert len(part.generate(**inputs, **settings)), "plain decoding takes it"
+        with tiny.CountForwards(part) as forwards:
+            for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": part}):
+                with pytest.raises(ValueError, match=rf"`model`: Csm\w* .*{reason}.*draft_model=None"):
+                    hs.generate(part, **inputs, **settings, **source)
+            with pytest.raises(ValueError, match=rf"`draft_model`: Csm\w* .*{reason}.*use another draft"):
+                hs.generate(tiny.llama(), **tiny.prompts(1), **settings, draft_model=part)
+        assert forwards.lengths == []
 
 
 def test_any_kind_drafts_for_any_kind():
