@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 from architectures.check import build, prompts
+from torch.nn import functional
 from transformers import DynamicCache, SynthIDTextWatermarkingConfig, WatermarkingConfig, set_seed
 
 import hf_speculative as hs
@@ -88,6 +89,27 @@ def test_a_second_turn_feeds_only_what_is_new(batch_size):
             found = hs.generate(model, **second, **NEW, past_key_values=cache, draft_model=draft)
         assert found.tolist() == expected.tolist()
         assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("drafts_for_itself", [False, True])
+def test_turns_after_an_image(model_type, drafts_for_itself):
+    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
+    model = build("image-text", model_type)
+    sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
+    first, texts = prompts("image-text", model, 2), []
+    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw")}
+    for turns in ([0, 0, 0, 0], [1, 1, 0, 1]):  # plain ones in between see nothing of what went before
+        given, cache = first, DynamicCache(config=model.config)
+        for turn, source in enumerate(turns):
+            text = hs.generate(model, **given, **NEW, past_key_values=cache, **sources[source])
+            ids = torch.cat([text, torch.full((2, 3), 5 + turn)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            given = {"input_ids": ids, "attention_mask": mask} | (of_image if turn == 0 else {})
+        texts.append(text.tolist())
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
