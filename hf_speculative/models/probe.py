@@ -5,7 +5,7 @@ The reference are steps of one token, each prepared by the model's own `prepare_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -136,7 +136,8 @@ def _deviation_of_ragged(model: PreTrainedModel, make_cached: Callable[[PreTrain
         batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
-        plain = _plain_steps(UniversalModel(model, text_inputs(model, prompts)), prompts, tokens[:, width:])
+        stepwise = UniversalModel(model, text_inputs(model, prompts))
+        plain = torch.cat(list(_plain_steps(stepwise, prompts, tokens[:, width:])), 1)
         steps = [length - width for length in batch.host_lengths]
         return max(_deviation(found[row], plain[row, step : step + 2]) for row, step in enumerate(steps))
     except torch.OutOfMemoryError:
@@ -151,10 +152,10 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
     generator = torch.Generator().manual_seed(0)
     # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
     kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
-    plain = None
+    plain: list[Tensor] = []
     try:
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
-        plain = _plain_steps(cached, batch, kept)
+        plain += _plain_steps(cached, batch, kept)  # those before an error stay
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
         cached.logits(batch, ahead=0, num_last=1)
         _extend(batch, kept[:, :1])
@@ -167,19 +168,18 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
-        if plain is None and not is_draft:
+        if not plain and not is_draft:
             raise
         return torch.inf
-    return _deviation(torch.cat([first, second], 1), plain[:, 1:])
+    return _deviation(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
 
 
-def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Tensor:
-    """Logits `(batch, n + 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
-    logits = [cached.logits(batch, ahead=0, num_last=1)]
+def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Iterator[Tensor]:
+    """Logits `(batch, 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
+    yield cached.logits(batch, ahead=0, num_last=1)
     for i in range(tokens.shape[1]):
         _extend(batch, tokens[:, i : i + 1])
-        logits.append(cached.logits(batch, ahead=0, num_last=1))
-    return torch.cat(logits, 1)
+        yield cached.logits(batch, ahead=0, num_last=1)
 
 
 def _extend(batch: Batch, tokens: Tensor) -> None:
