@@ -36,7 +36,7 @@ LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple[str | bool, ...], float]] = WeakKeyDictionary()
+_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()
 _early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
 
