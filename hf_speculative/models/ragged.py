@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
 from . import pool
@@ -162,10 +163,9 @@ class RaggedModel(CachedModel):
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
-        filled = [
-            (own, given) for own, given in zip(self.cache.layers, cache.layers, strict=False) if given.keys is not None
-        ]
-        for layer, given in filled:
+        listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
+        layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]
+        for layer, given in zip(layers, [given for given in cache.layers if given.keys is not None], strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
             for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):

@@ -97,7 +97,7 @@ def rewinder(cache, column: int, image_layers: Collection[int] = ()) -> Crop | S
     if image_layers or not getattr(cache, "is_croppable", False):
         return Snapshot(cache, column)
     layers = getattr(cache, "self_attention_cache", cache).layers
-    # Layers that hold nothing, which read the keys of others, are no `CacheLayerMixin`.
+    # Those that read the keys of others are no `CacheLayerMixin`, and those of another length hold something else than text.
     lengths = {
         layer.get_seq_length() for layer in layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized
     }

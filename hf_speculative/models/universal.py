@@ -126,11 +126,9 @@ class UniversalModel(CachedModel):
         if name == "cross_attentions":
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        later = layers[0].shape[2] - 1 - i if layers else 0
+        later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
         return tuple(
-            query
-            if index in self.image_layers
-            else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            query if index in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
             for index, (query, window) in enumerate(zip(queries, self._windows(), strict=True))
             for end in [query.shape[3] - later]
         )
