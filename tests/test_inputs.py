@@ -15,7 +15,8 @@ NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 KINDS = {
     "llama": "causal",
     "gemma3_text": "causal",
-    "gemma4_text": "causal",  # its last layers read the keys of earlier ones
+    "gemma3n_text": "causal",  # its last layers, as Gemma 4's, read the keys of earlier ones; several states a token
+    "gemma4_text": "causal",
     "bloom": "causal",
     "qwen3_next": "causal",
     "t5": "seq2seq",
@@ -69,6 +70,17 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
         if hasattr(theirs, "recurrent_states"):
             same(ours.recurrent_states[0], theirs.recurrent_states[0])
         assert not getattr(ours, "record_past", False)
+
+
+def test_attentions_without_an_image():
+    """The layers that would attend to it do not run, and have none."""
+    model = build("causal", "mllama")
+    model.set_attn_implementation("eager")
+    settings = prompts("causal", model, 3) | NEW | {"return_dict_in_generate": True, "output_attentions": True}
+    found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
+    expected = model.generate(**settings)
+    same(found.attentions, expected.attentions)
+    assert len(expected.attentions[0]) == model.config.get_text_config().num_hidden_layers - 1
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

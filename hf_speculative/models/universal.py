@@ -116,20 +116,20 @@ class UniversalModel(CachedModel):
 
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
         first, outputs, is_prompt = self.last
-        layers = outputs[name]
-        if is_prompt:  # all its columns, as in plain `generate`
-            return tuple(layer[row : row + 1] for layer in layers)
-        i = column - first
-        if name.endswith("hidden_states"):
-            return tuple(layer[row : row + 1, i : i + 1] for layer in layers)
-        queries = tuple(layer[row : row + 1, :, i : i + 1] for layer in layers)
-        if name == "cross_attentions":
+        layers, i = outputs[name], column - first
+        columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
+        if name.endswith(
+            "hidden_states"
+        ):  # `(batch, columns, hidden)`, Gemma 3n's with several states a token in front
+            return tuple(layer[..., row : row + 1, columns, :] for layer in layers)
+        queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
+        if is_prompt or name == "cross_attentions":
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
         later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
         return tuple(
-            query if index in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
-            for index, (query, window) in enumerate(zip(queries, self._windows(), strict=True))
+            query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            for query, (layer, window) in zip(queries, self._attending(), strict=True)
             for end in [query.shape[3] - later]
         )
 
@@ -138,17 +138,17 @@ class UniversalModel(CachedModel):
         """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
         return getattr(self.model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
 
-    def _windows(self) -> list[int | None]:
-        """Of each layer that attends; one that reads the keys of another layer of its type has that one's."""
+    def _attending(self) -> list[tuple[int, int | None]]:
+        """The layers that attend, with their windows; one that reads the keys of another of its type has that one's."""
         cache = self.rewinder.cache
         layers = getattr(cache, "self_attention_cache", cache).layers
         types = getattr(self.model.config.get_text_config(decoder=True), "layer_types", None) or range(len(layers))
         windows = {
             kind: getattr(layer, "sliding_window", None)
             for kind, layer in zip(types, layers, strict=False)
-            if isinstance(layer, CacheLayerMixin)
+            if isinstance(layer, CacheLayerMixin) and layer.is_initialized
         }
-        return [windows[kind] for kind in types if kind in windows]
+        return [(index, windows[kind]) for index, kind in enumerate(types) if kind in windows]
 
     def _read(self, batch: Batch) -> None:
         """The rows' own tokens; those that are done keep what they had."""
