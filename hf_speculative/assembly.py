@@ -43,6 +43,8 @@ def target_and_drafter(
         checks.check_ragged(model, path, "assistant_early_exit")
         halves = EarlyExitModel(model, options.early_exit)
         return halves, EarlyExit(halves)
+    if path.name == "universal":  # before the draft: both may be of one type
+        checks.check_universal(model, inputs, "model")
     drafter = _drafter(options, model, inputs, inputs_tensor)
     target: CachedModel
     if drafter.hidden_layers:
@@ -51,7 +53,6 @@ def target_and_drafter(
     elif path.name == "ragged":
         target = ragged_model(model, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
     else:
-        checks.check_universal(model, inputs, "model")
         target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
     return target, drafter
 

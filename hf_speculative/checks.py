@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .configuration import Options
 from .lookahead import SCHEDULE_NAMES
@@ -15,7 +22,10 @@ from .verification import SampledVerification, rule_for
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS)
+_HEADS = "has an output layer for each position, a codebook each, and as many positions"
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
+    "csm_depth_decoder_model": _HEADS
+}
 
 
 def check_options(options: Options) -> None:
@@ -199,9 +209,12 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
     """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        where = ""
+        if inputs.hides_columns:
+            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
             f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
-            f"steps, so that it cannot be verified exactly: {way_out}."
+            f"steps{where}, so that it cannot be verified exactly: {way_out}."
         )
 
 
@@ -218,6 +231,8 @@ def why_not_speculative(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
         return "has no `generate`"
+    if type(model)._sample is not GenerationMixin._sample:
+        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
     return REFUSED_TYPES.get(model.config.model_type)
 
 

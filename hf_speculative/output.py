@@ -98,9 +98,10 @@ class Output:
             return None
         rows = self.kept_layers[name]
         first = max(rows, key=len)
+        dim = -3 if name.endswith("hidden_states") else 0  # Gemma 3n has several states a token, in front of the batch
         return tuple(
             tuple(
-                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows])
+                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows], dim)
                 for layer, like in enumerate(step_of_first)
             )
             for step, step_of_first in enumerate(first)

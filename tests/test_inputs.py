@@ -4,12 +4,24 @@ import pytest
 import tiny
 import torch
 from architectures.check import build, prompts
+from torch.nn import functional
 from transformers import DynamicCache, SynthIDTextWatermarkingConfig, WatermarkingConfig, set_seed
 
 import hf_speculative as hs
 
+# Mllama's own, in older transformers
+pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
-KINDS = {"llama": "causal", "gemma3_text": "causal", "bloom": "causal", "qwen3_next": "causal", "t5": "seq2seq"}
+KINDS = {
+    "llama": "causal",
+    "gemma3_text": "causal",
+    "gemma3n_text": "causal",  # its last layers, as Gemma 4's, read the keys of earlier ones; several states a token
+    "gemma4_text": "causal",
+    "bloom": "causal",
+    "qwen3_next": "causal",
+    "t5": "seq2seq",
+    "mllama": "image-text",  # some layers attend to an image, whose keys lie in the text's cache
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -60,9 +72,20 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
         assert not getattr(ours, "record_past", False)
 
 
+def test_attentions_without_an_image():
+    """The layers that would attend to it do not run, and have none."""
+    model = build("causal", "mllama")
+    model.set_attn_implementation("eager")
+    settings = prompts("causal", model, 3) | NEW | {"return_dict_in_generate": True, "output_attentions": True}
+    found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
+    expected = model.generate(**settings)
+    same(found.attentions, expected.attentions)
+    assert len(expected.attentions[0]) == model.config.get_text_config().num_hidden_layers - 1
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_second_turn_feeds_only_what_is_new(batch_size):
-    for name in ("llama", "gemma3_text", "bloom", "qwen3_next"):
+    for name in ("llama", "gemma3_text", "gemma3n_text", "gemma4_text", "bloom", "qwen3_next"):
         model = build("causal", name)
         draft, cache = tiny.noisy_copy(model), DynamicCache(config=model.config)
         first = prompts("causal", model, batch_size)
@@ -78,6 +101,27 @@ def test_a_second_turn_feeds_only_what_is_new(batch_size):
             found = hs.generate(model, **second, **NEW, past_key_values=cache, draft_model=draft)
         assert found.tolist() == expected.tolist()
         assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("drafts_for_itself", [False, True])
+def test_turns_after_an_image(model_type, drafts_for_itself):
+    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
+    model = build("image-text", model_type)
+    sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
+    first, texts = prompts("image-text", model, 2), []
+    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw")}
+    for turns in ([0, 0, 0, 0], [1, 1, 0, 1]):  # plain ones in between see nothing of what went before
+        given, cache = first, DynamicCache(config=model.config)
+        for turn, source in enumerate(turns):
+            text = hs.generate(model, **given, **NEW, past_key_values=cache, **sources[source])
+            ids = torch.cat([text, torch.full((2, 3), 5 + turn)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            given = {"input_ids": ids, "attention_mask": mask} | (of_image if turn == 0 else {})
+        texts.append(text.tolist())
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -119,7 +163,7 @@ def test_a_universal_draft_needs_the_ids(target):
         hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "bloom", "qwen3_next", "lfm2"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
@@ -135,7 +179,7 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
     assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
     for ours, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
-        if hasattr(theirs, "keys"):
+        if getattr(theirs, "keys", None) is not None:
             assert ours.keys.shape == theirs.keys.shape
     done = found.sequences.shape[1] - first["input_ids"].shape[1]
     more = torch.randint(1, 60, (batch_size, 4))

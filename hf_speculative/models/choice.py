@@ -33,7 +33,7 @@ def choose(model: PreTrainedModel) -> Path:
     """The path of `model` for prompts of token ids; a type that the tests do not cover is tried on random tokens, once."""
     reason = why_not_ragged(model)
     if reason is None and not fits_ragged(model):
-        reason = "gives other logits through a ragged cache than in one forward"
+        reason = "gives other logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 
 
@@ -71,18 +71,12 @@ def _is_plain(positions: torch.Tensor, mask: torch.Tensor | None, input_ids: tor
     return bool((positions.expand_as(plain) == plain)[plain >= 0].all())
 
 
-#: types whose steps see padding in another way than one forward does, which the probe cannot tell
-ODD_TYPES = ("git",)
-
-
 def why_not_ragged(model: PreTrainedModel) -> str | None:
     """What about `model` the ragged cache cannot hold, seen from its class and config alone; `None` if nothing."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder model"
-    if model.config.model_type in ODD_TYPES:
-        return "sees left padding in a way of its own"
     if "local" in (getattr(config, "attention_layers", None) or []):
         return "has local attention that counts its window from the cache's end"
     if getattr(model, "_is_stateful", False):

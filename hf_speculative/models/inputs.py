@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import (
     Cache,
     DynamicCache,
@@ -26,6 +28,8 @@ from .shallow import duplicate
 
 #: what any model is given with its ids
 TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *ALL_CACHE_NAMES}
+#: what stands at each column of the prompt, 0 for text
+TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ class Inputs:
             return value is None or value is False or (isinstance(value, dict) and not value)
 
         return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
+
+    @property
+    def hides_columns(self) -> bool:
+        """Whether the mask over an encoder-decoder model's prompt for the decoder hides any of it."""
+        mask = self.model_kwargs.get("decoder_attention_mask")
+        return mask is not None and not bool(mask.all())
 
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
@@ -103,6 +113,8 @@ def inputs_for_draft(
             given[draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
+        for name in TOKEN_TYPES & given.keys():  # of an earlier turn, whose cache the target has; since then it is text
+            given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
         if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
             given.pop("attention_mask", None)
             if "encoder_outputs" in inspect.signature(draft.forward).parameters:
@@ -141,9 +153,24 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
         num_beams=1,
         use_cache=True,
     )
-    # The class's own `generate`, past what is attached to the object and what a subclass does around it.
-    GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)
+    with _noted_positions(model):
+        # The class's own `generate`, past what is attached to the object and what a subclass does around it.
+        GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)
     return prepared[0]
+
+
+@contextmanager
+def _noted_positions(model: PreTrainedModel):
+    """Models with positions in 2-D note on themselves how far images moved the text, for turns that go on from a cache.
+
+    That of the user's own calls stays, also where the model drafts for itself or is tried out.
+    """
+    noted = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        yield
+    finally:
+        for module, deltas in noted:
+            module.rope_deltas = deltas
 
 
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
 from . import pool
@@ -58,7 +59,7 @@ class RaggedModel(CachedModel):
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], self.cache, self.model.dtype)
+            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
@@ -161,7 +162,10 @@ class RaggedModel(CachedModel):
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
-        for layer, given in zip(self.cache.layers, cache.layers, strict=True):
+        # Layers that read the keys of others hold none, and older transformers do not list them.
+        listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
+        layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]
+        for layer, given in zip(layers, [given for given in cache.layers if given.keys is not None], strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
             for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):

@@ -117,6 +117,11 @@ class RaggedCache(Cache):
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
 
+    @property
+    def allocated(self) -> list[RaggedLayer]:
+        """Layers with keys and values of their own, from the first pass on; others may read theirs."""
+        return [layer for layer in self.layers if layer.is_initialized]
+
     def first(self, window: int | None) -> int:
         """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""
         return 0 if window is None else max(0, self.lowest + 1 - window)
@@ -138,7 +143,7 @@ class RaggedCache(Cache):
         """A call begins: what is allocated stays if it is about what the request needs, emptied; else it goes."""
         if self.num_rows:
             return
-        allocated = [layer for layer in self.layers if layer.is_initialized]
+        allocated = self.allocated
         if allocated and num_rows <= allocated[0].keys.shape[0] and self.capacity <= 4 * max(limit, MAX_AHEAD):
             for part in (part for layer in allocated for part in (layer.keys, layer.values)):
                 # No mask hides an inf: its weight is 0, and 0 times inf is not a number.

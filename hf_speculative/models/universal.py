@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
@@ -115,23 +116,39 @@ class UniversalModel(CachedModel):
 
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
         first, outputs, is_prompt = self.last
-        layers = outputs[name]
-        if is_prompt:  # all its columns, as in plain `generate`
-            return tuple(layer[row : row + 1] for layer in layers)
-        i = column - first
-        if name.endswith("hidden_states"):
-            return tuple(layer[row : row + 1, i : i + 1] for layer in layers)
-        queries = tuple(layer[row : row + 1, :, i : i + 1] for layer in layers)
-        if name == "cross_attentions":
+        layers, i = outputs[name], column - first
+        columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
+        if name.endswith(
+            "hidden_states"
+        ):  # `(batch, columns, hidden)`, Gemma 3n's with several states a token in front
+            return tuple(layer[..., row : row + 1, columns, :] for layer in layers)
+        queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
+        if is_prompt or name == "cross_attentions":
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        windows = [getattr(layer, "sliding_window", None) for layer in _attention_layers(self.rewinder.cache)]
-        later = layers[0].shape[2] - 1 - i if layers else 0
+        later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
         return tuple(
-            query[..., max(0, end - min(column + 1, window or column + 1)) : end]
-            for query, window in zip(queries, windows, strict=False)
+            query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            for query, (layer, window) in zip(queries, self._attending(), strict=True)
             for end in [query.shape[3] - later]
         )
+
+    @property
+    def image_layers(self) -> list[int]:
+        """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
+        return getattr(self.model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
+
+    def _attending(self) -> list[tuple[int, int | None]]:
+        """The layers that attend, with their windows; one that reads the keys of another of its type has that one's."""
+        cache = self.rewinder.cache
+        layers = getattr(cache, "self_attention_cache", cache).layers
+        types = getattr(self.model.config.get_text_config(decoder=True), "layer_types", None) or range(len(layers))
+        windows = {
+            kind: getattr(layer, "sliding_window", None)
+            for kind, layer in zip(types, layers, strict=False)
+            if isinstance(layer, CacheLayerMixin) and layer.is_initialized
+        }
+        return [(index, windows[kind]) for index, kind in enumerate(types) if kind in windows]
 
     def _read(self, batch: Batch) -> None:
         """The rows' own tokens; those that are done keep what they had."""
@@ -173,7 +190,8 @@ class UniversalModel(CachedModel):
         self.cache_name = next(
             (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
         )
-        self.has_prompt, self.rewinder = True, rewinder(self.kwargs.get(self.cache_name), self.covered)
+        self.has_prompt = True
+        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, self.image_layers)
         return outputs.logits[:, -1:]
 
     def _feed(self, end: int, num_logits: int) -> Tensor:
@@ -236,7 +254,3 @@ class TextModel(UniversalModel):
     def select(self, indices: list[int]) -> None:
         if not self.is_waiting:
             super().select(indices)
-
-
-def _attention_layers(cache) -> list:
-    return getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
