@@ -2,7 +2,7 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, modes_of_a_call, without_dropout
+from .cached_model import CachedModel, device_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
@@ -46,6 +46,7 @@ __all__ = [
     "is_staged",
     "is_tested_universal",
     "modes_of_a_call",
+    "num_logits",
     "num_parameters",
     "pool",
     "prepared_inputs",

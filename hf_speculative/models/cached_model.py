@@ -130,6 +130,12 @@ def last_id(model: PreTrainedModel) -> int:
     return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
 
 
+def num_logits(model: PreTrainedModel) -> int:
+    """Width of the model's logits: that of its head where it has one, which need not be the vocabulary's (ImageGPT)."""
+    width = getattr(model.get_output_embeddings(), "out_features", None)
+    return width or model.config.get_text_config(decoder=True).vocab_size
+
+
 @contextmanager
 def without_dropout(model: nn.Module | None):
     """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
