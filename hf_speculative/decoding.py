@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,28 +28,32 @@ from .turnstile import kept_in_step
 from .types import Drafter, Round
 
 
-@dataclass
-class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput):
-    """transformers' `GenerateDecoderOnlyOutput` with the statistics of the call.
+class Speculation:
+    """What an output tells beside transformers' own fields, as attributes only: pipelines and Whisper pass every field on.
 
-    `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
-    `past_key_values` is filled for a batch of one; for larger ones where a cache was passed in or the universal path is
-    taken, else it is `None`. `from_draft (batch, new)` says which of the new tokens the draft had guessed, and
-    `survival (batch, new)` with what chance, given the draft, it was kept along with the draft tokens before it; nan elsewhere.
+    Attributes:
+        from_draft: `(batch, new)` bool, which of the new tokens the draft had guessed.
+        survival: `(batch, new)` float, with what chance, given the draft, such a token was kept along with the draft tokens
+            before it; nan for the target's own tokens and after the end of a row.
+        statistics: those of the call.
     """
 
     from_draft: Tensor | None = None
     survival: Tensor | None = None
-    statistics = cast("Statistics | None", None)  # no field: Whisper splits every field by rows
+    statistics: Statistics | None = None
 
 
-@dataclass
-class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput, Speculation):
+    """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `survival` and `statistics` as attributes.
+
+    `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
+    `past_key_values` is filled for a batch of one; for larger ones where a cache was passed in or the universal path is
+    taken, else it is `None`.
+    """
+
+
+class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput, Speculation):
     """The same for an encoder-decoder model."""
-
-    from_draft: Tensor | None = None
-    survival: Tensor | None = None
-    statistics = cast("Statistics | None", None)
 
 
 class CannotRefill(Exception):
@@ -147,7 +150,8 @@ class SpeculativeDecoding:
         if not as_dict:
             return sequences
         result = self._as_dict(model, inputs, output, stored)
-        result.statistics = statistics
+        result.survival, result.statistics = output.survival(), statistics
+        result.from_draft = ~result.survival.isnan()
         return result
 
     @functools.wraps(rounds, assigned=())  # transformers reads which parameters there are
@@ -173,14 +177,11 @@ class SpeculativeDecoding:
     def _as_dict(
         model: PreTrainedModel, inputs: Inputs, output: Output, stored
     ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
-        survival = output.survival()
         common: dict[str, Any] = {
             "sequences": output.sequences(),
             "scores": output.steps("scores"),
             "logits": output.steps("logits"),
             "past_key_values": stored,
-            "from_draft": ~survival.isnan(),
-            "survival": survival,
         }
         if not model.config.is_encoder_decoder:
             layers = {name: output.layers(name) for name in ("hidden_states", "attentions")}

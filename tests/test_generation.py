@@ -220,16 +220,18 @@ def test_record_collects_over_calls_and_nests(target, draft):
     assert outer.num_new_tokens == 5 * 16
 
 
-def test_a_pipeline_speculates_in_batches():
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_pipeline_speculates_in_batches(as_dict):
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
     pipe = pipeline("text-generation", model=hs.attach(target, draft), tokenizer=tokenizer)
     prompts = ["import os", "def f(x):", "class A"]
+    settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": as_dict}
     with hs.record() as stats:
-        found = pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False)
+        found = pipe(prompts, batch_size=3, **settings)
     assert stats.num_calls == 1 and len(stats.rows) == 3
     hs.detach(target)
-    assert pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False) == found
+    assert pipe(prompts, batch_size=3, **settings) == found, "the same text, and no key beside it"
 
 
 def test_closing_the_loop_early_leaves_both_models_usable(target, draft):

@@ -48,7 +48,7 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
     }
     expected = model.generate(**inputs(batch_size), **settings)
     found = hs.generate(model, **inputs(batch_size), **settings, draft_model=tiny.noisy_copy(model))
-    assert found.keys() - {"from_draft", "survival"} == expected.keys() and found.statistics.num_draft_tokens > 0
+    assert found.keys() == expected.keys() and found.statistics.num_draft_tokens > 0
     for name in expected.keys() - {"past_key_values"}:
         same(found[name], expected[name])
     caches = [getattr(out.past_key_values, "self_attention_cache", out.past_key_values) for out in (found, expected)]
