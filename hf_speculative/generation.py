@@ -25,7 +25,7 @@ from . import checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
+from .options import CONFIGURED_SOURCES, plain_kwargs, read_options, with_settings
 from .pairing import check_tokenizers
 from .turnstile import check_synced, refuse_in_step
 
@@ -113,7 +113,7 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
     if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     if configured:
-        kwargs["stop_strings"] = None
+        kwargs = with_settings(model, kwargs, {"stop_strings": None})
     criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
@@ -135,11 +135,8 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     )
     checks.check_healed(healed, kwargs[name])
     mask = kwargs.get("attention_mask")
-    return kwargs | {
-        name: healed,
-        "attention_mask": torch.ones_like(healed) if mask is None else mask,
-        "token_healing": False,
-    }
+    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
+    return with_settings(model, kwargs | prompt, {"token_healing": False})
 
 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     pipeline,
 )
+from transformers.generation import utils
 
 import hf_speculative as hs
 
@@ -64,6 +65,24 @@ def test_a_generation_config_object(target, draft):
         out = hs.generate(target, **tiny.prompts(2), generation_config=config, draft_model=draft)
     assert out.tolist() == target.generate(**tiny.prompts(2), generation_config=config).tolist()
     assert len(stats.acceptance_histogram) <= 3 and config.to_dict() == before
+
+
+def test_a_generation_config_alone_warns_of_nothing(draft, monkeypatch):
+    """transformers warns of a config together with other settings: what is switched off for a call goes into the config."""
+    said, model = [], tiny.llama()
+    monkeypatch.setattr(utils.logger, "warning_once", said.append)
+    settings = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    config = GenerationConfig(**settings, prompt_lookup_num_tokens=3)
+    expected = model.generate(**tiny.prompts(2), **settings)
+    with hs.record() as stats:
+        assert hs.generate(model, **tiny.prompts(2), generation_config=config).tolist() == expected.tolist()
+        config.prompt_lookup_num_tokens, model.generation_config.use_cache = None, False
+        found = hs.generate(model, **tiny.prompts(2), generation_config=config, draft_model=draft)
+        list(hs.generate_batches(model, [[5, 6]], generation_config=config, draft_model=draft))
+    assert found.tolist() == expected.tolist() and stats.num_calls == 3 and not said
+    # The model's own word can only be overruled beside the config.
+    model.generation_config.prompt_lookup_num_tokens = 3
+    assert hs.generate(model, **tiny.prompts(2), generation_config=config, draft_model=draft).tolist() == found.tolist()
 
 
 def test_attach_and_detach(attached, draft):
