@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from .configuration import Options
 from .lookahead import SCHEDULE_NAMES
-from .models import Inputs, Path, fits_universal
+from .models import Inputs, Path, fits_universal, misfit_of_encoder
 from .types import Drafter, Rule, Schedule
 from .verification import SampledVerification
 
@@ -59,6 +62,31 @@ def check_options(options: Options) -> None:
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
 
 
+def check_inputs(options: Options, model: PreTrainedModel) -> None:
+    """What the call gives to read, as far as no device and no encoder has to be asked.
+
+    Raises:
+        TypeError: ids that are no whole numbers.
+        ValueError: an empty batch, or what the draft's encoder cannot read.
+    """
+    call, draft = options.generate_kwargs, options.draft_model
+    names = ["input_ids", "decoder_input_ids", *(["inputs"] if model.main_input_name == "input_ids" else [])]
+    for name in (*names, "inputs_embeds"):
+        value = call.get(name)
+        if not isinstance(value, Tensor):
+            continue
+        if name in names and (value.is_floating_point() or value.is_complex()):
+            raise TypeError(f"`{name}` is of type {value.dtype}: ids are whole numbers, pass `{name}.long()`.")
+        if len(value) == 0:
+            raise ValueError(f"`{name}` has shape {tuple(value.shape)}, an empty batch: give at least one prompt.")
+    misfit = draft is not None and misfit_of_encoder(draft, model, call)
+    if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
+        raise ValueError(
+            f"`{misfit}` has another width than the encoder of `draft_model`, a {type(draft).__name__}, reads: pass "
+            f"`input_ids=` {'instead' if misfit == 'inputs_embeds' else 'as well'}, or use `prompt_lookup_num_tokens=`."
+        )
+
+
 def check_generation(
     options: Options,
     model: PreTrainedModel,
@@ -90,6 +118,12 @@ def check_generation(
                 f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
+    caches = [name for name in ALL_CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
+        raise ValueError(
+            f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
+            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain decoding."
+        )
     _check_rope(model, input_ids.shape[1], config.max_length)
     _check_sparse(model, config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:

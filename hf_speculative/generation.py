@@ -83,6 +83,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
+    checks.check_inputs(options, checks.unwrap(model, "model"))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
     with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))

@@ -70,6 +70,12 @@ WITH_DRAFT = {
         "num_draft_tokens.*no effect beside",
     ),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
+    "ids with a fraction": (
+        {"input_ids": IDS + 0.6},
+        TypeError,
+        r"`input_ids` is of type torch.float32.*whole numbers",
+    ),
+    "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
     "right padding": ({"attention_mask": MASK.flip(1)}, ValueError, "padding_side='left'"),
     "hole in the mask": ({"attention_mask": torch.tensor([[1, 0, 1, 1]] * 2)}, ValueError, "more than left padding"),
     "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),

@@ -4,7 +4,14 @@ import pytest
 import tiny
 import torch
 from architectures.check import build, prompts
-from transformers import DynamicCache, SynthIDTextWatermarkingConfig, WatermarkingConfig, set_seed
+from transformers import (
+    DynamicCache,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    WatermarkingConfig,
+    set_seed,
+)
 
 import hf_speculative as hs
 
@@ -143,6 +150,54 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     second = {"input_ids": torch.cat([found.sequences, more], 1), "attention_mask": kept}
     again = model.generate(**second, **NEW, past_key_values=expected.past_key_values).tolist()
     assert model.generate(**second, **NEW, past_key_values=cache).tolist() == again
+
+
+@pytest.mark.parametrize("num_copies", [1, 3])
+@pytest.mark.parametrize("given", ["inputs_embeds", "encoder_outputs"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_that_is_given_no_ids(name, given, num_copies):
+    """A draft of the target's width reads the same, one of another has to read the ids or is refused."""
+    model = build("seq2seq", name)
+    ids = torch.randint(3, 60, (2, 8))
+    sampled = num_copies > 1
+    settings = {"num_return_sequences": num_copies, "do_sample": sampled, "attention_mask": torch.ones_like(ids)}
+    switches = {"reproducible": True} if sampled else {}
+
+    def call():  # `generate` repeats the encoder's outputs in place
+        values = {"inputs_embeds": model.get_input_embeddings(), "encoder_outputs": model.get_encoder()}
+        return NEW | settings | {given: values[given](ids)}
+
+    set_seed(0)
+    expected = model.generate(**call()).tolist()
+    for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": tiny.noisy_copy(model, 0.05)}):
+        set_seed(0)
+        with hs.record() as stats:
+            assert hs.generate(model, **call(), **switches, **source).tolist() == expected
+    assert stats.draft_acceptance_rate > 0.2, "of the same width, the draft reads what the target reads"
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    tokens = {"decoder_start_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    narrow = T5ForConditionalGeneration(T5Config(vocab_size=model.config.vocab_size, **sizes, **tokens)).eval()
+    runs = []
+    hook = model.get_decoder().register_forward_hook(lambda *args: runs.append(1))
+    with pytest.raises(ValueError, match=f"`{given}` has another width.*`input_ids=`"):
+        hs.generate(model, **call(), draft_model=narrow)
+    hook.remove()
+    assert not runs, "refused before the first forward"
+    if given == "encoder_outputs":
+        set_seed(0)
+        found = hs.generate(model, **call(), input_ids=ids, **switches, draft_model=narrow)
+        assert found.tolist() == expected
+
+
+def test_guidance_without_a_cache_to_guide_by():
+    """transformers keeps none of Mamba 2's state for its second pass, which then sees the last token only."""
+    model = build("causal", "mamba2")
+    runs = []
+    hook = model.register_forward_hook(lambda *args: runs.append(1))
+    with pytest.raises(ValueError, match=r"guidance_scale=1.5.*`cache_params`.*draft_model=None"):
+        hs.generate(model, torch.tensor([[1, 2, 3]]), **NEW, guidance_scale=1.5, prompt_lookup_num_tokens=2)
+    hook.remove()
+    assert not runs
 
 
 def test_positions_of_the_users_own():

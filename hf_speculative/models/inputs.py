@@ -96,11 +96,13 @@ def inputs_for_draft(
     if draft.config.is_encoder_decoder:
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
-        if _share_encoder(draft, target):
+        encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
+        if encoded or _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
         elif target.main_input_name == draft.main_input_name or draft.main_input_name not in given:
             given = {name: value for name, value in given.items() if value is not inputs_tensor}  # under another name
-            given[draft.main_input_name] = inputs_tensor
+            is_embedded = inputs_tensor is not None and inputs_tensor is call.get("inputs_embeds")
+            given["inputs_embeds" if is_embedded else draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
         if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
@@ -108,6 +110,21 @@ def inputs_for_draft(
             if "encoder_outputs" in inspect.signature(draft.forward).parameters:
                 given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
     return _captured(draft, given, inputs.generation_config.max_length, num_copies)
+
+
+def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:
+    """Which of `inputs_embeds` and `encoder_outputs` in a call has another width than the draft's own encoder; `None` if none.
+
+    Of the same width, the draft reads what the target reads: drafts are made from their targets, embeddings and all.
+    """
+    if not draft.config.is_encoder_decoder or _share_encoder(draft, target):
+        return None
+    encoder, embeds, outputs = draft.get_encoder(), call.get("inputs_embeds"), call.get("encoder_outputs")
+    if embeds is not None and embeds.shape[-1] != encoder.get_input_embeddings().embedding_dim:
+        return "inputs_embeds"
+    if outputs is not None and outputs.last_hidden_state.shape[-1] != encoder.config.hidden_size:
+        return "encoder_outputs"
+    return None
 
 
 def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
