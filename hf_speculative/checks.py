@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +123,8 @@ def check_generation(
     if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
         raise ValueError(
             f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
-            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain decoding."
+            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain "
+            "decoding."
         )
     _check_rope(model, input_ids.shape[1], config.max_length)
     _check_sparse(model, config.max_length)
@@ -161,25 +163,41 @@ def check_healed(healed: Tensor, ids: Tensor) -> None:
         )
 
 
-def check_prompt(attention_mask: Tensor | None, input_ids: Tensor) -> None:
-    """The prompt of a model without other inputs.
+def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
+    """The prompt of a model without an encoder and other embeddings than its ids'.
 
     Raises:
-        ValueError: it is empty, or the mask hides anything but left padding.
+        ValueError: it is empty, has a mask of another shape, or ids that a model of text alone has no embedding for.
     """
-    width = input_ids.shape[1]
-    if width == 0:
-        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
-    if attention_mask is None:
+    input_ids, mask = inputs.input_ids, inputs.attention_mask
+    if model.config.is_encoder_decoder or inputs.model_kwargs.get("inputs_embeds") is not None:
         return
-    if attention_mask.shape != input_ids.shape:
+    if input_ids.shape[1] == 0:
+        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
+    if mask is not None and mask.shape != input_ids.shape:
         raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
+            f"`attention_mask` has shape {tuple(mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
             "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
         )
-    mask = attention_mask.bool()
-    if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
-        raise ValueError("`attention_mask` hides more than left padding: set `padding_side='left'` on the tokenizer.")
+    for row, ids in enumerate(inputs.prompt.history):
+        check_ids(model, ids, f"row {row} of the prompt")
+
+
+def check_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> None:
+    """Ids of a model of text alone; others put images and the like in the place of ids that they have no embedding for.
+
+    Raises:
+        ValueError: there is no embedding for one.
+    """
+    num_ids = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if num_ids is None or model.config.get_text_config(decoder=True) is not model.config or not ids:
+        return
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < num_ids:
+            raise ValueError(
+                f"{what} holds the id {token}, but {type(model).__name__} has embeddings for 0 to {num_ids - 1}: encode it "
+                "with the model's own tokenizer."
+            )
 
 
 def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from . import checks
 from .agreement import ranks_of
 from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
-from .batch import Batch, padding_of
+from .batch import Batch
 from .configuration import Options
 from .costs import Probe
 from .loop import speculate
@@ -91,7 +91,10 @@ class SpeculativeDecoding:
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None
-        padding = self._padding(model, inputs, cache)
+        if cache is not None:
+            checks.check_cache(cache, input_ids, generation_config, inputs.attention_mask)
+        checks.check_prompt(model, inputs)
+        prompt = inputs.prompt
         ranks = ranks_of(self.options, model)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)
         drafter = ranks.drafter(drafter)
@@ -100,7 +103,7 @@ class SpeculativeDecoding:
             streamer.put(input_ids.cpu())
 
         assert stopping.max_length is not None  # transformers' generate always sets one
-        batch = Batch(input_ids, padding, stopping.max_length)
+        batch = Batch(input_ids, prompt.padding, stopping.max_length, prompt.history)
         sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
         ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
         self._let_rows_wait(batch, target, drafter, sampler)
@@ -144,7 +147,7 @@ class SpeculativeDecoding:
         if streamer is not None:
             streamer.end()
         sequences = output.sequences()
-        stored = target.store(cache, sequences, padding) if as_dict or cache is not None else None
+        stored = target.store(cache, sequences, prompt.padding) if as_dict or cache is not None else None
         for part in (target, drafter):
             part.release()
         if not as_dict:
@@ -196,23 +199,11 @@ class SpeculativeDecoding:
         }
         return GenerateSpeculativeEncoderDecoderOutput(**common, **layers, **encoded)
 
-    @staticmethod
-    def _padding(model: PreTrainedModel, inputs: Inputs, cache) -> list[int]:
-        kwargs = inputs.model_kwargs
-        is_encoder_decoder = model.config.is_encoder_decoder
-        mask = kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
-        if cache is not None:
-            checks.check_cache(cache, inputs.input_ids, inputs.generation_config, mask)
-        if not is_encoder_decoder and kwargs.get("inputs_embeds") is None:
-            checks.check_prompt(mask, inputs.input_ids)
-        return padding_of(mask, inputs.input_ids)
-
 
 def _share_prefill(batch: Batch, num_copies: int, parts) -> None:
     """`num_return_sequences`: read each prompt once, then copy its cache."""
-    prompts = Batch(
-        batch.tokens[::num_copies, : batch.prompt_width], batch.host_padding[::num_copies], batch.max_length
-    )
+    prompts = batch.part(range(0, len(batch.rows), num_copies))
+    prompts.rows = list(range(len(prompts.rows)))
     copies = [row for row in prompts.rows for _ in range(num_copies)]
     for part in parts:
         if not part.keeps_rows_together:  # transformers' own cache is filled as plain `generate` fills it

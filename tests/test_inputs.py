@@ -6,6 +6,7 @@ import torch
 from architectures.check import build, prompts
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     SynthIDTextWatermarkingConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 import hf_speculative as hs
+from hf_speculative.models import Inputs, inputs_for_draft
 
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 KINDS = {"llama": "causal", "gemma3_text": "causal", "bloom": "causal", "qwen3_next": "causal", "t5": "seq2seq"}
@@ -198,6 +200,65 @@ def test_guidance_without_a_cache_to_guide_by():
         hs.generate(model, torch.tensor([[1, 2, 3]]), **NEW, guidance_scale=1.5, prompt_lookup_num_tokens=2)
     hook.remove()
     assert not runs
+
+
+#: `(rows, 9)` masks that hide more than left padding: a hole, right padding, both sides, a whole row, and one row as ever
+ODD_MASKS = torch.tensor(
+    [
+        [1, 1, 1, 0, 0, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1, 1, 1],
+    ]
+)
+ODD_IDS = torch.randint(1, 60, ODD_MASKS.shape, generator=torch.Generator().manual_seed(7))
+ODD_SOURCES = {
+    "a draft of its own path": lambda model: {"draft_model": tiny.noisy_copy(model, 0.05)},
+    "a universal draft": lambda model: {"draft_model": build("causal", "bloom")},
+    "a ragged draft": lambda model: {"draft_model": tiny.llama(vocab_size=60)},
+    "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("source", ODD_SOURCES)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "opt", "bloom", "qwen3_next"])
+def test_masks_that_hide_more_than_left_padding(name, source):
+    """Row by row and as a batch, greedy with processors and sampled, several times a prompt."""
+    model = build("causal", name)
+    drafts = ODD_SOURCES[source](model)
+    greedy = NEW | {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    with hs.record() as stats:
+        for rows in (*([row] for row in range(5)), [0, 4], [0, 1, 2, 3, 4]):
+            call = {"input_ids": ODD_IDS[rows], "attention_mask": ODD_MASKS[rows]}
+            assert hs.generate(model, **call, **greedy, **drafts).tolist() == model.generate(**call, **greedy).tolist()
+    assert stats.num_draft_tokens > 0
+    sampled = NEW | {"do_sample": True, "num_return_sequences": 2}
+    set_seed(0)
+    expected = model.generate(**call, **sampled)
+    set_seed(0)
+    assert hs.generate(model, **call, **sampled, **drafts, reproducible=True).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_pad_id_inside_the_prompt(target, draft, batch_size):
+    """No mask is given, and transformers hides all that looks like padding, from the draft, too."""
+    ids = tiny.prompts(batch_size)["input_ids"]
+    ids[:, 3] = ids[-1, -1] = 0
+    expected = target.generate(ids, **NEW)
+    assert expected.tolist() != target.generate(ids, attention_mask=torch.ones_like(ids), **NEW).tolist()
+    for source in ({"draft_model": target}, {"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
+        with hs.record() as stats:
+            assert hs.generate(target, ids, **NEW, **source).tolist() == expected.tolist()
+        assert source.get("draft_model") is not target or stats.draft_acceptance_rate == 1
+    for shown in (draft, build("causal", "bloom")):  # and not from the draft alone
+        prepared = inputs_for_draft(shown, target, Inputs(ids, GenerationConfig(max_length=30), {}), {}, ids)
+        assert prepared.attention_mask is None
+
+
+def test_drafts_that_read_the_targets_own_cache_need_left_padding(target):
+    with pytest.raises(ValueError, match=r"assistant_early_exit.*`attention_mask` that hides more than left padding"):
+        hs.generate(target, ODD_IDS, attention_mask=ODD_MASKS, **NEW, assistant_early_exit=1)
 
 
 def test_positions_of_the_users_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
-from ..types import Batch
+from ..batch import Batch, Prompt
 from .rewind import copy_of
 from .shallow import duplicate
 
@@ -46,6 +47,17 @@ class Inputs:
     def cache_name(self) -> str:
         """The keyword that the model's cache goes by."""
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
+
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """That of the decoder's prompt."""
+        is_encoder_decoder = "encoder_outputs" in self.model_kwargs
+        return self.model_kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+
+    @functools.cached_property
+    def prompt(self) -> Prompt:
+        """The decoder's prompt, on the host."""
+        return Prompt(self.input_ids, self.attention_mask)
 
     @property
     def is_text(self) -> bool:
@@ -105,10 +117,13 @@ def inputs_for_draft(
             given["inputs_embeds" if is_embedded else draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
-        if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
-            given.pop("attention_mask", None)
-            if "encoder_outputs" in inspect.signature(draft.forward).parameters:
-                given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+        given.pop("attention_mask", None)
+        parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
+        if "attention_mask" in parameters:  # always, or it would be made up from ids that look like padding
+            given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]
+        # A decoder that reads the target's encoder, or none at all.
+        if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
+            given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
     return _captured(draft, given, inputs.generation_config.max_length, num_copies)
 
 
