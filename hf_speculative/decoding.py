@@ -47,8 +47,8 @@ class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput, Speculation):
     """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `survival` and `statistics` as attributes.
 
     `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
-    `past_key_values` is filled for a batch of one; for larger ones where a cache was passed in or the universal path is
-    taken, else it is `None`.
+    `past_key_values` has read all columns of `sequences` but the last, as in plain `generate`, the pad tokens after the end of
+    a row included: pass it with a longer text, and its mask, to go on.
     """
 
 
@@ -147,7 +147,9 @@ class SpeculativeDecoding:
         if streamer is not None:
             streamer.end()
         sequences = output.sequences()
-        stored = target.store(cache, sequences, prompt.padding) if as_dict or cache is not None else None
+        stored = (
+            target.store(cache, sequences, prompt.padding, output.lengths) if as_dict or cache is not None else None
+        )
         for part in (target, drafter):
             part.release()
         if not as_dict:

@@ -16,6 +16,7 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative.models import Inputs, inputs_for_draft
+from hf_speculative.models.rewind import copy_of
 
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 KINDS = {"llama": "causal", "gemma3_text": "causal", "bloom": "causal", "qwen3_next": "causal", "t5": "seq2seq"}
@@ -200,6 +201,47 @@ def test_guidance_without_a_cache_to_guide_by():
         hs.generate(model, torch.tensor([[1, 2, 3]]), **NEW, guidance_scale=1.5, prompt_lookup_num_tokens=2)
     hook.remove()
     assert not runs
+
+
+@pytest.mark.parametrize("shows_pads", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom"])
+def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
+    """Rows that ended early hold pad tokens, which the longer mask shows or hides; each row goes on as after plain decoding."""
+    model = build("causal", name)
+    draft, first = tiny.noisy_copy(model), prompts("causal", model, 4)
+    width, with_cache = first["input_ids"].shape[1], NEW | {"return_dict_in_generate": True}
+    new = model.generate(**first, **NEW)[:, width:].tolist()
+    ends = {"eos_token_id": [new[0][3], new[2][8]]}
+    plain = model.generate(**first, **with_cache, **ends)
+    sources = [{"draft_model": draft}, {"draft_model": model, "num_draft_tokens": 4}, {"prompt_lookup_num_tokens": 3}]
+    if name in ("llama", "gpt2"):
+        sources.append({"assistant_early_exit": 1})
+    turns = [hs.generate(model, **first, **with_cache, **ends, **source) for source in sources]
+    pads = plain.sequences[:, width:] == 0
+    assert pads.any() and not pads.all(1).any()
+    shown = torch.ones_like(pads) if shows_pads else ~pads
+    mask = torch.cat([first["attention_mask"], shown.long(), torch.ones(4, 3).long()], 1)
+    second = {"input_ids": torch.cat([plain.sequences, torch.randint(1, 60, (4, 3))], 1), "attention_mask": mask}
+    expected = model.generate(**second, **with_cache, past_key_values=copy_of(plain.past_key_values))
+    for turn in turns:
+        assert turn.sequences.tolist() == plain.sequences.tolist()
+        for ours, theirs in zip(turn.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            seen = torch.cat([first["attention_mask"], torch.ones_like(pads).long()], 1)[:, :-1]
+            seen = seen[:, None, -theirs.keys.shape[2] :, None]
+            same((ours.keys * seen, ours.values * seen), (theirs.keys * seen, theirs.values * seen))
+            assert ours.get_seq_length() == theirs.get_seq_length()
+        kept = copy_of(turn.past_key_values)
+        assert model.generate(**second, **NEW, past_key_values=kept).tolist() == expected.sequences.tolist()
+        with tiny.CountForwards(model) as forwards:
+            found = hs.generate(model, **second, **with_cache, past_key_values=turn.past_key_values, draft_model=draft)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert (4, 4) in forwards.lengths, "the last token of the turn before, and the new ones"
+    third = {"input_ids": torch.cat([expected.sequences, torch.randint(1, 60, (4, 2))], 1)}
+    third["attention_mask"] = torch.cat([mask, torch.ones(4, NEW["max_new_tokens"] + 2).long()], 1)
+    again = model.generate(**third, **NEW, past_key_values=expected.past_key_values).tolist()
+    assert (
+        hs.generate(model, **third, **NEW, past_key_values=found.past_key_values, draft_model=draft).tolist() == again
+    )
 
 
 #: `(rows, 9)` masks that hide more than left padding: a hole, right padding, both sides, a whole row, and one row as ever

@@ -103,10 +103,15 @@ class CachedModel:
         """Start from transformers' own `cache`, filled with the first columns of `batch`."""
         raise NotImplementedError
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
 
-        Written into the user's own cache if one was `given`; `None` where this kind of cache cannot tell.
+        Written into the user's own cache if one was `given`. Called once a call, when all rows are done.
+
+        Args:
+            sequences: `(batch, columns)`, those of the call.
+            padding: columns that are hidden in each row's prompt.
+            lengths: columns of each row up to its own end; plain decoding goes on with pad tokens, and so does the cache.
         """
         raise NotImplementedError
 

@@ -51,9 +51,6 @@ def _why_not_ids_alone(inputs: Inputs) -> str | None:
         return "reads its prompt in chunks"
     if config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions):
         return "is asked for hidden states or attentions"
-    cache = kwargs.get(inputs.cache_name)
-    if getattr(cache, "_is_user_defined", False) and inputs.input_ids.shape[0] > 1:
-        return "is given a cache for several rows"
     if not inputs.prompt.is_left_padded:
         return "is given an `attention_mask` that hides more than left padding"
     positions = kwargs.get("position_ids")
