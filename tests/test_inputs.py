@@ -244,6 +244,22 @@ def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
     )
 
 
+def test_copies_of_a_prompt_that_end_at_once_are_in_the_cache(target, draft):
+    """Their prompts were read once for all of them, and some leave before the draft has read a token of its own."""
+    settings = NEW | {"do_sample": True, "num_return_sequences": 3, "eos_token_id": [*range(1, 12)]}
+    for seed in range(6):
+        call = tiny.prompts(2, seed=seed) | settings | {"return_dict_in_generate": True}
+        set_seed(seed)
+        plain = target.generate(**call)
+        set_seed(seed)
+        found = hs.generate(target, **call, draft_model=draft, reproducible=True)
+        assert found.sequences.tolist() == plain.sequences.tolist()
+        new = torch.ones(6, plain.sequences.shape[1] - 8)
+        seen = torch.cat([call["attention_mask"].repeat_interleave(3, 0), new], 1)[:, None, :, None]
+        for ours, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            same((ours.keys * seen, ours.values * seen), (theirs.keys * seen, theirs.values * seen))
+
+
 #: `(rows, 9)` masks that hide more than left padding: a hole, right padding, both sides, a whole row, and one row as ever
 ODD_MASKS = torch.tensor(
     [

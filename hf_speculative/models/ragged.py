@@ -89,7 +89,6 @@ class RaggedModel(CachedModel):
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen = [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
-        self.rows = batch.rows
         ends = [n - pad + ahead for n, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
         return ends, max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
 
@@ -119,6 +118,7 @@ class RaggedModel(CachedModel):
     def rollback(self, batch: Batch) -> None:
         if self.seen is None:
             return
+        self.rows = batch.rows
         self.host_seen = [
             min(seen, n - pad - 1)
             for seen, n, pad in zip(self.host_seen, batch.host_lengths, batch.host_padding, strict=True)
