@@ -190,7 +190,7 @@ def check_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> None:
         ValueError: there is no embedding for one.
     """
     num_ids = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    if num_ids is None or model.config.get_text_config(decoder=True) is not model.config or not ids:
+    if num_ids is None or model.config.sub_configs or not ids:
         return
     for token in (min(ids), max(ids)):
         if not 0 <= token < num_ids:

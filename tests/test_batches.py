@@ -508,6 +508,12 @@ BAD_PROMPTS = {
 }
 
 
+def test_ids_that_an_encoder_does_not_know():
+    model = build("seq2seq", "t5")
+    with pytest.raises(ValueError, match="prompt 1 holds the id 999"):
+        list(hs.generate_batches(model, [[1, 2], [999]], prompt_lookup_num_tokens=2, max_new_tokens=4))
+
+
 @pytest.mark.parametrize("name", BAD_PROMPTS)
 def test_prompts_are_refused_before_the_first_forward(target, draft, name):
     prompt, error, message = BAD_PROMPTS[name]
