@@ -11,7 +11,7 @@ from .measure import run
 from .methods import METHODS, Method
 from .pairs import Calibration, Pair
 from .passes import Passes
-from .results import CellResult, MethodResult, Ratio, Report, Sample, theoretical_speedup
+from .results import CellResult, MethodResult, Report, Sample, theoretical_speedup
 from .shapes import SHAPES, Shape
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "MethodResult",
     "Pair",
     "Passes",
-    "Ratio",
     "Report",
     "Sample",
     "Shape",

@@ -60,7 +60,7 @@ def bench(
         ),
     ] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each row.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are taken over them.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats, for medians; one gives no verdict.")] = 3,
     methods: Annotated[str, typer.Option(help=f"Of: {', '.join(METHODS)}.")] = ",".join(DEFAULT_METHODS),
     compiled: Annotated[
         bool,
@@ -91,7 +91,8 @@ def bench(
     Lists are written with commas: --acceptance, --draft-tokens, --batch, --context, --temperature. The first value of each is
     the base, and each further one is measured with all others at their base; --grid measures all combinations. All methods
     run in turn on the same prompts, with a warm-up that does not count. A row that is slower than plain decoding, or than
-    assisted generation, beyond the spread of the repeats says LOSS. Ctrl-C keeps what was measured.
+    assisted generation, beyond the spread of the repeats says LOSS; one that is faster than its target passes allow, noise.
+    Ctrl-C keeps what was measured.
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     transformers_logging.set_verbosity_error()

@@ -28,6 +28,8 @@ class Method:
         is_speculative: it drafts. What does not is compared with plain decoding, and never called a loss of ours.
         is_ours: it goes through `hf_speculative`; a loss against assisted generation is then named, too.
         counts_passes: its target passes are forwards of the target's module, which a compiled or captured one is not.
+        is_bounded: its target passes run as plain decoding's do and cost no less, so that their number bounds its speedup; one
+            that is compiled or captured may cost less.
         max_batch: the largest batch it takes.
     """
 
@@ -37,6 +39,7 @@ class Method:
     is_speculative: bool = True
     is_ours: bool = False
     counts_passes: bool = False
+    is_bounded: bool = False
     max_batch: int | None = None
 
 
@@ -103,6 +106,7 @@ ASSISTED = Method(
     _assisted,
     "transformers' assisted generation, at the same constant draft length; batch 1 only",
     counts_passes=True,
+    is_bounded=True,
     max_batch=1,
 )
 ASSISTED_DEFAULT = Method(
@@ -110,14 +114,18 @@ ASSISTED_DEFAULT = Method(
     _assisted_default,
     "transformers' assisted generation as it comes; batch 1 only",
     counts_passes=True,
+    is_bounded=True,
     max_batch=1,
 )
-SPECULATIVE = Method("speculative", _speculative, "hf_speculative at the draft length given", is_ours=True)
+SPECULATIVE = Method(
+    "speculative", _speculative, "hf_speculative at the draft length given", is_ours=True, is_bounded=True
+)
 SPECULATIVE_AUTO = Method(
     "speculative-auto",
     _speculative_auto,
     "hf_speculative as it comes, choosing its own draft length",
     is_ours=True,
+    is_bounded=True,
 )
 SPECULATIVE_COMPILED = Method(
     "speculative-compiled",
