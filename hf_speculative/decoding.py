@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from . import checks
+from . import checks, input_checks
 from .agreement import ranks_of
 from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
 from .batch import Batch
@@ -92,8 +92,8 @@ class SpeculativeDecoding:
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None
         if cache is not None:
-            checks.check_cache(cache, input_ids, generation_config, inputs.attention_mask)
-        checks.check_prompt(model, inputs)
+            input_checks.check_cache(cache, input_ids, generation_config, inputs.attention_mask)
+        input_checks.check_prompt(model, inputs)
         prompt = inputs.prompt
         ranks = ranks_of(self.options, model)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)

@@ -21,7 +21,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-from . import checks, self_drafting
+from . import checks, input_checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, modes_of_a_call, pool
@@ -83,7 +83,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
-    checks.check_inputs(options, checks.unwrap(model, "model"))
+    input_checks.check_inputs(options, checks.unwrap(model, "model"))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
     with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
@@ -129,12 +129,12 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     refuse_in_step(
         options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
     )
-    checks.check_healing(model, kwargs, options.config.tokenizer)
+    input_checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(
         SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
     )
-    checks.check_healed(healed, kwargs[name])
+    input_checks.check_healed(healed, kwargs[name])
     mask = kwargs.get("attention_mask")
     prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
     return with_settings(model, kwargs | prompt, {"token_healing": False})

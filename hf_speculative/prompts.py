@@ -10,8 +10,8 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .checks import check_ids
 from .configuration import first_given
+from .input_checks import check_ids
 
 _PROMPTS = "prompts come as `prompts`"
 _OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
