@@ -81,10 +81,10 @@ def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
             "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
         )
     for row, ids in enumerate(inputs.prompt.history):
-        check_ids(model, ids, f"row {row} of the prompt")
+        check_known_ids(model, ids, f"row {row} of the prompt")
 
 
-def check_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> None:
+def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> None:
     """Ids of a model of text alone; others put images and the like in the place of ids that they have no embedding for.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import first_given
-from .input_checks import check_ids
+from .input_checks import check_known_ids
 
 _PROMPTS = "prompts come as `prompts`"
 _OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
@@ -93,7 +93,7 @@ def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrained
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and len(ids) > limit:
         raise ValueError(f"prompt {index} has {len(ids)} tokens, but the model has {limit} positions: shorten it.")
-    check_ids(model, ids, f"prompt {index}")
+    check_known_ids(model, ids, f"prompt {index}")
     return ids
 
 
