@@ -274,7 +274,7 @@ ODD_IDS = torch.randint(1, 60, ODD_MASKS.shape, generator=torch.Generator().manu
 ODD_SOURCES = {
     "a draft of its own path": lambda model: {"draft_model": tiny.noisy_copy(model, 0.05)},
     "a universal draft": lambda model: {"draft_model": build("causal", "bloom")},
-    "a ragged draft": lambda model: {"draft_model": tiny.llama(vocab_size=60)},
+    "a ragged draft": lambda model: {"draft_model": tiny.llama(vocab_size=model.config.vocab_size)},
     "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 3},
 }
 
