@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative import benchmark
-from hf_speculative.benchmark import measure, methods, page, passes, plots, screen, shapes
+from hf_speculative.benchmark import measure, methods, page, passes, plots, random_weights, screen, shapes
 from hf_speculative.benchmark.results import CellResult, MethodResult, Report, Sample
 from hf_speculative.cli import app
 
@@ -95,10 +95,10 @@ NAMED_DRAFTS = {
 @pytest.mark.parametrize("name", NAMED_DRAFTS)
 def test_a_shape_s_draft_costs_about_what_the_named_one_does(name):
     shape = shapes.SHAPES[name]
-    with torch.device("meta"), shapes.no_init_weights():
-        target = shapes.AutoModelForCausalLM.from_config(shape.make_config(), dtype=torch.bfloat16)
+    with torch.device("meta"), random_weights.no_init_weights():
+        target = random_weights.AutoModelForCausalLM.from_config(shape.make_config(), dtype=torch.bfloat16)
     total = passes.weight_bytes(target)
-    shares = [passes.weight_bytes(shapes.first_layers(target, layers)) / total for layers in range(1, 6)]
+    shares = [passes.weight_bytes(random_weights.first_layers(target, layers)) / total for layers in range(1, 6)]
     named = 2 * NAMED_DRAFTS[name] / total
     best = min(range(1, 6), key=lambda layers: abs(shares[layers - 1] - named))
     assert shape.draft_layers == best
@@ -377,7 +377,7 @@ def test_interrupted_results_are_kept(tmp_path, monkeypatch):
 
     monkeypatch.setitem(methods.METHODS, "own", benchmark.Method("own", interrupted, "", is_speculative=False))
     result = bench(*SMALL, "--batch", "1,2", "--methods", "own", "--json", tmp_path / "a.json")
-    assert result.exit_code == 0 and "1 of 2 cells" in result.stderr, result.output
+    assert result.exit_code == 130 and "1 of 2 cells" in result.stderr, result.output
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["is_interrupted"] and [len(c["methods"]["own"]["samples"]) for c in data["cells"]] == [2]
 

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import CompileConfig, PreTrainedModel
-
-from ..generation import generate
-from ..models.shallow import exchanged
-from .pairs import Pair
-
+# What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .cells import Cell
+    from .pairs import Pair
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ def _plain(pair: Pair, cell: Cell, call: dict[str, Any]):
 
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
+    from transformers import CompileConfig
+
     # transformers compiles by itself on a GPU only
     settings = CompileConfig(mode="reduce-overhead" if pair.device.type == "cuda" else "default")
     settings._compile_all_devices = True
@@ -69,6 +69,8 @@ def _assisted_default(pair: Pair, cell: Cell, call: dict[str, Any]):
 
 def _assistant(draft: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedModel:
     """The draft under a generation config of its own: assisted generation reads its settings there, and writes them."""
+    from ..models.shallow import exchanged
+
     twin = exchanged(draft, {})
     twin.generation_config = copy.deepcopy(draft.generation_config)
     for name, value in fields.items():
@@ -77,24 +79,27 @@ def _assistant(draft: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedMode
 
 
 def _speculative(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens)
 
 
 def _speculative_auto(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair))
+    return _ours(pair, call)
 
 
 def _speculative_compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, compile=True)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, compile=True)
 
 
 def _speculative_captured(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
 
 
-def _draft(pair: Pair) -> dict[str, Any]:
+def _ours(pair: Pair, call: dict[str, Any], **options):
+    from ..generation import generate
+
     tokenizers = {"tokenizer": pair.tokenizer, "draft_tokenizer": pair.draft_tokenizer}
-    return {"draft_model": pair.draft} | (tokenizers if pair.draft_tokenizer is not None else {})
+    of_another = tokenizers if pair.draft_tokenizer is not None else {}
+    return generate(pair.target, **call, draft_model=pair.draft, **of_another, **options)
 
 
 PLAIN = Method("plain", _plain, "transformers' `generate`", is_speculative=False)
