@@ -18,6 +18,7 @@ from .models import (
     RecordingModel,
     UniversalModel,
     choose_for,
+    num_logits,
     ragged_model,
 )
 from .output import output_names
@@ -91,7 +92,7 @@ def make_sampler(
     logits_processor: LogitsProcessorList,
     config: GenerationConfig,
 ) -> Sampler:
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    vocab_size = num_logits(model)
     processors = Processors(logits_processor, len(batch.rows))
     if not config.do_sample:
         return Greedy(processors, vocab_size)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from .configuration import Options
 from .lookahead import SCHEDULE_NAMES
@@ -100,81 +96,19 @@ def check_generation(
                 f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
+    caches = [name for name in ALL_CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
+        raise ValueError(
+            f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
+            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain "
+            "decoding."
+        )
     _check_rope(model, input_ids.shape[1], config.max_length)
     _check_sparse(model, config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
         raise ValueError(
             "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
             "id will do)."
-        )
-
-
-def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """What `token_healing` needs.
-
-    Raises:
-        ValueError: no tokenizer, no ids, or padding that only an attention mask can tell.
-    """
-    if tokenizer is None:
-        raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
-    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    if ids is None or model.config.is_encoder_decoder:
-        raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
-    if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
-        raise ValueError("`token_healing=True` changes the prompt's padding: pass `attention_mask=` as well.")
-
-
-def check_healed(healed: Tensor, ids: Tensor) -> None:
-    """Healing decodes the prompt and encodes it again.
-
-    Raises:
-        ValueError: that gave another number of tokens.
-    """
-    if healed.shape != ids.shape:
-        raise ValueError(
-            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: "
-            "encode it as the tokenizer does, without white space around it, or leave `token_healing` out."
-        )
-
-
-def check_prompt(attention_mask: Tensor | None, input_ids: Tensor) -> None:
-    """The prompt of a model without other inputs.
-
-    Raises:
-        ValueError: it is empty, or the mask hides anything but left padding.
-    """
-    width = input_ids.shape[1]
-    if width == 0:
-        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
-    if attention_mask is None:
-        return
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
-            "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
-        )
-    mask = attention_mask.bool()
-    if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
-        raise ValueError("`attention_mask` hides more than left padding: set `padding_side='left'` on the tokenizer.")
-
-
-def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:
-    """A cache that the user gave.
-
-    Raises:
-        ValueError: it is of a kind that cannot be taken back, or the ids are not those of the whole sequence.
-    """
-    own = getattr(cache, "self_attention_cache", cache)
-    if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
-        raise ValueError(
-            f"`past_key_values` is a {type(own).__name__}: pass a DynamicCache, without offloading, or none."
-        )
-    length, width = cache.get_seq_length(), input_ids.shape[1]
-    whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
-    if length and (length >= width or whole != width):
-        raise ValueError(
-            f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
-            "holds included; only the rest is fed."
         )
 
 

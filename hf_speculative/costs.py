@@ -128,7 +128,8 @@ class Probe:
             raise _NoRoom
         tokens = self.batch.tokens[:num_rows, width - kept : width]
         padding = [max(0, pad - (width - kept)) for pad in self.batch.host_padding[:num_rows]]
-        return Batch(tokens, padding, kept + MAX_COLUMNS)
+        history = [row[-kept:] for row in self.batch.history[:num_rows]]
+        return Batch(tokens, padding, kept + MAX_COLUMNS, history)
 
     def _assumed(self) -> Costs:
         """By the number of weights alone, which is what small batches are bound by."""

@@ -21,11 +21,11 @@ from transformers import (
     StopStringCriteria,
 )
 
-from . import checks, self_drafting
+from . import checks, input_checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
+from .options import CONFIGURED_SOURCES, plain_kwargs, read_options, with_settings
 from .pairing import check_tokenizers
 from .turnstile import check_synced, refuse_in_step
 
@@ -84,6 +84,7 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
+    input_checks.check_inputs(options, checks.unwrap(model, "model"))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
     with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
@@ -114,7 +115,7 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
     if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     if configured:
-        kwargs["stop_strings"] = None
+        kwargs = with_settings(model, kwargs, {"stop_strings": None})
     criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
@@ -129,18 +130,15 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     refuse_in_step(
         options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
     )
-    checks.check_healing(model, kwargs, options.config.tokenizer)
+    input_checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(
         SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
     )
-    checks.check_healed(healed, kwargs[name])
+    input_checks.check_healed(healed, kwargs[name])
     mask = kwargs.get("attention_mask")
-    return kwargs | {
-        name: healed,
-        "attention_mask": torch.ones_like(healed) if mask is None else mask,
-        "token_healing": False,
-    }
+    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
+    return with_settings(model, kwargs | prompt, {"token_healing": False})
 
 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()

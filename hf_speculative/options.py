@@ -6,6 +6,7 @@ is dropped in silence: an option that would have no effect raises.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -180,8 +181,24 @@ def read_options(
         synced_gpus=call.pop("synced_gpus"),
         lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
         lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
-        generate_kwargs=call.kwargs | hidden,
+        generate_kwargs=with_settings(model, call.kwargs, hidden),
     )
+
+
+def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` of `generate`, in which `settings` come first.
+
+    They go into a copy of the call's `generation_config`, if it has one: transformers warns of settings beside it. Only what
+    the model's own says as well has to be switched off beside it, for transformers fills a `None` up from there.
+    """
+    given = kwargs.get("generation_config")
+    if given is None:
+        return kwargs | settings
+    own = getattr(model, "generation_config", None)
+    beside = {name: None for name, value in settings.items() if value is None and getattr(own, name, None) is not None}
+    given = copy.deepcopy(given)
+    given.update(**settings)
+    return kwargs | beside | {"generation_config": given}
 
 
 def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str = "") -> None:

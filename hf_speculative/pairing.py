@@ -30,7 +30,8 @@ def draft_model_drafter(
     draft = options.draft_model
     assert draft is not None
     max_positions = max_positions_of(draft)
-    is_ragged, has_own_text = choose(draft).name == "ragged", match is not None and match.strategy != "same"
+    has_own_text = match is not None and match.strategy != "same"
+    is_ragged = choose(draft).name == "ragged" and (has_own_text or inputs.prompt.is_left_padded)
     cached: CachedModel
     if is_ragged:
         # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.

@@ -70,8 +70,14 @@ WITH_DRAFT = {
         "num_draft_tokens.*no effect beside",
     ),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
-    "right padding": ({"attention_mask": MASK.flip(1)}, ValueError, "padding_side='left'"),
-    "hole in the mask": ({"attention_mask": torch.tensor([[1, 0, 1, 1]] * 2)}, ValueError, "more than left padding"),
+    "ids with a fraction": (
+        {"input_ids": IDS + 0.6},
+        TypeError,
+        r"`input_ids` is of type torch.float32.*whole numbers",
+    ),
+    "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
+    "an id too large": ({"input_ids": IDS + 54}, ValueError, "row 1 of the prompt holds the id 62.* for 0 to 60"),
+    "an id below 0": ({"input_ids": IDS - 4}, ValueError, "row 0 of the prompt holds the id -1"),
     "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),
     "schedule object and name": (
         {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tiny
 import torch
-from transformers import set_seed
+from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
@@ -85,6 +85,27 @@ def test_padded_vocabularies(extra):
     assert stats.num_accepted_draft_tokens > 0
     out = hs.generate(model, **tiny.prompts(2), draft_model=draft, do_sample=True, max_new_tokens=NEW, pad_token_id=0)
     assert out.shape == (2, 7 + NEW)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_logits_narrower_than_the_vocabulary(sampled):
+    """ImageGPT never predicts its start token; processors and noise go by the logits, not by the config."""
+    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    model = tiny._spread(ImageGPTForCausalImageModeling(ImageGPTConfig(vocab_size=tiny.VOCAB, **sizes)).eval())
+    settings = {"bad_words_ids": [[7, 3]], "repetition_penalty": 1.3, "max_new_tokens": NEW, "do_sample": sampled}
+    call = tiny.prompts(2, vocab_size=tiny.VOCAB - 1) | settings | {"pad_token_id": 0}
+    draft, switches = tiny.noisy_copy(model), {"reproducible": True} if sampled else {}
+    for source in ({"draft_model": draft}, {"draft_model": tiny.llama()}, {"prompt_lookup_num_tokens": 3}):
+        set_seed(0)
+        expected = model.generate(**call)
+        set_seed(0)
+        with hs.record() as stats:
+            assert hs.generate(model, **call, **switches, **source).tolist() == expected.tolist()
+        assert stats.num_draft_tokens > 0
+    # One that is narrower drafts for a common one, too.
+    call |= {"do_sample": False}
+    target = tiny.llama()
+    assert hs.generate(target, **call, draft_model=model).tolist() == target.generate(**call).tolist()
 
 
 def test_learned_positions_at_the_very_end():

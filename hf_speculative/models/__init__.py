@@ -2,10 +2,10 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, modes_of_a_call, without_dropout
+from .cached_model import CachedModel, device_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
-from .inputs import Inputs, inputs_for_draft, prepared_inputs, text_inputs
+from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers
 from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
@@ -45,7 +45,9 @@ __all__ = [
     "is_sharded",
     "is_staged",
     "is_tested_universal",
+    "misfit_of_encoder",
     "modes_of_a_call",
+    "num_logits",
     "num_parameters",
     "pool",
     "prepared_inputs",

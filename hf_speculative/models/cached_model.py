@@ -105,10 +105,15 @@ class CachedModel:
         """Start from transformers' own `cache`, filled with the first columns of `batch`."""
         raise NotImplementedError
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
 
-        Written into the user's own cache if one was `given`; `None` where this kind of cache cannot tell.
+        Written into the user's own cache if one was `given`. Called once a call, when all rows are done.
+
+        Args:
+            sequences: `(batch, columns)`, those of the call.
+            padding: columns that are hidden in each row's prompt.
+            lengths: columns of each row up to its own end; plain decoding goes on with pad tokens, and so does the cache.
         """
         raise NotImplementedError
 
@@ -130,6 +135,12 @@ def last_id(model: PreTrainedModel) -> int:
     """The last id that the model has an embedding for; ZeRO-3 leaves weights without rows."""
     embedding = model.get_input_embeddings()
     return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
+
+
+def num_logits(model: PreTrainedModel) -> int:
+    """Width of the model's logits: that of its head where it has one, which need not be the vocabulary's (ImageGPT)."""
+    width = getattr(model.get_output_embeddings(), "out_features", None)
+    return width or model.config.get_text_config(decoder=True).vocab_size
 
 
 #: how many calls keep a module's attribute switched off, by its name

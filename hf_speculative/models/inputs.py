@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from transformers import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
-from ..types import Batch
+from ..batch import Batch, Prompt
 from .rewind import copy_of
 from .shallow import duplicate
 
@@ -50,6 +51,17 @@ class Inputs:
     def cache_name(self) -> str:
         """The keyword that the model's cache goes by."""
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
+
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """That of the decoder's prompt."""
+        is_encoder_decoder = "encoder_outputs" in self.model_kwargs
+        return self.model_kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+
+    @functools.cached_property
+    def prompt(self) -> Prompt:
+        """The decoder's prompt, on the host."""
+        return Prompt(self.input_ids, self.attention_mask)
 
     @property
     def is_text(self) -> bool:
@@ -106,20 +118,40 @@ def inputs_for_draft(
     if draft.config.is_encoder_decoder:
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
-        if _share_encoder(draft, target):
+        encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
+        if encoded or _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
         elif target.main_input_name == draft.main_input_name or draft.main_input_name not in given:
             given = {name: value for name, value in given.items() if value is not inputs_tensor}  # under another name
-            given[draft.main_input_name] = inputs_tensor
+            is_embedded = inputs_tensor is not None and inputs_tensor is call.get("inputs_embeds")
+            given["inputs_embeds" if is_embedded else draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
         for name in TOKEN_TYPES & given.keys():  # of an earlier turn, whose cache the target has; since then it is text
             given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
-        if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
-            given.pop("attention_mask", None)
-            if "encoder_outputs" in inspect.signature(draft.forward).parameters:
-                given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+        given.pop("attention_mask", None)
+        parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
+        if "attention_mask" in parameters:  # always, or it would be made up from ids that look like padding
+            given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]
+        # A decoder that reads the target's encoder, or none at all.
+        if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
+            given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
     return _captured(draft, given, inputs.generation_config.max_length, num_copies)
+
+
+def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:
+    """Which of `inputs_embeds` and `encoder_outputs` in a call has another width than the draft's own encoder; `None` if none.
+
+    Of the same width, the draft reads what the target reads: drafts are made from their targets, embeddings and all.
+    """
+    if not draft.config.is_encoder_decoder or _share_encoder(draft, target):
+        return None
+    encoder, embeds, outputs = draft.get_encoder(), call.get("inputs_embeds"), call.get("encoder_outputs")
+    if embeds is not None and embeds.shape[-1] != encoder.get_input_embeddings().embedding_dim:
+        return "inputs_embeds"
+    if outputs is not None and outputs.last_hidden_state.shape[-1] != encoder.config.hidden_size:
+        return "encoder_outputs"
+    return None
 
 
 def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:

@@ -51,7 +51,6 @@ class UniversalModel(CachedModel):
         self.ids = self.inputs.input_ids.long().clone()
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
-        self.settled = torch.iinfo(torch.int64).max  # columns that are right for the rows that are done, too
         self.has_prompt = False  # from then on there is a rewinder, and a cache in it
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
@@ -90,19 +89,15 @@ class UniversalModel(CachedModel):
 
     def select(self, indices: list[int]) -> None:
         """Rows that are done stay in the cache, as in plain `generate`."""
-        done = set(range(len(self.rows))) - set(indices)
-        self.settled = min([self.settled, *(self.lengths[i] - 1 for i in done)])
         self.rows = [self.rows[i] for i in indices]
 
     def load(self, cache, batch: Batch) -> None:
         """Nothing to do: the cache is among the inputs."""
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         # A stop inside a block and rows that were done early leave columns that are not those of the final text.
-        width = min(sequences.shape[1], self.ids.shape[1])
-        differing = (self.ids[:, :width] != sequences[:, :width]).any(0).nonzero().flatten().tolist()
         last = sequences.shape[1] - 1
-        self._go_back(min(self.covered, self.settled, last, *differing[:1]))
+        self._go_back(min(self.covered, min(lengths) - 1))
         self.ids = sequences.clone()
         if not self.has_prompt:
             self._prefill()
@@ -156,7 +151,6 @@ class UniversalModel(CachedModel):
         if self.ids.shape[1] < width:
             self.ids = functional.pad(self.ids, (0, width - self.ids.shape[1]))
         self.ids[self.rows, :width] = batch.tokens
-        self.lengths = batch.host_lengths
 
     def _go_back(self, column: int) -> None:
         """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""
@@ -164,9 +158,9 @@ class UniversalModel(CachedModel):
             return
         covered = self.rewinder.take_back(self.covered, column)
         if covered is None:
-            ids, rows, settled = self.ids, self.rows, self.settled
+            ids, rows = self.ids, self.rows
             self._begin()
-            self.ids, self.rows, self.settled = ids, rows, settled
+            self.ids, self.rows = ids, rows
         else:
             self.covered, self.kwargs[self.cache_name] = covered, self.rewinder.cache
 
