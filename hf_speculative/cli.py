@@ -29,7 +29,7 @@ from .evaluation.cli import eval_command
 from .evaluation.journal import BadRow
 from .evaluation.rows import read_texts
 from .hub import cli as hub
-from .self_drafting import auto_class_for
+from .loading import load_model
 
 app = typer.Typer(
     help="Speculative decoding for transformers: exact, batched, measured.",
@@ -246,12 +246,12 @@ def _load(model: str | None, draft_model: str | None, dtype: torch.dtype, device
     if model is None or draft_model is None:
         target, draft, tokenizer = embedded.embedded_pair(dtype=dtype)
     else:
-        target, draft = (auto_class_for(name).from_pretrained(name, dtype=dtype) for name in (model, draft_model))
+        target, draft = (load_model(name, dtype=dtype) for name in (model, draft_model))
         tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return target.to(device).eval(), draft.to(device).eval(), tokenizer
+    return target.to(device), draft.to(device), tokenizer
 
 
 def _print_table(console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool) -> None:

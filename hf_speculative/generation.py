@@ -24,6 +24,7 @@ from transformers import (
 from . import checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .loading import load_model
 from .models import device_of, modes_of_a_call, pool
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
 from .pairing import check_tokenizers
@@ -151,8 +152,7 @@ def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        draft = self_drafting.auto_class_for(draft_model).from_pretrained(draft_model, dtype=target.dtype)
-        drafts[draft_model] = draft.to(device_of(target)).eval()
+        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
     return drafts[draft_model]
 
 

@@ -62,3 +62,14 @@ def test_public_names_are_listed_and_documented():
     for name in hf_speculative.__all__:
         assert getattr(hf_speculative, name).__doc__, name
     assert hf_speculative.__all__ == sorted(hf_speculative.__all__)
+
+
+def test_models_are_loaded_in_one_place():
+    """There their files are held to fill their class; MTP layers are a part of a checkpoint that is loaded already."""
+    places = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
+                if not ast.unparse(node.value).endswith(("Tokenizer", "Config", "hf_speculative")):
+                    places.add((path.name, ast.unparse(node.value)))
+    assert places == {("loading.py", "auto_class"), ("self_drafting.py", "_mtp_class()")}

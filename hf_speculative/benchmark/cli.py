@@ -19,7 +19,7 @@ from .. import plotting
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
-from ..self_drafting import auto_class_for
+from ..loading import load_model
 from . import page, plots, screen
 from .calibrated import CalibratedPair
 from .cells import sweep
@@ -171,9 +171,7 @@ def _pair(
 
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
     names = (model, draft_model)
-    target, draft = (
-        auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval() for name in names
-    )
+    target, draft = (load_model(name, dtype=dtype or "auto").to(place) for name in names)
     tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(name) for name in names)
     is_same = tokenizer.get_vocab() == draft_tokenizer.get_vocab()
     return Pair(target, draft, f"{model} with {draft_model}", tokenizer, None if is_same else draft_tokenizer)

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from ..arguments import check_device, check_outputs
 from ..embedded import embedded_pair
 from ..environment import DTYPES
-from ..self_drafting import auto_class_for
+from ..loading import load_model
 from . import page, screen
 from .results import Evaluation
 from .run import evaluate
@@ -158,8 +158,8 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     if model is None:
         target, draft, tokenizer = embedded_pair(dtype=DTYPES.get(dtype, torch.float32))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    target = auto_class_for(model).from_pretrained(model, dtype=DTYPES.get(dtype, "auto"))
-    return target.to(place).eval(), draft_models or None, AutoTokenizer.from_pretrained(model)
+    target = load_model(model, dtype=DTYPES.get(dtype, "auto"))
+    return target.to(place), draft_models or None, AutoTokenizer.from_pretrained(model)
 
 
 def _numbers(option: str, text: str | None, kind) -> list:
