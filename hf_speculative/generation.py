@@ -27,7 +27,7 @@ from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .loading import load_model
 from .models import device_of, modes_of_a_call, pool
 from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
-from .pairing import check_tokenizers
+from .pairing import check_pair, check_tokenizers
 from .turnstile import check_synced, refuse_in_step
 
 
@@ -96,11 +96,14 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     )
     if options is None:
         return None
+    target = checks.unwrap(model, "model")
     checks.check_options(options)
     check_tokenizers(options)
-    checks.check_model(checks.unwrap(model, "model"), "model")
-    check_synced(options, checks.unwrap(model, "model"))
-    return self_drafting.prepare(checks.unwrap(model, "model"), options)
+    checks.check_model(target, "model")
+    check_synced(options, target)
+    options = self_drafting.prepare(target, options)
+    check_pair(options, target)
+    return options
 
 
 def with_stop_strings(model, options: Options) -> dict[str, Any]:
