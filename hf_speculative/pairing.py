@@ -166,13 +166,13 @@ def check_one_vocabulary(model: PreTrainedModel, draft: PreTrainedModel) -> None
     way_out = "give `tokenizer=` and `draft_tokenizer=`, or use a draft with the target's tokenizer"
     if not is_padding(size, draft_size):
         raise ValueError(
-            f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, more "
-            f"than padding explains, so that its ids mean other tokens: {way_out}."
+            f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, "
+            f"more than padding explains, so that its ids mean other tokens: {way_out}."
         )
     if draft.config.is_encoder_decoder and not model.config.is_encoder_decoder:
         raise ValueError(
-            f"`draft_model`: {type(draft).__name__} is an encoder-decoder model and the target is not, and no such two are known "
-            f"to have one vocabulary: {way_out}."
+            f"`draft_model`: {type(draft).__name__} is an encoder-decoder model and the target is not, and no such two are "
+            f"known to have one vocabulary: {way_out}."
         )
 
 
