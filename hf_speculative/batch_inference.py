@@ -20,9 +20,10 @@ from .loading import load_model
 from .models import device_of
 from .pairing import tokenizer_of, tokenizer_of_draft
 from .prompts import prompt_ids
+from .types import NoDistribution
 
 #: what can be wrong with a row; anything else, a device that fails for example, is the actor's and is raised
-ROW_ERRORS = (ValueError, TypeError, IndexError, torch.OutOfMemoryError)
+ROW_ERRORS = (ValueError, TypeError, IndexError, NoDistribution, torch.OutOfMemoryError)
 #: the new columns
 COLUMNS: dict[str, type] = {
     "generated_text": object,

@@ -28,7 +28,7 @@ from .pairing import max_positions_of
 from .processing import CONTEXT_FREE
 from .sampling import Sampler
 from .stopping import Stopping
-from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
+from .types import Batch, Draft, Drafter, NoDistribution, Rule, Schedule, Verdict
 
 #: draft lengths that are timed; what lies between them and beyond is interpolated
 LENGTHS = (0, 1, 2, 4, 8)
@@ -98,7 +98,7 @@ class Probe:
                 rounds = {num_rows: self._time(num_rows)}
                 if num_rows > 1 and not self.keeps_rows_together:
                     rounds[1] = self._time(1)  # rows that are done leave: a batch ends with one
-        except (torch.OutOfMemoryError, _NoRoom):
+        except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             return self._assumed()
         return Costs(rounds)
 

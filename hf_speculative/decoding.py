@@ -122,7 +122,7 @@ class SpeculativeDecoding:
             stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
             stopwatch.watch("accept", ranks.rule(rule), "__call__"),
             kept_together(ranks.schedule(schedule), target, drafter),
-            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "probs"),
+            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "target_probs"),
             stopwatch.watch("accept", ranks.stopping(stopping), "cut"),
         )
         try:

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from .batch import NO_TOKEN
 from .processing import clone
-from .types import Batch
+from .types import Batch, NoDistribution
 
 
 class Stopping:
@@ -53,7 +54,11 @@ class Stopping:
         return bool(self.eos or self.stop_strings or self.others)
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
-        """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done."""
+        """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
+
+        Raises:
+            NoDistribution: a row that has not ended goes on by `NO_TOKEN`.
+        """
         self._pass_on_outside_changes()
         string_hits = self._string_hits(batch, tokens)
         return [
@@ -65,6 +70,11 @@ class Stopping:
         before = batch.host_lengths[b] - len(new)
         for i, token in enumerate(new):
             length = before + i + 1
+            if token == NO_TOKEN:
+                raise NoDistribution(
+                    f"row {row}: there is no distribution to draw token {length - batch.prompt_width} from: the target's "
+                    "logits hold NaN or infinity, or no token is allowed. Plain `generate` raises here, too."
+                )
             is_full = self.max_length is not None and length >= self.max_length
             # The user's own come first: plain generate asks them about every token, the last one included.
             stops = self._ask_others(batch, b, row, length, scores[b, i])

@@ -121,6 +121,18 @@ def test_reproducible_sampling_has_the_law_too(pair):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
 
+@pytest.mark.parametrize("rule", [BlockVerification(), TokenVerification(), SampledVerification()])
+def test_a_broken_draft(pair, rule):
+    """Its logits are NaN after one of the tokens."""
+    draft = copy.deepcopy(pair[1])
+    with torch.no_grad():
+        draft.model.embed_tokens.weight[2] = torch.nan
+    config = SpeculativeConfig(rule=rule, num_draft_tokens=3)
+    rows = ((5, 1, 3, 1), (4, 6))
+    for prompt, samples in sample(pair[0], {"draft_model": draft, "speculative_config": config}, rows=rows, top_k=3):
+        assert_law(samples, exact_law(pair[0], prompt, top_k=3))
+
+
 def test_padded_draft_vocabulary():
     """The target has a token that the draft does not know: it is emitted as often as it should be."""
     target, narrow = (tiny.llama(seed=3, vocab_size=size, layers=1, hidden=16) for size in (41, 40))
