@@ -41,12 +41,14 @@ def target_and_drafter(
     path, own = choose_for(model, inputs), options.config
     if options.early_exit is not None:
         checks.check_ragged(model, path, "assistant_early_exit")
+        checks.check_eager(own, "assistant_early_exit")
         halves = EarlyExitModel(model, options.early_exit)
         return halves, EarlyExit(halves)
     drafter = _drafter(options, model, inputs, inputs_tensor)
     target: CachedModel
     if drafter.hidden_layers:
         checks.check_ragged(model, path, type(drafter).__name__)
+        checks.check_eager(own, type(drafter).__name__)
         target = RecordingModel(model, drafter.hidden_layers)
     elif path.name == "ragged":
         target = ragged_model(model, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
