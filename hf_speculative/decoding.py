@@ -159,6 +159,11 @@ class SpeculativeDecoding:
                 next(rounds)
             except StopIteration as end:
                 return end.value
+            except RuntimeError as error:
+                # What Python makes of a `StopIteration` of the user's on its way through a generator (PEP 479).
+                if isinstance(error.__cause__, StopIteration) and str(error) == "generator raised StopIteration":
+                    raise error.__cause__ from None
+                raise
 
     def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: Sampler) -> None:
         limit = self.options.rows_at_once

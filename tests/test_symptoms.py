@@ -658,3 +658,33 @@ def test_a_broken_draft_breaks_nothing(target, source):
     assert ours(target, inputs, **settings(draft)).tolist() == plain(target, inputs).tolist()
     out = hs.generate(target, **inputs, do_sample=True, top_k=1, max_new_tokens=NEW, pad_token_id=0, **settings(draft))
     assert out.tolist() == plain(target, inputs).tolist()
+
+
+class Raises(StoppingCriteria, BaseStreamer, hs.Drafter, hs.Schedule, hs.Rule):
+    """Raises `error` in whatever place it is put."""
+
+    lossless = True
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *args, **kwargs):
+        raise self.error
+
+    put = propose = plan = __call__
+
+
+@pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer", "drafter", "schedule", "rule"])
+@pytest.mark.parametrize("error", [StopIteration("the user's"), RuntimeError("the user's")], ids=["stop", "other"])
+def test_errors_of_the_users_are_shown_as_they_are(target, draft, place, error):
+    """A generator may not raise StopIteration, and Python makes another error of it."""
+    part = Raises(error)
+    if place in ("drafter", "schedule", "rule"):
+        settings = {"speculative_config": hs.SpeculativeConfig(**{place: part})}
+        settings |= {} if place == "drafter" else {"draft_model": draft}
+    else:
+        settings = {place: part if place == "streamer" else [part], "draft_model": draft}
+    with hs.record(), pytest.raises(type(error), match="the user's"):
+        ours(target, tiny.prompts(1), **settings)
+    # and both models still work
+    assert ours(target, tiny.prompts(1), draft_model=draft).tolist() == plain(target, tiny.prompts(1)).tolist()
