@@ -25,7 +25,7 @@ from .lookahead import Costs
 from .loop import speculate
 from .models import CachedModel, Inputs, is_sharded, num_parameters
 from .pairing import max_positions_of
-from .processing import CONTEXT_FREE
+from .processing import CONTEXT_FREE, Processors
 from .sampling import Sampler
 from .stopping import Stopping
 from .types import Batch, Draft, Drafter, NoDistribution, Rule, Schedule, Verdict
@@ -112,7 +112,8 @@ class Probe:
         batch = self._scratch(num_rows)
         generator = torch.Generator(batch.tokens.device).manual_seed(0)
         config = replace(self.options.config, generator=generator)
-        sampler = make_sampler(config, self.model, batch, self.processors, self.inputs.generation_config)
+        processors = Processors(self.processors, num_rows)
+        sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
         drafter.begin(batch, sampler)
         warm_up = bool(config.compile or config.cuda_graphs)
         rule = ranks.rule(default_rule(sampler, drafter))

@@ -14,13 +14,14 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from . import checks
 from .agreement import ranks_of
-from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter
+from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter, within_reach
 from .batch import Batch, padding_of
 from .configuration import Options
 from .costs import Probe
 from .loop import speculate
 from .models import CachedModel, Inputs
 from .output import Output
+from .processing import Processors
 from .sampling import Sampler
 from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
@@ -84,6 +85,7 @@ class SpeculativeDecoding:
         keep_scores = as_dict and bool(generation_config.output_scores)
         is_one_of_many = self.options.rows_at_once is not None
         stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
+        processors = Processors(logits_processor, input_ids.shape[0])
         checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         cache = model_kwargs.get(inputs.cache_name)
@@ -98,10 +100,10 @@ class SpeculativeDecoding:
 
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(input_ids, padding, stopping.max_length)
-        sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        sampler = make_sampler(self.options.config, model, batch, processors, generation_config)
         ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
         self._let_rows_wait(batch, target, drafter, sampler)
-        schedule = make_schedule(self.options)
+        schedule = within_reach(make_schedule(self.options), processors)
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
         schedule.begin(batch, probe)
         stopwatch = Stopwatch(input_ids.device)
