@@ -10,6 +10,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,10 @@ class UsersOwn:
 
     def hand_out(self, sets: Iterable[list]) -> None:
         """Bring what was changed from outside to `copies` and to other sets of copies."""
-        for copies in (self.copies, *sets):
-            self._carry(self.originals, copies)
-        self._look(self.copies)
+        if not all(map(_is_same, self.known, self.originals)):
+            for copies in (self.copies, *sets):
+                self._carry(self.originals, copies)
+            self._look(self.copies)
 
     def show(self, copies: list) -> None:
         """Bring what `copies` remember by now to the user's own objects."""
@@ -117,6 +119,28 @@ class UsersOwn:
 
 class _Fields(dict):
     """The attributes that an object had."""
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What a tensor held. Torch counts what is written to it, so that the device need not be asked whether anything was."""
+
+    tensor: Tensor
+    content: Tensor
+    version: int | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Numbers:
+        return cls(tensor, tensor.clone(), None if tensor.is_inference() else tensor._version)
+
+    def are_in(self, value) -> bool:
+        if value is self.tensor and self.version is not None:
+            return value._version == self.version
+        return isinstance(value, Tensor) and _are_alike(value, self.content) and torch.equal(value, self.content)
+
+
+def _are_alike(*tensors: Tensor) -> bool:
+    return len({(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors}) == 1
 
 
 def _fields(value) -> dict[str, Any] | None:
@@ -136,7 +160,7 @@ def _picture(value, twin, seen: dict[int, Any]):
     if id(value) in seen:
         return seen[id(value)]
     if isinstance(value, Tensor):
-        return value.clone()
+        return _Numbers.of(value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, set):
@@ -166,29 +190,33 @@ def _carried(before, after, onto, seen: set[int]):
         return onto
     if type(after) is not type(onto):
         return onto if _is_same(before, after) else _own(after)
-    if isinstance(after, Tensor) and isinstance(before, Tensor):
-        if not before.shape == after.shape == onto.shape or not before.dtype == after.dtype == onto.dtype:
-            return _own(after)
+    if isinstance(after, Tensor) and isinstance(before, _Numbers):
+        if not _are_alike(before.content, after, onto):
+            return onto if _is_same(before, after) else _own(after)
         # Without asking the device whether anything changed.
-        return onto.copy_(torch.where(after == before, onto, after.to(onto.device)))
+        return onto.copy_(torch.where(after == before.content, onto, after))
     if isinstance(after, np.ndarray) and isinstance(before, np.ndarray):
         if not before.shape == after.shape == onto.shape:
-            return _own(after)
+            return onto if _is_same(before, after) else _own(after)
         np.copyto(onto, after, where=after != before)
         return onto
     if type(after) is tuple and type(before) is tuple and len(before) == len(after) == len(onto):
         return tuple(_carried(old, new, own, seen) for old, new, own in zip(before, after, onto, strict=True))
-    seen.add(id(after))
-    if isinstance(after, set) and isinstance(before, set):
+    if isinstance(before, _Fields) and (fields := _fields(after)) is not None:
+        seen.add(id(after))
+        _carry_fields(before, fields, onto, seen)
+    elif isinstance(before, set) and isinstance(after, set):
         onto -= before - after
         onto |= after - before
-    elif isinstance(after, (list, deque)) and isinstance(before, list):
+    elif isinstance(before, list) and isinstance(after, (list, deque)):
+        seen.add(id(after))
         for i, (old, new, own) in enumerate(zip(before, after, list(onto), strict=False)):
             onto[i] = _carried(old, new, own, seen)
         onto.extend(_own(new) for new in list(after)[len(before) :])
         for _ in range(min(len(before) - len(after), len(onto))):
             onto.pop()
-    elif isinstance(after, dict) and isinstance(before, dict):
+    elif isinstance(before, dict) and isinstance(after, dict):
+        seen.add(id(after))
         for key in before.keys() - after.keys():
             onto.pop(key, None)
         for key, new in after.items():
@@ -196,24 +224,39 @@ def _carried(before, after, onto, seen: set[int]):
                 onto[key] = _own(new)
             elif key in onto:
                 onto[key] = _carried(before[key], new, onto[key], seen)
-    elif isinstance(before, _Fields):
-        fields, own = _fields(after) or {}, _fields(onto) or {}
-        for name in (before.keys() - fields.keys()) & own.keys():
-            delattr(onto, name)
-        for name, new in fields.items():
-            changed = (
-                _carried(before[name], new, own[name], seen) if {name} <= before.keys() & own.keys() else _own(new)
-            )
-            if name not in own or changed is not own[name]:
-                setattr(onto, name, changed)
     else:
         return onto if _is_same(before, after) else after
     return onto
 
 
-def _is_same(before, after) -> bool:
-    """Whether a plain value is what it was; of anything else only its identity counts."""
-    return type(before) is type(after) and isinstance(after, PLAIN) and before == after
+def _carry_fields(before: _Fields, fields: dict[str, Any], onto, seen: set[int]) -> None:
+    own = _fields(onto) or {}
+    for name in (before.keys() - fields.keys()) & own.keys():
+        delattr(onto, name)
+    for name, new in fields.items():
+        if name not in before:
+            setattr(onto, name, _own(new))
+        elif name in own and (carried := _carried(before[name], new, own[name], seen)) is not own[name]:
+            setattr(onto, name, carried)
+
+
+def _is_same(before, after, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether a value is what its picture shows; of what has no parts to look at, only its identity counts."""
+    if before is after or id(before) in seen:
+        return True
+    seen |= {id(before)}
+    if isinstance(before, _Numbers):
+        return before.are_in(after)
+    if isinstance(before, np.ndarray):
+        return isinstance(after, np.ndarray) and np.array_equal(before, after)
+    if isinstance(before, _Fields):
+        after = _fields(after)
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(_is_same(item, after[key], seen) for key, item in before.items())
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple, deque)):
+        same = (_is_same(old, new, seen) for old, new in zip(before, after, strict=False))
+        return len(before) == len(after) and all(same)
+    return type(before) is type(after) and isinstance(after, (*PLAIN, set)) and before == after
 
 
 def _own(value):

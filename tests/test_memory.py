@@ -1,4 +1,4 @@
-"""What processors and criteria of the user's remember: copied for rows and drafts, and kept in step with the objects themselves."""
+"""What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
 
 import queue
 import threading
@@ -33,9 +33,11 @@ class Button(StoppingCriteria):
 
     def __init__(self, kind, token, batch_size):
         self.token, (make, self.on_press, self.is_pressed) = token, STATES[kind]
+        self.num_presses = 0
         self.held, self.counts, self.also = make(), [0] * batch_size, {"counts": torch.zeros(batch_size)}
 
     def press(self):
+        self.num_presses += 1
         if self.on_press is None:
             self.held = 1
         else:
@@ -46,7 +48,7 @@ class Button(StoppingCriteria):
         self.counts = [n + int(hit) for n, hit in zip(self.counts, hits, strict=True)]
         self.also["counts"] += hits
         assert self.also["counts"].tolist() == self.counts
-        return (self.also["counts"] >= 3) | bool(self.is_pressed(self.held))
+        return (self.also["counts"] >= 3) | bool(self.num_presses and self.is_pressed(self.held))
 
 
 class Presses(Collect):
@@ -110,7 +112,7 @@ class Banned(LogitsProcessor):
     """What is banned is changed from outside; holds things that have to be shared, however deep."""
 
     def __init__(self, model):
-        self.banned, self.calls = [], 0
+        self.banned, self.calls, self.itself = [], 0, self
         self.held = {"models": [model], "weights": [next(model.parameters())], "lock": [threading.Lock()]}
 
     def __call__(self, input_ids, scores):
