@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks
+from .adapters import check_adapter_names
 from .agreement import ranks_of
 from .assembly import default_rule, kept_together, make_sampler, make_schedule, target_and_drafter, within_reach
 from .batch import Batch, padding_of
@@ -87,6 +88,7 @@ class SpeculativeDecoding:
         stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
         processors = Processors(logits_processor, input_ids.shape[0])
         checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
+        check_adapter_names(model, input_ids.shape[0])
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None

@@ -26,8 +26,9 @@ from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
 from .loading import load_model
 from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
+from .options import CONFIGURED_SOURCES, check_names, plain_kwargs, read_options
 from .pairing import check_pair, check_tokenizers
+from .prompts import check_ids
 from .turnstile import check_synced, refuse_in_step
 
 
@@ -81,6 +82,7 @@ def plain_generate_of(model):
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
     """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
@@ -91,12 +93,12 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
 
 def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
     """One call's options, checked; `None` if nothing asks for speculation."""
-    options = read_options(
-        model, kwargs, load_draft(attached_draft, model), attached_config or SpeculativeConfig(), load_draft
-    )
+    target = checks.unwrap(model, "model")
+    check_names(target, kwargs)
+    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
+    options = read_options(model, kwargs, draft, config, load_draft)
     if options is None:
         return None
-    target = checks.unwrap(model, "model")
     checks.check_options(options)
     check_tokenizers(options)
     checks.check_model(target, "model")

@@ -145,3 +145,22 @@ def padded(prompts: list[list[int]], pad: int, left: bool) -> tuple[Tensor, Tens
         columns = slice(width - len(prompt), None) if left else slice(len(prompt))
         ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
     return ids, mask
+
+
+def check_ids(kwargs: dict) -> None:
+    """The prompt, as it was given.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    for name in ("inputs", "input_ids"):
+        value = kwargs.get(name)
+        if value is None or isinstance(value, Tensor):
+            continue
+        kind, first = type(value).__name__, next(iter(value), None) if isinstance(value, (list, tuple)) else value
+        way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
+        if isinstance(first, str):
+            way_out = 'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
+        elif isinstance(value, Mapping):
+            way_out = "pass what it holds by name, `generate(model, **encoded)`"
+        raise TypeError(f"`{name}` is a {kind}, and token ids are a tensor: {way_out}.")

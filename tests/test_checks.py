@@ -1,5 +1,6 @@
 """Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
 
+import functools
 import warnings
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
 from hf_speculative.lookahead import Constant
+from hf_speculative.options import check_names
 from hf_speculative.verification import BlockVerification
 
 
@@ -160,6 +162,37 @@ def test_prompt_lookup_takes_no_draft_settings(target):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
     with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("text", r"`inputs` is a str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
+        (["one", "two"], "`inputs` is a list.*encode text first"),
+        ([[1, 2]], r"`inputs` is a list.*`torch.tensor\(\[ids\]\)`"),
+        ({"input_ids": IDS}, r"`inputs` is a dict.*`generate\(model, \*\*encoded\)`"),
+    ],
+    ids=["text", "texts", "list of ids", "encoded"],
+)
+def test_ids_that_are_no_tensor(target, draft, ids, message):
+    for settings in ({}, {"draft_model": draft}):
+        with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
+            hs.generate(target, ids, max_new_tokens=2, **settings)
+        assert not forwards.lengths
+
+
+def test_a_misspelt_option(target, monkeypatch):
+    monkeypatch.setattr(hs.generation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
+    slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
+    for slip, meant in slips.items():
+        for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):
+            with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
+                call(target, IDS, draft_model="org/draft", **{slip: 3})
+    # What the model itself knows by such a name is the model's.
+    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, generators=None: None)
+    check_names(target, ["generators", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
+    with pytest.raises(TypeError, match="`generatorz`"):
+        check_names(target, ["generatorz"])
 
 
 def test_two_drafts(target, draft, unrelated):
