@@ -7,7 +7,7 @@ QUANTIZED := .venv/.quantized
 .PHONY: demo test test-slow test-gpu quality docs clean help
 
 help:
-	@echo "make demo       generate text with the embedded pair, plain and speculative, side by side"
+	@echo "make demo       text from the embedded pair as it comes; then plain and speculative timed in turn"
 	@echo "make test       the test suite, without slow and GPU tests"
 	@echo "make test-slow  the slow tests; make test-gpu those that need CUDA"
 	@echo "make quality    formatter, linter and type checker"
@@ -24,7 +24,7 @@ $(QUANTIZED): $(READY)
 	touch $@
 
 demo: $(READY)
-	$(BIN)/hf-speculative generate
+	$(BIN)/hf-speculative generate --demo
 
 test: $(QUANTIZED)
 	$(BIN)/python -m pytest --numprocesses auto

@@ -1,5 +1,6 @@
 """The card and the settings for vLLM that an evaluation gives."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.environment import environment
+from hf_speculative.evaluation.journal import Journal
 from hf_speculative.hub import card as card_module
 from hf_speculative.hub.figures import choose_draft
 from hf_speculative.hub.pairing_file import FILE_NAME
@@ -54,7 +56,16 @@ def results(pair, tmp_path_factory):
             results=folder / f"{name}.jsonl",
             progress=False,
         )
+        by_counts(folder / f"{name}.jsonl")
     return folder
+
+
+def by_counts(path):
+    """Seconds as a quiet machine would have them: a plain step takes 1 s, a pass with a draft in it 1.1 s."""
+    journal = Journal.read(path)
+    for call in journal.calls.values():
+        call.seconds = call.num_target_passes * (1.0 if call.statistics is None else 1.1)
+    journal.write(path)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +105,7 @@ def test_speed_with_hardware_versions_and_command(code, monkeypatch):
     assert len(rows) - 1 == sum(not setting.is_plain for setting in code.settings)
     totals = code.totals(hs.Setting("draft", 4))
     row = next(row for row in rows if row[1:3] == ["greedy", "draft, 4 tokens"])
-    assert row[6].startswith(f"{totals.speedup:.2f}x (") and row[5] == f"{totals.tokens_per_second:.1f}"
+    assert row[6] == f"{totals.speedup.median:.2f}x" and row[5] == f"{totals.tokens_per_second:.1f}"
     assert row[7] == f"{totals.statistics.draft_acceptance_rate:.0%}".replace("%", " %")
     for fact in (
         code.environment["device"],
@@ -379,7 +390,7 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
 def test_the_line_for_vllm(code):
     settings = export_vllm(code, draft_model="draft", target_name="org/target", draft_name="org/draft")
     greedy = [s for s in code.settings if s.temperature == 0 and s.num_draft_tokens is not None]
-    best = max(greedy, key=lambda setting: code.totals(setting).speedup)
+    best = max(greedy, key=lambda setting: code.totals(setting).speedup.median)
     assert settings.config == {
         "method": "draft_model",
         "model": "org/draft",
@@ -394,12 +405,47 @@ def test_the_line_for_vllm(code):
 def test_what_did_best_is_served(results, best):
     """Whether that is a draft or prompt lookup."""
     code = hs.Evaluation.load(results / "code.jsonl")
-    for call in code.calls[best].values():
-        call.seconds /= 1000
+    for name, calls in code.calls.items():
+        for call in calls.values():
+            call.seconds *= 1 if name in (best, "plain, greedy") else 100
     settings = export_vllm(code)
     assert settings.figure.setting.name == best
     assert settings.config["method"] == ("draft_model" if best.startswith("draft") else "ngram")
     assert export_vllm(code, draft_model="draft").config["method"] == "draft_model"
+
+
+def repeated(results, num_rounds, seconds):
+    """Eight prompts in which each draft needs so many passes for 8 tokens, and so many seconds where plain needs 8."""
+    code = hs.Evaluation.load(results / "code.jsonl")
+    for name, calls in code.calls.items():
+        plain = name.startswith("plain")
+        call = dataclasses.replace(calls[0], rows=[dataclasses.replace(calls[0].rows[0], new_ids=[3] * 8)])
+        call.seconds = 8.0 if plain else seconds
+        if not plain:
+            call.statistics = hs.Statistics(num_rounds=num_rounds, num_spec_steps=num_rounds, num_draft_tokens=8)
+        calls |= {batch: dataclasses.replace(call, batch=batch) for batch in range(8)}
+    return code
+
+
+def test_noise_is_neither_served_nor_carded(results):
+    """8 plain steps by a busy machine, 8 passes by a quiet one."""
+    noise = repeated(results, num_rounds=8, seconds=3.0)
+    with pytest.raises(ValueError, match=r"every figure is noise.*2\.67 times .* allow 1\.00: evaluate again"):
+        export_vllm(noise)
+    text = hs.card(noise)
+    assert "2.67x" not in text and {row[6] for row in table(text, "### Speed")[1:]} == {"noise"}
+    assert "decode plainly, no draft is faster here" in text
+    metrics = [result.metric_type for result in ModelCard(text).data.eval_results]
+    assert "speedup" not in metrics and "mean_acceptance_length" in metrics
+    quiet = repeated(results, num_rounds=2, seconds=3.0)
+    assert not any("too close" in note for note in export_vllm(quiet).notes)
+    text = hs.card(quiet)
+    assert {row[6] for row in table(text, "### Speed")[1:]} == {"2.67x (2.67\u20132.67)"}
+    assert "speedup" in [result.metric_type for result in ModelCard(text).data.eval_results]
+
+
+def test_what_is_too_close_to_plain_decoding_is_called_that(code):
+    assert any("too close to plain decoding, or from too few prompts" in note for note in export_vllm(code).notes)
 
 
 def test_a_draft_with_another_tokenizer(results):

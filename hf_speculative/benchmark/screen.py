@@ -20,6 +20,8 @@ def print_cell(console: Console, cell: CellResult, report: Report) -> None:
     for label, figures in wording.rows(cell, report):
         table.add_row(label, *figures, style="bold" if label in ("speedup", "verdict") else "")
     console.print(table)
+    for note in wording.notes(cell):
+        console.print(Text(note))
     console.print(Text(wording.bare_passes(cell), style="dim"))
 
 

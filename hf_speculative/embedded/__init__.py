@@ -10,6 +10,11 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..loading import load_model
 
 FOLDER = Path(__file__).parent
+#: that the pair knows how to go on with
+DEMO_PROMPTS = (
+    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
+    "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
+)
 
 
 def embedded_pair(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..statistics import RowStatistics, Statistics
+from ..speedup import Work
+from ..statistics import RowStatistics, Statistics, without_nan
 
 FORMAT = 1
 #: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
@@ -69,6 +69,19 @@ class Call:
     @property
     def num_new_tokens(self) -> int:
         return sum(len(row.new_ids) for row in self.rows)
+
+    @property
+    def num_target_passes(self) -> int:
+        """Plain decoding runs as many as its longest row has tokens."""
+        if self.statistics is not None:
+            return self.statistics.num_target_forwards
+        return max((len(row.new_ids) for row in self.rows), default=0)
+
+    @property
+    def work(self) -> Work:
+        counts = self.statistics
+        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
+        return Work(self.num_new_tokens, self.seconds, num_row_passes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:
@@ -191,15 +204,6 @@ def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
             return {"bad_row": asdict(entry)}
         case Difference():
             return {"difference": asdict(entry)}
-
-
-def without_nan(value: Any) -> Any:
-    """The same with null for numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {str(name): without_nan(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _dumped(line: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 
 #: what has to be the same for a file of results to be gone on with
-FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate", "generation_config")
+FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate", "generation_config", "is_compiled")
 
 
 @dataclass

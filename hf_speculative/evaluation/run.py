@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from .. import checks
 from ..configuration import first_given
 from ..environment import environment
+from ..generation import Attached
 from ..pairing import tokenizer_of
 from ..prompts import settings_of_rows
 from .decoder import Decoder
@@ -158,6 +159,7 @@ def evaluate(
             "generate": _described(kwargs),
             "generation_config": _described(model.generation_config.to_diff_dict()),
             "settings": [setting.to_dict() for setting in settings],
+            "is_compiled": _is_compiled(model),
             "environment": environment(model) | {"processes": processes.count},
         },
         settings=settings,
@@ -250,6 +252,12 @@ def _compare(
         for row, expected, prompt in zip(call.rows, plain.rows, prompts, strict=True):
             if row.new_ids != expected.new_ids and (setting.name, row.index) not in journal.differences:
                 recorder.add(decoder.difference(setting, prompt, expected, row))
+
+
+def _is_compiled(model: PreTrainedModel) -> bool:
+    """By what is attached; a setting may ask for it, too."""
+    attached = vars(model).get("generate")
+    return isinstance(attached, Attached) and bool(attached.config.compile or attached.config.cuda_graphs)
 
 
 def _source(model: PreTrainedModel) -> str:

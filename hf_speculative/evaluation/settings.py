@@ -93,6 +93,11 @@ class Setting:
         return not self.generate_kwargs["do_sample"] or bool(self.options.get("reproducible"))
 
     @property
+    def is_compiled(self) -> bool:
+        """Its passes are compiled or captured, so that one may cost less than plain decoding's."""
+        return bool(self.options.get("compile") or self.options.get("cuda_graphs"))
+
+    @property
     def baseline(self) -> Setting:
         """Plain decoding at the same temperature."""
         return Setting(temperature=self.temperature)

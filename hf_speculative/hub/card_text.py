@@ -9,7 +9,7 @@ from typing import Any
 
 from ..evaluation import Evaluation
 from ..evaluation.settings import temperature_name
-from .figures import Figure, data_set_name
+from .figures import Figure, data_set_name, fastest
 
 PROMPT = "def main():"
 
@@ -23,7 +23,7 @@ hf_speculative.attach(pipe.model, draft_model="{draft}")
 print(pipe("{PROMPT}", max_new_tokens=64)[0]["generated_text"])"""
     name, loader, call, copied = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
-        best = max(figures, key=lambda figure: figure.totals.speedup or 0.0).setting
+        best = (fastest(figures) or figures[0]).setting
         name, loader, call = (
             target,
             "transformers.AutoModelForCausalLM.from_pretrained",

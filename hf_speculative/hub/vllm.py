@@ -9,7 +9,7 @@ from typing import Any
 
 from ..evaluation import Evaluation, Setting
 from ..options import DEFAULT_MAX_NGRAM
-from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of
+from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
 #: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
@@ -136,7 +136,7 @@ def export_vllm(
         **fields: further keys of vLLM's speculative config, which come before what is chosen here.
 
     Raises:
-        ValueError: no constant draft length was measured, or a field is not one that vLLM documents.
+        ValueError: no constant draft length was measured, all figures are noise, or a field is not one that vLLM documents.
     """
     found = by_use_case(evaluation)
     figures = _figures(found, draft_model)
@@ -151,7 +151,12 @@ def export_vllm(
             f"vLLM drafts a constant number of tokens, and none was measured: {', '.join(f.setting.name for f in figures)}. "
             "Evaluate with `num_draft_tokens=[2, 4, 6]` as well."
         )
-    best = max(constant, key=lambda figure: figure.totals.speedup or 0.0)
+    best = fastest(constant)
+    if best is None:
+        first = constant[0]
+        raise ValueError(
+            f"every figure is noise, {first.setting.name!r} with {first.speedup.why_noise}: evaluate again on a quiet machine."
+        )
     header, setting = best.evaluation.header, best.setting
     if setting.draft is None:
         max_ngram = setting.options.get("max_matching_ngram_size", DEFAULT_MAX_NGRAM)
@@ -184,14 +189,16 @@ def _is_constant(setting: Setting) -> bool:
 
 def _notes(best: Figure, figures: list[Figure]) -> list[str]:
     """What may differ in vLLM from what was measured here."""
-    speedup = best.totals.speedup or 0.0
+    speedup = best.speedup
     notes = [
-        f"{best.setting.label} gave {speedup:.2f}x plain decoding at batch size {best.evaluation.header['batch_size']} in "
+        f"{best.setting.label} gave {speedup} plain decoding at batch size {best.evaluation.header['batch_size']} in "
         "transformers. What is accepted carries over to vLLM, what a pass costs does not: measure there, at your load."
     ]
-    if speedup < 1:
+    if speedup.is_loss:
         notes.append("Plain decoding was faster: think twice before serving with this draft.")
-    if max(figure.totals.speedup or 0.0 for figure in figures) > speedup:
+    elif not speedup.is_gain:
+        notes.append("That is too close to plain decoding, or from too few prompts, to tell that it is faster.")
+    if fastest(figures) is not best:
         notes.append("A length chosen round by round was faster still; vLLM has a constant one.")
     if best.setting.temperature and best.setting.draft is not None:
         notes.append("Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic`.")
