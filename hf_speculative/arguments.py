@@ -74,7 +74,7 @@ def load_pair(
     from transformers import AutoTokenizer
 
     from .embedded import embedded_pair
-    from .self_drafting import auto_class_for
+    from .loading import load_model
 
     if (model is None) != (draft_model is None):
         raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
@@ -85,11 +85,11 @@ def load_pair(
         target, draft, tokenizer = embedded_pair(dtype=torch_dtype)
     else:
         with naming(options[0], model):
-            target = auto_class_for(model).from_pretrained(model, dtype=torch_dtype)
+            target = load_model(model, dtype=torch_dtype)
             tokenizer = AutoTokenizer.from_pretrained(model)
         with naming(options[1], draft_model):
-            draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=torch_dtype)
-    return target.to(device).eval(), draft.to(device).eval(), tokenizer
+            draft = load_model(draft_model, dtype=torch_dtype)
+    return target.to(device), draft.to(device), tokenizer
 
 
 def help_of(command: Callable) -> str:

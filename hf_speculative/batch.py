@@ -39,6 +39,8 @@ class Prompt:
         self.is_left_padded = all(map(all, ends)) and (width == 0 or all(ends))
 
 
+#: in the place of a token that was drawn from what is no distribution
+NO_TOKEN = -1
 #: a probability of 1 where it is read from the device as a whole number
 UNIT = 2**24
 
@@ -94,9 +96,12 @@ class Batch:
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
-    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[float]]]:
+    def append(
+        self, draft: Draft, verdict: Verdict, num_valid: Tensor | None = None
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """Lengthen each row by its accepted tokens and the target's own; the new tokens, and the survival of those proposed.
 
+        Of each row, only `num_valid (batch,)` tokens came from a distribution: among the new tokens, `NO_TOKEN` follows them.
         The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
         and a confidence stop read more.
         """
@@ -104,16 +109,19 @@ class Batch:
         if survival is None:
             survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
         in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
-        packed = [draft.num_tokens[:, None], num_accepted, verdict.next_token[:, None], draft.tokens, in_units]
+        limits = torch.full_like(verdict.num_accepted, draft.width + 1) if num_valid is None else num_valid
+        counts = [draft.num_tokens[:, None], num_accepted, limits[:, None], verdict.next_token[:, None]]
+        packed = [*counts, draft.tokens, in_units]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
         new_tokens, survivals = [], []
-        for row, (num_proposed, num_kept, next_token, *rest) in enumerate(read):
+        for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
             new_tokens.append([*rest[:num_kept], next_token])
             survivals.append([n / UNIT for n in rest[draft.width :][:num_proposed]])
             self.host_lengths[row] += num_kept + 1
             self.history[row] += new_tokens[-1]
+            new_tokens[-1][limit:] = [NO_TOKEN] * (num_kept + 1 - limit)
         self.is_unread = False
         return new_tokens, survivals
 

@@ -21,9 +21,9 @@ from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
 from .generation import Attached, plain_generate_of, prepare, with_stop_strings
 from .lookahead import Constant
+from .memory import clone
 from .models import device_of, modes_of_a_call
 from .options import with_settings
-from .processing import clone
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
 from .turnstile import refuse_in_step, turnstile
@@ -129,6 +129,7 @@ class _Run:
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
+        clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now
         if any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None):
             refuse_in_step(
                 self.options,

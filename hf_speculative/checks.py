@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from .configuration import Options
+from .configuration import Options, SpeculativeConfig
 from .lookahead import SCHEDULE_NAMES
 from .models import Inputs, Path, fits_universal
 from .types import Drafter, Schedule
@@ -159,6 +159,16 @@ def check_ragged(model, path: Path, what: str) -> None:
             f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: use `draft_model=` or "
             "`prompt_lookup_num_tokens=` instead, or leave it out for plain decoding."
         )
+
+
+def check_eager(config: SpeculativeConfig, what: str) -> None:
+    """Drafts that read the target's own layers or states take them out of eager passes."""
+    for name in ("compile", "cuda_graphs"):
+        if getattr(config, name):
+            raise ValueError(
+                f"`{name}=True` has no effect on drafts by `{what}`, which reads the target's states out of eager passes: "
+                "leave it out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
+            )
 
 
 def why_not_speculative(model) -> str | None:

@@ -25,10 +25,10 @@ from .lookahead import Costs
 from .loop import speculate
 from .models import CachedModel, Inputs, is_sharded, num_parameters
 from .pairing import max_positions_of
-from .processing import CONTEXT_FREE
+from .processing import CONTEXT_FREE, Processors
 from .sampling import Sampler
 from .stopping import Stopping
-from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
+from .types import Batch, Draft, Drafter, NoDistribution, Rule, Schedule, Verdict
 
 #: draft lengths that are timed; what lies between them and beyond is interpolated
 LENGTHS = (0, 1, 2, 4, 8)
@@ -98,7 +98,7 @@ class Probe:
                 rounds = {num_rows: self._time(num_rows)}
                 if num_rows > 1 and not self.keeps_rows_together:
                     rounds[1] = self._time(1)  # rows that are done leave: a batch ends with one
-        except (torch.OutOfMemoryError, _NoRoom):
+        except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             return self._assumed()
         return Costs(rounds)
 
@@ -112,7 +112,8 @@ class Probe:
         batch = self._scratch(num_rows)
         generator = torch.Generator(batch.tokens.device).manual_seed(0)
         config = replace(self.options.config, generator=generator)
-        sampler = make_sampler(config, self.model, batch, self.processors, self.inputs.generation_config)
+        processors = Processors(self.processors, num_rows)
+        sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
         drafter.begin(batch, sampler)
         warm_up = bool(config.compile or config.cuda_graphs)
         rule = ranks.rule(default_rule(sampler, drafter))

@@ -12,14 +12,16 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from . import checks, input_checks
+from .adapters import check_adapter_names
 from .agreement import ranks_of
-from .assembly import kept_together, make_rule, make_sampler, make_schedule, target_and_drafter
+from .assembly import kept_together, make_rule, make_sampler, make_schedule, target_and_drafter, within_reach
 from .batch import Batch
 from .configuration import Options
 from .costs import Probe
 from .loop import speculate
 from .models import CachedModel, Inputs
 from .output import Output
+from .processing import Processors
 from .sampling import Sampler
 from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
@@ -87,7 +89,9 @@ class SpeculativeDecoding:
         keep_scores = as_dict and bool(generation_config.output_scores)
         is_one_of_many = self.options.rows_at_once is not None
         stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
+        processors = Processors(logits_processor, input_ids.shape[0])
         checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
+        check_adapter_names(model, input_ids.shape[0])
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         cache = model_kwargs.get(inputs.cache_name)
         cache = cache if getattr(cache, "_is_user_defined", False) else None
@@ -104,10 +108,10 @@ class SpeculativeDecoding:
 
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(input_ids, prompt.padding, stopping.max_length, prompt.history)
-        sampler = make_sampler(self.options.config, model, batch, logits_processor, generation_config)
+        sampler = make_sampler(self.options.config, model, batch, processors, generation_config)
         ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
         self._let_rows_wait(batch, target, drafter, sampler)
-        schedule = make_schedule(self.options)
+        schedule = within_reach(make_schedule(self.options), processors)
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
         schedule.begin(batch, probe)
         stopwatch = Stopwatch(input_ids.device)
@@ -128,7 +132,7 @@ class SpeculativeDecoding:
             stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
             stopwatch.watch("accept", ranks.rule(rule), "__call__"),
             kept_together(ranks.schedule(schedule), target, drafter),
-            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "probs"),
+            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "target_probs"),
             stopwatch.watch("accept", ranks.stopping(stopping), "cut"),
         )
         try:
@@ -168,6 +172,11 @@ class SpeculativeDecoding:
                 next(rounds)
             except StopIteration as end:
                 return end.value
+            except RuntimeError as error:
+                # What Python makes of a `StopIteration` of the user's on its way through a generator (PEP 479).
+                if isinstance(error.__cause__, StopIteration) and str(error) == "generator raised StopIteration":
+                    raise error.__cause__ from None
+                raise
 
     def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: Sampler) -> None:
         limit = self.options.rows_at_once

@@ -24,9 +24,10 @@ from transformers import (
 from . import checks, input_checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .loading import load_model
 from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, plain_kwargs, read_options, with_settings
-from .pairing import check_tokenizers
+from .options import CONFIGURED_SOURCES, check_names, plain_kwargs, read_options, with_settings
+from .pairing import check_pair, check_tokenizers
 from .turnstile import check_synced, refuse_in_step
 
 
@@ -81,6 +82,7 @@ def plain_generate_of(model):
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
     """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    input_checks.check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
@@ -92,16 +94,19 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
 
 def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
     """One call's options, checked; `None` if nothing asks for speculation."""
-    options = read_options(
-        model, kwargs, load_draft(attached_draft, model), attached_config or SpeculativeConfig(), load_draft
-    )
+    target = checks.unwrap(model, "model")
+    check_names(target, kwargs)
+    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
+    options = read_options(model, kwargs, draft, config, load_draft)
     if options is None:
         return None
     checks.check_options(options)
     check_tokenizers(options)
-    checks.check_model(checks.unwrap(model, "model"), "model")
-    check_synced(options, checks.unwrap(model, "model"))
-    return self_drafting.prepare(checks.unwrap(model, "model"), options)
+    checks.check_model(target, "model")
+    check_synced(options, target)
+    options = self_drafting.prepare(target, options)
+    check_pair(options, target)
+    return options
 
 
 def with_stop_strings(model, options: Options) -> dict[str, Any]:
@@ -150,8 +155,7 @@ def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        draft = self_drafting.auto_class_for(draft_model).from_pretrained(draft_model, dtype=target.dtype)
-        drafts[draft_model] = draft.to(device_of(target)).eval()
+        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
     return drafts[draft_model]
 
 

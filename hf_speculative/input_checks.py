@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import Options
 from .models import Inputs, misfit_of_encoder
+
+
+def check_ids(kwargs: dict) -> None:
+    """The prompt, as it was given.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    for name in ("inputs", "input_ids"):
+        value = kwargs.get(name)
+        if value is None or isinstance(value, Tensor):
+            continue
+        kind, first = type(value).__name__, next(iter(value), None) if isinstance(value, (list, tuple)) else value
+        way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
+        if isinstance(first, str):
+            way_out = 'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
+        elif isinstance(value, Mapping):
+            way_out = "pass what it holds by name, `generate(model, **encoded)`"
+        raise TypeError(f"`{name}` is a {kind}, and token ids are a tensor: {way_out}.")
 
 
 def check_inputs(options: Options, model: PreTrainedModel) -> None:

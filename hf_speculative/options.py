@@ -7,6 +7,9 @@ is dropped in silence: an option that would have no effect raises.
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +41,21 @@ STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
 #: all that a call may say about drafting but the draft itself: none of it changes what plain decoding gives
 DRAFTING_OPTIONS = ("num_draft_tokens", *HANDLED_HERE, *LOOKBEHINDS, *SWITCHES)
+#: all that a call may give that is read here
+CALL_OPTIONS = (
+    "draft_model",
+    "assistant_model",
+    "tokenizer",
+    "draft_tokenizer",
+    "assistant_tokenizer",
+    "generator",
+    "speculative_config",
+    "streamer",
+    "synced_gpus",
+    *DRAFTING_OPTIONS,
+)
+#: so like an option has a name to be that it is taken for a slip (`difflib`)
+CLOSE = 0.8
 
 
 class _Call:
@@ -199,6 +217,25 @@ def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> di
     given = copy.deepcopy(given)
     given.update(**settings)
     return kwargs | beside | {"generation_config": given}
+
+
+def check_names(model, names: Iterable[str]) -> None:
+    """A misspelt option, found before a draft is loaded. transformers finds it later, or not at all, and suggests nothing.
+
+    Raises:
+        TypeError: a name that neither `generate` nor the model knows is close to that of an option.
+    """
+    for name in names:
+        close = [] if name in CALL_OPTIONS else difflib.get_close_matches(name, CALL_OPTIONS, n=1, cutoff=CLOSE)
+        if (
+            close
+            and not hasattr(GenerationConfig(), name)
+            and not any(
+                name in inspect.signature(function).parameters
+                for function in (type(model).generate, model.prepare_inputs_for_generation, model.forward)
+            )
+        ):
+            raise TypeError(f"`{name}` is no option: did you mean `{close[0]}`?")
 
 
 def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str = "") -> None:

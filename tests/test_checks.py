@@ -1,13 +1,24 @@
 """Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
 
+import functools
+import warnings
+
 import pytest
 import tiny
 import torch
-from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
 from hf_speculative.lookahead import Constant
+from hf_speculative.options import check_names
 from hf_speculative.verification import BlockVerification
 
 
@@ -166,6 +177,37 @@ def test_prompt_lookup_takes_no_draft_settings(target):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("text", r"`inputs` is a str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
+        (["one", "two"], "`inputs` is a list.*encode text first"),
+        ([[1, 2]], r"`inputs` is a list.*`torch.tensor\(\[ids\]\)`"),
+        ({"input_ids": IDS}, r"`inputs` is a dict.*`generate\(model, \*\*encoded\)`"),
+    ],
+    ids=["text", "texts", "list of ids", "encoded"],
+)
+def test_ids_that_are_no_tensor(target, draft, ids, message):
+    for settings in ({}, {"draft_model": draft}):
+        with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
+            hs.generate(target, ids, max_new_tokens=2, **settings)
+        assert not forwards.lengths
+
+
+def test_a_misspelt_option(target, monkeypatch):
+    monkeypatch.setattr(hs.generation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
+    slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
+    for slip, meant in slips.items():
+        for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):
+            with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
+                call(target, IDS, draft_model="org/draft", **{slip: 3})
+    # What the model itself knows by such a name is the model's.
+    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, generators=None: None)
+    check_names(target, ["generators", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
+    with pytest.raises(TypeError, match="`generatorz`"):
+        check_names(target, ["generatorz"])
+
+
 def test_two_drafts(target, draft, unrelated):
     with pytest.raises(ValueError, match="`draft_model` and `assistant_model` mean the same but differ"):
         hs.generate(target, IDS, draft_model=draft, assistant_model=unrelated)
@@ -205,6 +247,40 @@ def test_a_config_with_a_rule_that_is_none():
 def test_a_config_with_two_draft_lengths():
     with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside"):
         SpeculativeConfig(schedule=Constant(2), num_draft_tokens=3)
+
+
+def test_a_draft_of_another_vocabulary(target):
+    """Padding explains a few entries; more need the tokenizers of both, and so does a draft of another kind of model."""
+    sizes = {"num_hidden_layers": 1, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
+    drafts = {
+        "LlamaForCausalLM has a vocabulary of 300 entries and the target one of 61": tiny.llama(vocab_size=300),
+        "T5ForConditionalGeneration is an encoder-decoder model and the target is not": t5,
+    }
+    for message, draft in drafts.items():
+        answer = hs.check(target, draft)
+        assert not answer and message in answer.reason
+        with (
+            tiny.CountForwards(target) as forwards,
+            pytest.raises(ValueError, match=f"`draft_model`: {message}") as error,
+        ):
+            hs.generate(target, IDS, draft_model=draft, max_new_tokens=2, pad_token_id=0)
+        assert not forwards.lengths and "tokenizer=` and `draft_tokenizer=`" in str(error.value)
+    assert hs.check(target, tiny.llama(vocab_size=64, layers=1))
+
+
+def test_a_draft_that_costs_more_than_its_target(draft):
+    big, small = tiny.llama(layers=4), tiny.llama(layers=1)
+    with pytest.warns(UserWarning, match=r"`draft_model`: a token takes .* are the two mixed up"):
+        hs.generate(small, IDS, draft_model=big, max_new_tokens=2, pad_token_id=0)
+    # Of experts a token goes through few, and embeddings are looked up.
+    sparse = tiny.build("mixtral", num_local_experts=8, num_experts_per_tok=2)
+    wide = tiny.llama(vocab_size=tiny.VOCAB)
+    wide.set_input_embeddings(torch.nn.Embedding(100_000, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hs.generate(tiny.llama(), IDS, draft_model=wide, max_new_tokens=2, pad_token_id=0)
+        hs.generate(tiny.llama(layers=4), IDS, draft_model=sparse, max_new_tokens=2, pad_token_id=0)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

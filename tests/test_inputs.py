@@ -167,7 +167,8 @@ def test_inputs_embeds_several_sequences_a_prompt(target, draft):
     assert hs.generate(target, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
 
 
-def test_a_universal_draft_needs_the_ids(target):
+def test_a_universal_draft_needs_the_ids():
+    target = tiny.llama(vocab_size=99)
     embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
     with pytest.raises(ValueError, match=r"BloomForCausalLM needs the prompt's ids.*pass `input_ids=`"):
         hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
@@ -377,7 +378,7 @@ def test_a_prompt_in_chunks(decoder):
     model, inputs = decoder
     given = inputs(3)
     with tiny.CountForwards(model) as forwards:
-        found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=60))
+        found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=96))
     assert found.tolist() == model.generate(**given, **NEW).tolist()
     assert (3, 3) in forwards.lengths
 

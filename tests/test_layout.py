@@ -65,6 +65,17 @@ def test_public_names_are_listed_and_documented():
     assert hf_speculative.__all__ == sorted(hf_speculative.__all__)
 
 
+def test_models_are_loaded_in_one_place():
+    """There their files are held to fill their class; MTP layers are a part of a checkpoint that is loaded already."""
+    places = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
+                places.add((path.name, ast.unparse(node.value)))
+    places = {(file, kind) for file, kind in places if not kind.endswith(("Tokenizer", "Config", "hf_speculative"))}
+    assert places == {("loading.py", "auto_class"), ("self_drafting.py", "_mtp_class()")}
+
+
 @pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation"])
 def test_lazy_names_are_listed_and_known_to_type_checkers(name):
     package = importlib.import_module(f"hf_speculative{name}")

@@ -281,6 +281,17 @@ def test_a_batch_returns_its_cache(make, name):
 # Asking for them
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_compiled_passes_are_refused(make, name):
+    model, arguments = make(name)
+    message = f"`compile=True` has no effect on drafts by `{KINDS[name].__name__}`"
+    call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
+    hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(model, **call, compile=True)
+    assert not forwards.lengths
+
+
 def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):
     asked = []
     original = Stepwise.propose

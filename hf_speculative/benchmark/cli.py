@@ -189,14 +189,14 @@ def _pair(
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
     from transformers import AutoTokenizer
 
+    from ..loading import load_model
     from ..pairing import tokenizer_of_draft
-    from ..self_drafting import auto_class_for
     from .pairs import Pair
 
     with naming("--model", model):
-        target = auto_class_for(model).from_pretrained(model, dtype=dtype or "auto").to(place).eval()
+        target = load_model(model, dtype=dtype or "auto").to(place)
         tokenizer = AutoTokenizer.from_pretrained(model)
     with naming("--draft-model", draft_model):
-        draft = auto_class_for(draft_model).from_pretrained(draft_model, dtype=dtype or "auto").to(place).eval()
+        draft = load_model(draft_model, dtype=dtype or "auto").to(place)
     draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
     return Pair(target, draft, f"{model} with {draft_model}", tokenizer, draft_tokenizer)

@@ -164,7 +164,7 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     from transformers import AutoTokenizer
 
     from ..embedded import embedded_pair
-    from ..self_drafting import auto_class_for
+    from ..loading import auto_class_for, load_model
 
     if model is None and draft_models:
         raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")
@@ -177,9 +177,9 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
         with naming("--draft-model", name):
             auto_class_for(name)  # a name that leads nowhere is met before the target takes minutes to load
     with naming("--model", model):
-        target = auto_class_for(model).from_pretrained(model, dtype=getattr(torch, dtype) if dtype else "auto")
+        target = load_model(model, dtype=getattr(torch, dtype) if dtype else "auto")
         tokenizer = AutoTokenizer.from_pretrained(model)
-    return target.to(place).eval(), draft_models or None, tokenizer
+    return target.to(place), draft_models or None, tokenizer
 
 
 def _numbers(option: str, text: str | None, kind) -> list:

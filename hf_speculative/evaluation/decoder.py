@@ -22,10 +22,10 @@ from transformers import (
 
 from ..configuration import SpeculativeConfig, first_given
 from ..generation import Attached, generate
+from ..memory import clone
 from ..models import device_of
 from ..options import DEFAULT_MAX_DRAFT_TOKENS
 from ..pieces import Pieces
-from ..processing import clone
 from ..prompts import padded
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row

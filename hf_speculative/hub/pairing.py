@@ -14,16 +14,12 @@ from transformers.utils import CONFIG_NAME, cached_file
 from .. import files
 from ..configuration import SpeculativeConfig
 from ..generation import Attached, attach
+from ..loading import LOADING, OF_REPOSITORY, load_model
 from ..models import device_of
 from ..options import CONFIGURED_SOURCES
-from ..self_drafting import auto_class_for
 from .pairing_file import FILE_NAME, Pairing, is_inside
 
 DRAFT_FOLDER = "draft"
-#: keywords of `from_pretrained` that say how files come here, whatever the repository
-LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
-#: and those that are about one repository: its version, and whether its code may run
-OF_REPOSITORY = ("revision", "trust_remote_code")
 #: fields of `SpeculativeConfig` that a file can hold
 SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping", "rule")
 #: and those that are objects, as a rule of one's own is
@@ -76,10 +72,9 @@ def from_pretrained(
         )
     pairing = pairing or Pairing()
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
-    target = auto_class_for(repo, **here).from_pretrained(repo, **kwargs)
+    target = load_model(repo, **kwargs)
     if "generate" in vars(target):
         del target.generate
-    target.eval()
     tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
     saved = SpeculativeConfig(
         tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
@@ -90,8 +85,7 @@ def from_pretrained(
     if pairing.draft_model is not None:
         name, place = _located(pairing.draft_model, repo, here, loading | _revision(pairing))
         own = {"dtype": target.dtype} | place | (draft_kwargs or {})
-        kind = auto_class_for(name, **_only(own, (*LOADING, *OF_REPOSITORY, "subfolder")))
-        draft = kind.from_pretrained(name, **own).eval()
+        draft = load_model(name, **own)
         if "device_map" not in own and device_of(draft) != device_of(target):
             draft.to(device_of(target))
     elif draft_kwargs:

@@ -10,7 +10,7 @@ from .masks import AttentionLayers
 from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .ranks import are_several, group_of, has_sharded_weights, is_sharded, is_staged, num_parameters
+from .ranks import are_several, group_of, has_sharded_weights, is_sharded, is_staged, num_parameters, weights_of_a_pass
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
 from .static import StaticModel, ragged_model, why_eager
@@ -56,6 +56,7 @@ __all__ = [
     "text_inputs",
     "tolerance",
     "universal_deviation",
+    "weights_of_a_pass",
     "why_eager",
     "why_not_ragged",
     "with_folded_attention",
