@@ -118,10 +118,13 @@ class UniversalModel(CachedModel):
         first, outputs, is_prompt = self.last
         layers, i = outputs[name], column - first
         columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
-        if name.endswith(
-            "hidden_states"
-        ):  # `(batch, columns, hidden)`, Gemma 3n's with several states a token in front
-            return tuple(layer[..., row : row + 1, columns, :] for layer in layers)
+        # `(batch, columns, ...)`, but for Gemma 3n, whose several states a token stand in front.
+        in_front = hasattr(self.model.config.get_text_config(decoder=True), "altup_num_inputs")
+        if name.endswith("hidden_states"):
+            return tuple(
+                layer[:, row : row + 1, columns] if in_front and layer.ndim == 4 else layer[row : row + 1, columns]
+                for layer in layers
+            )
         queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
         if is_prompt or name == "cross_attentions":
             return queries
