@@ -126,10 +126,10 @@ class UniversalModel(CachedModel):
                 for layer in layers
             )
         queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
-        if is_prompt or name == "cross_attentions":
+        if is_prompt or name == "cross_attentions" or not queries:  # T5 in older transformers records none
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
+        later, image_layers = layers[0].shape[2] - 1 - i, self.image_layers
         return tuple(
             query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
             for query, (layer, window) in zip(queries, self._attending(), strict=True)
