@@ -103,10 +103,13 @@ class Output:
             return None
         rows = self.kept_layers[name]
         first = max(rows, key=len)
-        dim = -3 if name.endswith("hidden_states") else 0  # Gemma 3n has several states a token, in front of the batch
+        # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
         return tuple(
             tuple(
-                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows], dim)
+                torch.cat(
+                    [row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows],
+                    like.shape.index(1),
+                )
                 for layer, like in enumerate(step_of_first)
             )
             for step, step_of_first in enumerate(first)

@@ -27,6 +27,7 @@ KINDS = {
     "gemma3_text": "causal",
     "gemma3n_text": "causal",  # its last layers, as Gemma 4's, read the keys of earlier ones; several states a token
     "gemma4_text": "causal",
+    "hy_v4": "causal",  # several states a token, behind it
     "bloom": "causal",
     "qwen3_next": "causal",
     "t5": "seq2seq",

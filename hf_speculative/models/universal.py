@@ -113,15 +113,18 @@ class UniversalModel(CachedModel):
         first, outputs, is_prompt = self.last
         layers, i = outputs[name], column - first
         columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
-        if name.endswith(
-            "hidden_states"
-        ):  # `(batch, columns, hidden)`, Gemma 3n's with several states a token in front
-            return tuple(layer[..., row : row + 1, columns, :] for layer in layers)
+        # `(batch, columns, ...)`, but for Gemma 3n, whose several states a token stand in front.
+        in_front = hasattr(self.model.config.get_text_config(decoder=True), "altup_num_inputs")
+        if name.endswith("hidden_states"):
+            return tuple(
+                layer[:, row : row + 1, columns] if in_front and layer.ndim == 4 else layer[row : row + 1, columns]
+                for layer in layers
+            )
         queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
-        if is_prompt or name == "cross_attentions":
+        if is_prompt or name == "cross_attentions" or not queries:  # T5 in older transformers records none
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
+        later, image_layers = layers[0].shape[2] - 1 - i, self.image_layers
         return tuple(
             query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
             for query, (layer, window) in zip(queries, self._attending(), strict=True)
