@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-QUANTIZED := .venv/.quantized
+TORCHAO := .venv/torchao
 
 .PHONY: demo test test-slow test-gpu quality docs clean help
 
@@ -19,20 +19,21 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
-$(QUANTIZED): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantized]'
+# In a folder that only its tests look into: transformers imports torchao wherever it is installed, which fills stderr
+$(TORCHAO): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $@ --upgrade torchao
 	touch $@
 
 demo: $(READY)
 	$(BIN)/hf-speculative generate
 
-test: $(QUANTIZED)
+test: $(TORCHAO)
 	$(BIN)/python -m pytest --numprocesses auto
 
-test-slow: $(QUANTIZED)
+test-slow: $(TORCHAO)
 	$(BIN)/python -m pytest -m slow --numprocesses auto
 
-test-gpu: $(QUANTIZED)
+test-gpu: $(TORCHAO)
 	$(BIN)/python -m pytest -m gpu
 
 quality: $(READY)
