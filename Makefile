@@ -4,12 +4,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 TORCHAO := .venv/torchao
 
-.PHONY: demo test test-slow test-gpu quality docs clean help
+# What says that output is exact, for `test-kernels`
+EXACTNESS := tests/test_equality.py tests/test_law.py tests/test_law_universal.py tests/test_architectures.py \
+	tests/test_compatibility.py tests/test_placement.py
+
+.PHONY: demo test test-slow test-kernels test-gpu quality docs clean help
 
 help:
 	@echo "make demo       generate text with the embedded pair, plain and speculative, side by side"
 	@echo "make test       the test suite, without slow and GPU tests"
-	@echo "make test-slow  the slow tests; make test-gpu those that need CUDA"
+	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
+	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
 	@echo "make quality    formatter, linter and type checker"
 	@echo "make docs       build the documentation, links checked"
 	@echo "make clean      remove .venv and caches"
@@ -32,6 +37,16 @@ test: $(TORCHAO)
 
 test-slow: $(TORCHAO)
 	$(BIN)/python -m pytest -m slow --numprocesses auto
+	$(MAKE) test-kernels
+
+# torch, MKL and oneDNN choose kernels by the processor, and round differently in each: here as without AVX, then as without AVX-512.
+# Workers have one thread each, so that several are a case of their own.
+test-kernels: $(TORCHAO)
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+		$(BIN)/python -m pytest --numprocesses auto $(EXACTNESS)
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+		$(BIN)/python -m pytest --numprocesses auto $(EXACTNESS)
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 tests/test_equality.py
 
 test-gpu: $(TORCHAO)
 	$(BIN)/python -m pytest -m gpu
