@@ -39,7 +39,7 @@ from hf_speculative.lookahead import Adaptive, Costs
 from hf_speculative.models import probe, why_eager
 from hf_speculative.types import Draft, Drafter, Schedule
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 CHECKS: dict = {}
 
 
