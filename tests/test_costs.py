@@ -113,17 +113,22 @@ SPEEDS = {
     "slow": {"step": 30.0},
     "fast": {"step": 1e-4},
     "a dear draft": {"draft_step": 0.7},
+    "a useless draft": {"draft_step": 1.0},
+    "fewer weights than time": {"draft_step": 0.02, "column": 0.001},
 }
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("num_new", [4, 16, 24, 64, 110])
+@pytest.mark.parametrize("num_new", [16, 64, 110])
 @pytest.mark.parametrize("speed", SPEEDS)
 def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_new, batch_size):
     ours = machine(*small, **SPEEDS[speed])
     for _ in range(12):
-        assert probed(*small, batch_size, max_new_tokens=num_new) <= min(8, 0.1 * num_new) * ours.step * 1.0001
-    assert probed(*small, batch_size, max_new_tokens=num_new) == 0, "in the end all is known that this budget reaches"
+        seconds = probed(*small, batch_size, max_new_tokens=num_new)
+        assert seconds <= min(8, 0.1 * num_new) * ours.step * 1.0001
+        if seconds == 0:
+            break
+    assert seconds == 0, "in the end all is known that this budget reaches"
 
 
 def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
@@ -134,6 +139,10 @@ def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
         ours.get_busy(after, slowness=20)
         assert probed(*small) <= 8 + 19 * max(ours.curve[:9])
         assert known(small[0])[1].plain_step == 1
+    ours.slow_from = None
+    while probed(*small):
+        pass
+    assert known(small[0])[1].best() == pytest.approx({n: ours.curve[n] for n in timings.LENGTHS}), "found out later"
 
 
 def test_what_was_not_measured_is_assumed_and_later_calls_refine(small, machine):
@@ -145,7 +154,7 @@ def test_what_was_not_measured_is_assumed_and_later_calls_refine(small, machine)
         found = (probed(*small, max_new_tokens=num_new) > 0), known(target)[1]
         seen.append({n for n, times in found[1].samples.items() if times} if found[0] else found[1].best())
     assert seen[0] == assumed
-    assert seen[1:4] == [{0, 1}, {0, 1, 4, 8}, {0, 1, 2, 4, 8}], "the most telling first"
+    assert seen[1:3] == [{0, 1}, {0, 1, 2, 4, 8}], "the most telling first"
     assert seen[-1] == pytest.approx({n: ours.curve[n] for n in timings.LENGTHS}), "times agree: no call measures again"
 
 
@@ -270,7 +279,7 @@ def test_a_long_prompt_that_would_be_read_whole_is_not(machine):
     torch.manual_seed(0)
     target, draft = tiny_bloom(2), tiny_bloom(1)
     machine(target, draft)
-    for width, is_measured in ((90, False), (20, True)):
+    for width, is_measured in ((90, False), (9, True)):
         costs._known.clear()
         hs.generate(target, **tiny.prompts(1, width=width), draft_model=draft, **LONG, stopping_criteria=[at_once])
         assert known(target)[1].are_measured == is_measured
