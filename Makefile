@@ -11,7 +11,7 @@ EXACTNESS := tests/test_equality.py tests/test_law.py tests/test_law_universal.p
 .PHONY: demo test test-slow test-kernels test-gpu quality docs clean help
 
 help:
-	@echo "make demo       generate text with the embedded pair, plain and speculative, side by side"
+	@echo "make demo       text from the embedded pair as it comes; then plain and speculative timed in turn"
 	@echo "make test       the test suite, without slow and GPU tests"
 	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
 	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
@@ -30,7 +30,7 @@ $(TORCHAO): $(READY)
 	touch $@
 
 demo: $(READY)
-	$(BIN)/hf-speculative generate
+	$(BIN)/hf-speculative generate --demo
 
 test: $(TORCHAO)
 	$(BIN)/python -m pytest --numprocesses auto

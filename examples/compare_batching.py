@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import hf_speculative as hs
-from hf_speculative.cli import DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.evaluation.rows import read_texts
 
 BASELINE = "static, with a draft"

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import hf_speculative as hs
-from hf_speculative.cli import DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.evaluation.rows import read_texts
 
 

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import hf_speculative as hs
-from hf_speculative.cli import DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.evaluation.rows import read_texts
 
 

@@ -81,7 +81,7 @@ def main(
     for setting in evaluation.settings:
         totals = evaluation.totals(setting)
         figures = [f"{totals.scores[name]:.3f}" for name in ("rouge2", "rougeL", "parses")]
-        speedup = "" if totals.speedup is None else f"{totals.speedup:.2f}x"
+        speedup = "" if totals.speedup is None else str(totals.speedup)
         table.add_row(setting.name, *figures, f"{1000 / totals.tokens_per_second:.1f}", speedup)
     Console().print(table)
 

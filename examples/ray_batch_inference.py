@@ -16,7 +16,7 @@ import ray
 import typer
 
 from hf_speculative.batch_inference import SpeculativePredictor
-from hf_speculative.cli import DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS
 
 COUNTS = ("num_new_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 

@@ -1,37 +1,44 @@
 """Speculative decoding for transformers: exact, batched, through `model.generate(..., draft_model=small)`."""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .adapters import with_adapter, without_adapter
-from .batches import Completion, generate_batches
-from .compatibility import Compatibility, check
-from .configuration import SpeculativeConfig
-from .decoding import GenerateSpeculativeOutput
-from .embedded import embedded_pair
-from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
-from .generation import (
-    SpeculativeGenerationMixin,
-    attach,
-    detach,
-    generate,
-    patch_transformers,
-)
-from .statistics import RowStatistics, Statistics, record
-from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
+from .lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .adapters import with_adapter, without_adapter
+    from .batches import Completion, generate_batches
+    from .compatibility import Compatibility, check
+    from .configuration import SpeculativeConfig
+    from .decoding import GenerateSpeculativeOutput
+    from .embedded import embedded_pair
+    from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
+    from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
+    from .hub.card import card
+    from .hub.pairing import from_pretrained, save_pretrained
+    from .statistics import RowStatistics, Statistics, record
+    from .training import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
+    from .types import Batch, Draft, Drafter, Round, Rule, Schedule, Verdict
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".adapters": ["with_adapter", "without_adapter"],
+            ".batches": ["Completion", "generate_batches"],
+            ".compatibility": ["Compatibility", "check"],
+            ".configuration": ["SpeculativeConfig"],
+            ".decoding": ["GenerateSpeculativeOutput"],
+            ".embedded": ["embedded_pair"],
+            ".evaluation": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
+            ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
+            ".hub.card": ["card"],
+            ".hub.pairing": ["from_pretrained", "save_pretrained"],
+            ".statistics": ["RowStatistics", "Statistics", "record"],
+            ".training": ["SpeculativeEvalCallback", "SpeculativeSeq2SeqTrainer", "SpeculativeTrainerMixin"],
+            ".types": ["Batch", "Draft", "Drafter", "Round", "Rule", "Schedule", "Verdict"],
+        },
+    )
 
 __version__ = "0.1.0"
-
-#: public names, and a room, that are imported when they are first asked for: not every user wants what they import
-_LAZY = {
-    "SpeculativeEvalCallback": ".training",
-    "SpeculativeSeq2SeqTrainer": ".training",
-    "SpeculativeTrainerMixin": ".training",
-    "card": ".hub.card",
-    "from_pretrained": ".hub.pairing",
-    "save_pretrained": ".hub.pairing",
-    "training": ".training",
-}
 
 __all__ = [
     "Batch",
@@ -70,10 +77,3 @@ __all__ = [
     "with_adapter",
     "without_adapter",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LAZY[name], __name__)
-    return getattr(module, name, module)

@@ -1,5 +1,14 @@
-"""`python -m hf_speculative`."""
+"""The command `hf-speculative`, also as `python -m hf_speculative`."""
 
-from .cli import main
+from .interrupts import ends_at_once
 
-main()
+
+def main() -> None:
+    """Entry point of the console script."""
+    with ends_at_once():
+        from .cli import app
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .drafting import EarlyExit, Mtp, PromptLookup
-from .lookahead import SCHEDULE_NAMES, ConfidenceStop, Together
+from .lookahead import SCHEDULE_NAMES, ConfidenceStop, Constant, Together
 from .models import (
     CachedModel,
     EarlyExitModel,
@@ -18,6 +19,7 @@ from .models import (
     RecordingModel,
     UniversalModel,
     choose_for,
+    num_logits,
     ragged_model,
 )
 from .output import output_names
@@ -26,7 +28,7 @@ from .processing import Processors
 from .sampling import Coupled, Greedy, Independent, Sampler
 from .self_drafting import mtp_heads, tied_drafter
 from .types import Batch, Drafter, Rule, Schedule
-from .verification import BlockVerification, SampledVerification
+from .verification import BlockVerification, SampledVerification, rule_for
 
 
 def target_and_drafter(
@@ -41,17 +43,20 @@ def target_and_drafter(
     path, own = choose_for(model, inputs), options.config
     if options.early_exit is not None:
         checks.check_ragged(model, path, "assistant_early_exit")
+        checks.check_eager(own, "assistant_early_exit")
         halves = EarlyExitModel(model, options.early_exit)
         return halves, EarlyExit(halves)
+    if path.name == "universal":  # before the draft: both may be of one type
+        checks.check_universal(model, inputs, "model")
     drafter = _drafter(options, model, inputs, inputs_tensor)
     target: CachedModel
     if drafter.hidden_layers:
         checks.check_ragged(model, path, type(drafter).__name__)
+        checks.check_eager(own, type(drafter).__name__)
         target = RecordingModel(model, drafter.hidden_layers)
     elif path.name == "ragged":
         target = ragged_model(model, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
     else:
-        checks.check_universal(model, inputs, "model")
         target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
     return target, drafter
 
@@ -78,6 +83,14 @@ def make_schedule(options: Options) -> Schedule:
     return ConfidenceStop(schedule, options.confidence_threshold) if options.confidence_threshold else schedule
 
 
+def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
+    """`schedule`, or one that drafts nothing where processors have to be called once a token and in order."""
+    if processors.why_not_ahead is None:
+        return schedule
+    warnings.warn(f"nothing is drafted in this call: {processors.why_not_ahead}", stacklevel=2)
+    return Constant(0)
+
+
 def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:
     """`schedule`, for parts that work best on rows of similar length."""
     return Together(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
@@ -87,16 +100,19 @@ def make_sampler(
     own: SpeculativeConfig,
     model: PreTrainedModel,
     batch: Batch,
-    logits_processor: LogitsProcessorList,
+    processors: Processors,
     config: GenerationConfig,
 ) -> Sampler:
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    processors = Processors(logits_processor, len(batch.rows))
+    vocab_size = num_logits(model)
     if not config.do_sample:
         return Greedy(processors, vocab_size)
     if own.reproducible:
         return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
     return Independent(processors, vocab_size, own.generator)
+
+
+def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
+    return rule_for(own.rule) or default_rule(sampler, drafter)
 
 
 def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +15,32 @@ if TYPE_CHECKING:
     from .types import Draft, Verdict
 
 
-def padding_of(attention_mask: Tensor | None, input_ids: Tensor) -> list[int]:
-    """Columns of left padding in each row of a prompt."""
-    if attention_mask is None or attention_mask.shape != input_ids.shape:
-        return [0] * input_ids.shape[0]
-    return (attention_mask.cumsum(1) == 0).sum(1).tolist()
+class Prompt:
+    """A call's prompt as the host knows it: read from the device once, for all that is decided before the first pass.
+
+    Args:
+        input_ids: `(batch, width)`.
+        attention_mask: likewise; `None`, or one of another shape, hides nothing.
+
+    Attributes:
+        history: the ids of each row without those that the mask hides.
+        padding: how many it hides in each row.
+        is_left_padded: it hides nothing but left padding, and none of the rows as a whole.
+    """
+
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor | None):
+        if attention_mask is None or attention_mask.shape != input_ids.shape:
+            attention_mask = torch.ones_like(input_ids)
+        ids, seen = torch.stack([input_ids.long(), attention_mask.to(input_ids.device).bool().long()]).tolist()
+        self.history = [list(compress(*row)) for row in zip(ids, seen, strict=True)]
+        self.padding = [row.count(0) for row in seen]
+        ends = [row[pad:] for row, pad in zip(seen, self.padding, strict=True)]
+        width = input_ids.shape[1]
+        self.is_left_padded = all(map(all, ends)) and (width == 0 or all(ends))
 
 
+#: in the place of a token that was drawn from what is no distribution
+NO_TOKEN = -1
 #: a probability of 1 where it is read from the device as a whole number
 UNIT = 2**24
 
@@ -34,8 +54,9 @@ class Batch:
     Attributes:
         tokens: `(batch, capacity)` int64. Row b is valid up to `lengths[b]`; a draft is written beyond.
         lengths: `(batch,)` int64 on the device, `host_lengths` the same as a list: the host knows them without asking.
-        padding: columns of left padding in each row, on the device and as a list.
-        history: the tokens of each row without its padding, as lists.
+        padding: columns of left padding in each row, on the device and as a list; with a mask that hides more, which only the
+            universal path takes, how many columns it hides.
+        history: the tokens of each row without those, as lists.
         rows: which row of the call each row is.
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
@@ -45,7 +66,13 @@ class Batch:
     is_unread: bool = True
     waiting: Batch | None = None
 
-    def __init__(self, input_ids: Tensor, padding: Sequence[int], max_length: int):
+    def __init__(
+        self,
+        input_ids: Tensor,
+        padding: Sequence[int],
+        max_length: int,
+        history: Sequence[Sequence[int]] | None = None,
+    ):
         self.prompt_width = input_ids.shape[1]
         self.max_length = max_length
         self.max_position = max_length - 1 - min(padding)
@@ -55,7 +82,9 @@ class Batch:
         self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
         self.host_padding = list(padding)
         self.padding = torch.tensor(self.host_padding, device=input_ids.device)
-        self.history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+        if history is None:
+            history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+        self.history = [list(row) for row in history]
 
     def put(self, tokens: Tensor, ahead: int = 0) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
@@ -67,9 +96,12 @@ class Batch:
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
-    def append(self, draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[float]]]:
+    def append(
+        self, draft: Draft, verdict: Verdict, num_valid: Tensor | None = None
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """Lengthen each row by its accepted tokens and the target's own; the new tokens, and the survival of those proposed.
 
+        Of each row, only `num_valid (batch,)` tokens came from a distribution: among the new tokens, `NO_TOKEN` follows them.
         The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
         and a confidence stop read more.
         """
@@ -77,16 +109,19 @@ class Batch:
         if survival is None:
             survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
         in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
-        packed = [draft.num_tokens[:, None], num_accepted, verdict.next_token[:, None], draft.tokens, in_units]
+        limits = torch.full_like(verdict.num_accepted, draft.width + 1) if num_valid is None else num_valid
+        counts = [draft.num_tokens[:, None], num_accepted, limits[:, None], verdict.next_token[:, None]]
+        packed = [*counts, draft.tokens, in_units]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
         new_tokens, survivals = [], []
-        for row, (num_proposed, num_kept, next_token, *rest) in enumerate(read):
+        for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
             new_tokens.append([*rest[:num_kept], next_token])
             survivals.append([n / UNIT for n in rest[draft.width :][:num_proposed]])
             self.host_lengths[row] += num_kept + 1
             self.history[row] += new_tokens[-1]
+            new_tokens[-1][limit:] = [NO_TOKEN] * (num_kept + 1 - limit)
         self.is_unread = False
         return new_tokens, survivals
 

@@ -16,13 +16,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .batches import Completion, generate_batches
 from .checks import unwrap
 from .embedded import FOLDER
+from .loading import load_model
 from .models import device_of
 from .pairing import tokenizer_of, tokenizer_of_draft
 from .prompts import prompt_ids
-from .self_drafting import auto_class_for
+from .types import NoDistribution
 
 #: what can be wrong with a row; anything else, a device that fails for example, is the actor's and is raised
-ROW_ERRORS = (ValueError, TypeError, IndexError, torch.OutOfMemoryError)
+ROW_ERRORS = (ValueError, TypeError, IndexError, NoDistribution, torch.OutOfMemoryError)
 #: the new columns
 COLUMNS: dict[str, type] = {
     "generated_text": object,
@@ -95,10 +96,12 @@ class SpeculativePredictor:
         if tokenizer is None:
             tokenizer = model if isinstance(model, str) else tokenizer_of(unwrap(model, "model"))
         if isinstance(model, str):
-            model = _load(model, dtype or "auto", device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            model = load_model(model, dtype=dtype or "auto").to(
+                device or ("cuda" if torch.cuda.is_available() else "cpu")
+            )
         draft_name = draft_model if isinstance(draft_model, str) else None
         if draft_name is not None:
-            draft_model = _load(draft_name, unwrap(model, "model").dtype, device_of(model))
+            draft_model = load_model(draft_name, dtype=unwrap(model, "model").dtype).to(device_of(model))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.settings = {"tokenizer": self.tokenizer, "batch_size": batch_size, **generate_kwargs}
@@ -164,10 +167,6 @@ class SpeculativePredictor:
         configs = (self.settings.get("generation_config"), getattr(self.model, "generation_config", None))
         said = [self.settings.get("do_sample"), *(getattr(config, "do_sample", None) for config in configs)]
         return bool(next((value for value in said if value is not None), False))
-
-
-def _load(name: str, dtype: torch.dtype | str, device: torch.device | str) -> PreTrainedModel:
-    return auto_class_for(name).from_pretrained(name, dtype=dtype).to(device).eval()
 
 
 def _plain(prompt):

@@ -21,8 +21,9 @@ from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
 from .generation import Attached, plain_generate_of, prepare, with_stop_strings
 from .lookahead import Constant
+from .memory import clone
 from .models import device_of, modes_of_a_call
-from .processing import clone
+from .options import with_settings
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
 from .turnstile import refuse_in_step, turnstile
@@ -116,7 +117,9 @@ class _Run:
 
     def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        attached = vars(model).get("generate")
+        self.pad = kwargs["pad_token_id"]
+        own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
+        kwargs, attached = with_settings(model, kwargs, own), vars(model).get("generate")
         self.plain_generate, draft, config = plain_generate_of(model), None, None
         if isinstance(attached, Attached):
             draft, config = attached.draft_model, attached.config
@@ -126,6 +129,7 @@ class _Run:
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
+        clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now
         if any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None):
             refuse_in_step(
                 self.options,
@@ -161,7 +165,7 @@ class _Run:
 
     def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
         """One call of the model's own `generate`, which hands its rounds over as they are asked for."""
-        input_ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.model.config.is_encoder_decoder)
+        input_ids, mask = padded(prompts, self.pad, left=not self.model.config.is_encoder_decoder)
         device = device_of(self.model)
         # What a processor remembers of a window's first row must not reach the next window.
         processors = LogitsProcessorList(clone(list(self.kwargs.get("logits_processor") or [])))

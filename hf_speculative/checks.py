@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
 
-from .configuration import Options
+from .configuration import Options, SpeculativeConfig
 from .lookahead import SCHEDULE_NAMES
 from .models import Inputs, Path, fits_universal
-from .types import Drafter, Rule, Schedule
-from .verification import SampledVerification
+from .types import Drafter, Schedule
+from .verification import SampledVerification, rule_for
 
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS)
+_HEADS = "has an output layer for each position, a codebook each, and as many positions"
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
+    "csm_depth_decoder_model": _HEADS
+}
 
 
 def check_options(options: Options) -> None:
@@ -35,9 +41,8 @@ def check_options(options: Options) -> None:
     config = options.config
     if config.drafter is not None and not isinstance(config.drafter, Drafter):
         raise TypeError(f"`drafter` is a {type(config.drafter).__name__}: subclass hf_speculative.Drafter.")
-    for name, value, kind in (("rule", config.rule, Rule), ("schedule", config.schedule, Schedule)):
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"`{name}={value!r}`: pass an object of a subclass of hf_speculative.{kind.__name__}.")
+    if config.schedule is not None and not isinstance(config.schedule, Schedule):
+        raise TypeError(f"`schedule={config.schedule!r}`: pass an object of a subclass of hf_speculative.Schedule.")
     for name in ("reproducible", "compile", "cuda_graphs"):
         if getattr(config, name) not in (None, True, False):
             raise TypeError(f"`{name}={getattr(config, name)!r}`: pass True or False.")
@@ -45,15 +50,16 @@ def check_options(options: Options) -> None:
         raise ValueError(
             "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
         )
-    if config.rule is not None and not config.rule.lossless and not config.allow_lossy:
+    rule = rule_for(config.rule)
+    if rule is not None and not rule.lossless and not config.allow_lossy:
         raise ValueError(
-            f"the rule {type(config.rule).__name__} does not declare itself lossless, so that the output would not have the "
+            f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
             "target's law: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
         )
-    if config.reproducible and config.rule is not None and not isinstance(config.rule, SampledVerification):
+    if config.reproducible and rule is not None and not isinstance(rule, SampledVerification):
         raise ValueError(
             f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
-            f"{type(config.rule).__name__}: leave one of the two out."
+            f"{type(rule).__name__}: leave one of the two out."
         )
     if config.generator is not None and not isinstance(config.generator, torch.Generator):
         raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
@@ -90,81 +96,19 @@ def check_generation(
                 f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
+    caches = [name for name in ALL_CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
+        raise ValueError(
+            f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
+            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain "
+            "decoding."
+        )
     _check_rope(model, input_ids.shape[1], config.max_length)
     _check_sparse(model, config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
         raise ValueError(
             "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
             "id will do)."
-        )
-
-
-def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """What `token_healing` needs.
-
-    Raises:
-        ValueError: no tokenizer, no ids, or padding that only an attention mask can tell.
-    """
-    if tokenizer is None:
-        raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
-    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    if ids is None or model.config.is_encoder_decoder:
-        raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
-    if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
-        raise ValueError("`token_healing=True` changes the prompt's padding: pass `attention_mask=` as well.")
-
-
-def check_healed(healed: Tensor, ids: Tensor) -> None:
-    """Healing decodes the prompt and encodes it again.
-
-    Raises:
-        ValueError: that gave another number of tokens.
-    """
-    if healed.shape != ids.shape:
-        raise ValueError(
-            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: "
-            "encode it as the tokenizer does, without white space around it, or leave `token_healing` out."
-        )
-
-
-def check_prompt(attention_mask: Tensor | None, input_ids: Tensor) -> None:
-    """The prompt of a model without other inputs.
-
-    Raises:
-        ValueError: it is empty, or the mask hides anything but left padding.
-    """
-    width = input_ids.shape[1]
-    if width == 0:
-        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
-    if attention_mask is None:
-        return
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
-            "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
-        )
-    mask = attention_mask.bool()
-    if bool((mask[:, :-1] & ~mask[:, 1:]).any()) or not bool(mask[:, -1].all()):
-        raise ValueError("`attention_mask` hides more than left padding: set `padding_side='left'` on the tokenizer.")
-
-
-def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:
-    """A cache that the user gave.
-
-    Raises:
-        ValueError: it is of a kind that cannot be taken back, or the ids are not those of the whole sequence.
-    """
-    own = getattr(cache, "self_attention_cache", cache)
-    if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
-        raise ValueError(
-            f"`past_key_values` is a {type(own).__name__}: pass a DynamicCache, without offloading, or none."
-        )
-    length, width = cache.get_seq_length(), input_ids.shape[1]
-    whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
-    if length and (length >= width or whole != width):
-        raise ValueError(
-            f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
-            "holds included; only the rest is fed."
         )
 
 
@@ -199,9 +143,12 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
     """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        where = ""
+        if inputs.hides_columns:
+            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
             f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
-            f"steps, so that it cannot be verified exactly: {way_out}."
+            f"steps{where}, so that it cannot be verified exactly: {way_out}."
         )
 
 
@@ -214,10 +161,22 @@ def check_ragged(model, path: Path, what: str) -> None:
         )
 
 
+def check_eager(config: SpeculativeConfig, what: str) -> None:
+    """Drafts that read the target's own layers or states take them out of eager passes."""
+    for name in ("compile", "cuda_graphs"):
+        if getattr(config, name):
+            raise ValueError(
+                f"`{name}=True` has no effect on drafts by `{what}`, which reads the target's states out of eager passes: "
+                "leave it out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
+            )
+
+
 def why_not_speculative(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
         return "has no `generate`"
+    if type(model)._sample is not GenerationMixin._sample:
+        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
     return REFUSED_TYPES.get(model.config.model_type)
 
 

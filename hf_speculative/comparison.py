@@ -2,67 +2,76 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-from rich.text import Text
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from . import theory
-from .generation import generate
-from .statistics import Statistics, record
+from .benchmark.passes import timed
+from .decoding import SpeculativeDecoding
+from .generation import generate, plain_generate_of, prepare, with_stop_strings
+from .models import modes_of_a_call
+from .pieces import Pieces
+from .speedup import Speedup, Work, quartiles
+from .statistics import RowStatistics, Statistics, record
 
 
 @dataclass
 class Comparison:
-    """Plain against speculative decoding on the same prompts. Times are seconds of `generate` calls, warm-up apart."""
+    """Plain against speculative decoding on the same prompts.
+
+    Attributes:
+        num_identical: prompts whose text is plain decoding's.
+        pairs: the speculative and the plain `generate` call of each batch, as often as it was repeated.
+        statistics: of all speculative calls.
+    """
 
     num_prompts: int = 0
     num_identical: int = 0
-    num_plain_tokens: int = 0
-    plain_seconds: float = 0.0
-    num_plain_steps: int = 0
-    speculative_seconds: float = 0.0
+    pairs: list[tuple[Work, Work]] = field(default_factory=list)
+    num_plain_passes: int = 0
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
-    def speedup(self) -> float:
-        """Ratio of tokens per second, each over its own tokens."""
-        return self.tokens_per_second("speculative") / self.tokens_per_second("plain")
+    def speedup(self) -> Speedup | None:
+        """Of decoding the same prompts, in tokens per second."""
+        return Speedup.of(self.pairs, quartiles)
 
-    def tokens_per_second(self, which: str) -> float:
-        if which == "plain":
-            return self.num_plain_tokens / self.plain_seconds
-        return self.statistics.num_new_tokens / self.speculative_seconds
+    def plain_total(self, name: str) -> Any:
+        """A field of all plain calls' work added up."""
+        return sum(getattr(plain, name) for _, plain in self.pairs)
+
+    def speculative_total(self, name: str) -> Any:
+        return sum(getattr(own, name) for own, _ in self.pairs)
 
     def predicted_speedup(self, num_draft_tokens: int | None) -> float | None:
         """Leviathan et al. 2023, Theorem 3.8, from the measured acceptance rate and the measured cost of a draft step.
 
-        It is about drafts of one length: `None` where the length was chosen each round.
+        It is about drafts of one length: `None` where the length was chosen each round, and where nothing was drafted.
         """
-        if num_draft_tokens is None:
-            return None
         stats = self.statistics
+        if num_draft_tokens is None or not stats.num_draft_tokens:
+            return None
         draft_step = stats.seconds["draft"] / max(1, stats.num_draft_forwards)
-        cost = draft_step / (self.plain_seconds / self.num_plain_steps)
+        cost = draft_step / (self.plain_total("seconds") / self.num_plain_passes)
         return theory.walltime_factor(stats.token_acceptance_rate, num_draft_tokens, cost)
 
     def to_dict(self, num_draft_tokens: int | None, sampled: bool) -> dict[str, Any]:
+        """Ready for JSON."""
         statistics = self.statistics.to_dict()
         del statistics["rows"]
         return {
             "num_prompts": self.num_prompts,
-            "plain": {"seconds": self.plain_seconds, "tokens_per_second": self.tokens_per_second("plain")},
-            "speculative": {
-                "seconds": self.speculative_seconds,
-                "tokens_per_second": self.tokens_per_second("speculative"),
-            },
-            "speedup": self.speedup,
-            "predicted_speedup": self.predicted_speedup(num_draft_tokens),
             "num_identical": None if sampled else self.num_identical,
+            "speedup": self.speedup and self.speedup.to_dict(),
+            "predicted_speedup": self.predicted_speedup(num_draft_tokens),
+            "num_plain_target_forwards": self.num_plain_passes,
             "statistics": statistics,
+            "pairs": [{"speculative": asdict(own), "plain": asdict(plain)} for own, plain in self.pairs],
         }
 
 
@@ -71,7 +80,7 @@ class Runner:
     """A pair, its settings, and both ways to decode with it.
 
     Attributes:
-        seed: set before either run of a batch.
+        seed: set before each run.
         kwargs: options of both `generate` calls; `speculative_kwargs` those of the speculative one alone.
     """
 
@@ -82,52 +91,101 @@ class Runner:
     kwargs: dict[str, Any]
     speculative_kwargs: dict[str, Any]
 
-    def warm_up(self, prompt: str) -> None:
-        inputs = self._inputs([prompt])
-        short = self.kwargs | {"max_new_tokens": 8}
-        self.target.generate(**inputs, **short)
-        generate(self.target, **inputs, **short, draft_model=self.draft, **self.speculative_kwargs)
+    def __post_init__(self):
+        self.tokenizer.padding_side = "left"
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if self.target.config.is_encoder_decoder:
+            raise ValueError(
+                f"the target is a {type(self.target).__name__}: this comparison takes decoder-only models."
+            )
 
-    def compare(self, prompts: list[str], comparison: Comparison) -> list[dict[str, Any]]:
-        """Both ways on one batch, added to `comparison`; for each prompt its coloured text and its JSON fields."""
+    def stream(self, prompt: str) -> Iterator[tuple[str, bool]]:
+        """Speculative decoding of one prompt: the text as it comes, each piece with whether the draft had guessed it."""
+        inputs = self._inputs([prompt])
+        options = prepare(self.target, inputs | self._both_kwargs() | self._draft_kwargs(), None, None)
+        assert options is not None  # a draft is given
+        pieces = Pieces(self.tokenizer.decode, before=inputs["input_ids"][0].tolist())
+        set_seed(self.seed)
+        plain_generate = plain_generate_of(self.target)
+        kwargs = with_stop_strings(self.target, options) | {"custom_generate": SpeculativeDecoding(options).rounds}
+        with modes_of_a_call(self.target, self.draft), closing(plain_generate(**kwargs)) as rounds:
+            for round, _ in rounds:
+                for index, token in enumerate(round.tokens[0]):
+                    is_last = round.done[0] and index == len(round.tokens[0]) - 1
+                    yield pieces.add(token, is_last), index < round.num_from_draft[0]
+
+    def warm_up(self, prompts: list[str]) -> None:
+        """Both ways, in full: what a first call measures and sets up may depend on how long it gets."""
+        inputs = self._inputs(prompts)
+        self._plain(inputs)
+        self._speculative(inputs)
+
+    def compare(self, prompts: list[str], comparison: Comparison, again: bool = False) -> list[dict[str, Any]]:
+        """Both ways once on one batch, added to `comparison`: each time the other one first.
+
+        Args:
+            again: a further repeat of prompts that were counted.
+
+        Returns:
+            For each prompt the pieces of its text, each with whether the draft had guessed it, and its JSON fields.
+        """
         inputs = self._inputs(prompts)
         width = inputs["input_ids"].shape[1]
-        plain, plain_seconds = self._timed(self.target.generate, inputs)
-        with record() as statistics:
-            output, seconds = self._timed(
-                lambda **kwargs: generate(self.target, **kwargs, return_dict_in_generate=True),
-                inputs | {"draft_model": self.draft} | self.speculative_kwargs,
+        if len(comparison.pairs) % 2:
+            speculative, plain = self._speculative(inputs), self._plain(inputs)
+        else:
+            plain, speculative = self._plain(inputs), self._speculative(inputs)
+        expected = [self._until_end(row) for row in plain.result[:, width:].tolist()]
+        statistics, num_steps = speculative.statistics, plain.result.shape[1] - width
+        ids = speculative.result.sequences[:, width:].tolist()
+        new = [row[: counts.num_new_tokens] for row, counts in zip(ids, statistics.rows, strict=True)]
+        comparison.pairs.append(
+            (
+                Work(sum(map(len, new)), speculative.seconds, statistics.num_rounds),
+                Work(sum(map(len, expected)), plain.seconds, num_steps * len(prompts)),
             )
-        comparison.num_prompts += len(prompts)
-        comparison.plain_seconds += plain_seconds
-        comparison.speculative_seconds += seconds
-        comparison.num_plain_steps += plain.shape[1] - width
+        )
+        comparison.num_plain_passes += num_steps
         comparison.statistics += statistics
-        results = []
-        for row, counts in enumerate(output.statistics.rows):
-            new = output.sequences[row, width : width + counts.num_new_tokens].tolist()
-            expected = self._until_end(plain[row, width:].tolist())
-            comparison.num_plain_tokens += len(expected)
-            comparison.num_identical += new == expected
-            text = Text()
-            for token, from_draft in zip(new, output.from_draft[row].tolist(), strict=False):
-                text.append(self.tokenizer.decode([token]), style="green" if from_draft else "bold")
-            as_json = {"text": self.tokenizer.decode(new), "identical": new == expected, "statistics": counts.to_dict()}
-            results.append({"text": text, "json": as_json})
-        return results
+        if not again:
+            comparison.num_prompts += len(prompts)
+            comparison.num_identical += sum(ours == theirs for ours, theirs in zip(new, expected, strict=True))
+        prompt_ids, from_draft = inputs["input_ids"].tolist(), speculative.result.from_draft.tolist()
+        return [self._row(*row) for row in zip(prompt_ids, new, expected, from_draft, statistics.rows, strict=True)]
 
-    def _inputs(self, prompts: list[str]) -> dict[str, torch.Tensor]:
+    def _row(
+        self, prompt_ids: list[int], new: list[int], expected: list[int], from_draft: list[bool], counts: RowStatistics
+    ) -> dict[str, Any]:
+        pieces = Pieces(self.tokenizer.decode, before=prompt_ids)
+        added = [pieces.add(token, is_last=end == len(new)) for end, token in enumerate(new, start=1)]
+        as_json = {"text": self.tokenizer.decode(new), "identical": new == expected, "statistics": counts.to_dict()}
+        return {"pieces": list(zip(added, from_draft, strict=False)), "json": as_json}
+
+    def _inputs(self, prompts: list[str]) -> dict[str, Tensor]:
         encoded = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.target.device)
         # Some tokenizers add token types, which decoder-only models do not take.
         return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
-    def _timed(self, function, kwargs: dict[str, Any]):
+    def _both_kwargs(self) -> dict[str, Any]:
+        return self.kwargs | {"pad_token_id": self.tokenizer.pad_token_id}
+
+    def _draft_kwargs(self) -> dict[str, Any]:
+        return self.speculative_kwargs | {"draft_model": self.draft}
+
+    def _plain(self, inputs: dict[str, Tensor]) -> _Timed:
+        return self._timed(lambda: self.target.generate(**inputs, **self._both_kwargs()))
+
+    def _speculative(self, inputs: dict[str, Tensor]) -> _Timed:
+        kwargs = self._both_kwargs() | self._draft_kwargs() | {"return_dict_in_generate": True}
+        return self._timed(lambda: generate(self.target, **inputs, **kwargs))
+
+    def _timed(self, call: Callable[[], Any]) -> _Timed:
         set_seed(self.seed)
-        start = time.perf_counter()
-        result = function(**kwargs, **self.kwargs, pad_token_id=self.tokenizer.pad_token_id)
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize()
-        return result, time.perf_counter() - start
+        results: list[Any] = []
+        with record() as statistics:
+            seconds = timed(lambda: results.append(call()), self.target.device)
+        return _Timed(results[0], seconds, statistics)
 
     def _until_end(self, tokens: list[int]) -> list[int]:
         """Plain output without the padding after its end token."""
@@ -135,3 +193,12 @@ class Runner:
         ends = set(end) if isinstance(end, list) else {end}
         first = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
         return tokens[: first + 1]
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What one `generate` call returned, how long it took, and what it counted if it was speculative."""
+
+    result: Any
+    seconds: float
+    statistics: Statistics

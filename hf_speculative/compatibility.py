@@ -20,6 +20,7 @@ from .models import (
     universal_deviation,
     why_eager,
 )
+from .pairing import check_one_vocabulary
 from .self_drafting import check_draft_model, tied_drafter
 from .types import Batch
 from .vocabulary import VocabularyMatch, compare_vocabularies
@@ -94,6 +95,8 @@ def check(
     draft = checks.unwrap(draft_model, "draft_model")
     try:
         check_draft_model(target, draft)
+        if tokenizer is None or draft_tokenizer is None:
+            check_one_vocabulary(target, draft)
     except ValueError as error:
         return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None))
     if tied_drafter(draft) is not None:

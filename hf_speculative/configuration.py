@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .types import Drafter, Rule, Schedule
+from .verification import rule_for
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class SpeculativeConfig:
         num_draft_tokens: tokens to draft in each round, by default chosen round by round (docs/draft-length.md); the same as
             transformers' `num_assistant_tokens`.
         drafter: your own drafter, in place of a draft model (docs/add-a-drafter.md).
-        rule: how a draft is verified. By default block verification when sampling from a draft model's own law, sampled
-            verification for proposals that are one-hot.
+        rule: how a draft is verified: `"token"`, `"block"`, `"sampled"`, or your own (docs/add-a-rule.md). By default block
+            verification when sampling from a draft model's own distribution, sampled verification for proposals that are
+            one-hot.
         schedule: your own schedule, in place of `num_assistant_tokens_schedule` and `assistant_confidence_threshold`.
         reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
         generator: source of randomness; torch's global one by default.
@@ -35,7 +37,7 @@ class SpeculativeConfig:
 
     num_draft_tokens: int | None = None
     drafter: Drafter | None = None
-    rule: Rule | None = None
+    rule: Rule | str | None = None
     schedule: Schedule | None = None
     reproducible: bool | None = None
     generator: torch.Generator | None = None
@@ -47,6 +49,7 @@ class SpeculativeConfig:
     vocabulary_mapping: str | None = None
 
     def __post_init__(self):
+        rule_for(self.rule)
         if self.schedule is not None and self.num_draft_tokens is not None:
             raise ValueError(
                 "`num_draft_tokens` has no effect beside `schedule`, which chooses it: leave one of them out."

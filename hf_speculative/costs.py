@@ -27,11 +27,11 @@ from .lookahead import Costs
 from .loop import speculate
 from .models import CachedModel, Inputs, is_sharded, num_parameters
 from .pairing import max_positions_of
-from .processing import CONTEXT_FREE
+from .processing import CONTEXT_FREE, Processors
 from .sampling import Sampler
 from .stopping import Stopping
 from .timings import LENGTHS, Budget, Timings
-from .types import Batch, Draft, Drafter, Rule, Schedule, Verdict
+from .types import Batch, Draft, Drafter, NoDistribution, Rule, Schedule, Verdict
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1
@@ -116,7 +116,7 @@ class Probe:
                 for num_rows in sorted(known, key=lambda size: known[size].are_measured):
                     if known[num_rows].wanted(budget.left(known[len(self.batch.rows)].plain_step) - 1) is not None:
                         self._time(num_rows, known, budget)
-        except (torch.OutOfMemoryError, _NoRoom):
+        except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             for timings in known.values():
                 timings.can_grow = False  # nor in a later call
         self.seconds = time.perf_counter() - start
@@ -136,7 +136,8 @@ class Probe:
         batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
         generator = torch.Generator(batch.tokens.device).manual_seed(0)
         config = replace(options.config, generator=generator)
-        sampler = make_sampler(config, self.model, batch, self.processors, self.inputs.generation_config)
+        processors = Processors(self.processors, num_rows)
+        sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
         drafter.begin(batch, sampler)
         rule = ranks.rule(default_rule(sampler, drafter))
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
@@ -169,7 +170,8 @@ class Probe:
         left_out = self.batch.prompt_width - kept
         tokens = self.batch.tokens[:num_rows, left_out : self.batch.prompt_width]
         padding = [max(0, pad - left_out) for pad in self.batch.host_padding[:num_rows]]
-        return Batch(tokens, padding, kept + MAX_COLUMNS)
+        history = [row[-kept:] for row in self.batch.history[:num_rows]]
+        return Batch(tokens, padding, kept + MAX_COLUMNS, history)
 
 
 class _NoRoom(Exception):

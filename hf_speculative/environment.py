@@ -13,14 +13,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-#: what `--dtype` takes
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from . import __version__
 
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:
     """Versions, hardware, threads and dtype, and the command line that is running."""
-    from . import __version__  # not yet set while the package is being imported
-
     on_gpu = model.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(model.device) if on_gpu else _cpu_name(),

@@ -21,12 +21,13 @@ from transformers import (
     StopStringCriteria,
 )
 
-from . import checks, self_drafting
+from . import checks, input_checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .loading import load_model
 from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, plain_kwargs, read_options
-from .pairing import check_tokenizers
+from .options import CONFIGURED_SOURCES, check_names, plain_kwargs, read_options, with_settings
+from .pairing import check_pair, check_tokenizers
 from .turnstile import check_synced, refuse_in_step
 
 
@@ -52,6 +53,7 @@ def generate(
         generator: a `torch.Generator` to sample from.
         synced_gpus: ranks wait for each other before each forward; by default where FSDP or ZeRO-3 has sharded a model
             (docs/distributed.md).
+        rule: how drafts are verified, `"token"`, `"block"`, `"sampled"` or your own, see `SpeculativeConfig`.
         compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
         speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
         **generate_kwargs: anything else that `model.generate` takes.
@@ -80,9 +82,11 @@ def plain_generate_of(model):
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
     """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    input_checks.check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**plain_kwargs(model, kwargs))
+    input_checks.check_inputs(options, checks.unwrap(model, "model"))
     kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
     with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
@@ -90,16 +94,19 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
 
 def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
     """One call's options, checked; `None` if nothing asks for speculation."""
-    options = read_options(
-        model, kwargs, load_draft(attached_draft, model), attached_config or SpeculativeConfig(), load_draft
-    )
+    target = checks.unwrap(model, "model")
+    check_names(target, kwargs)
+    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
+    options = read_options(model, kwargs, draft, config, load_draft)
     if options is None:
         return None
     checks.check_options(options)
     check_tokenizers(options)
-    checks.check_model(checks.unwrap(model, "model"), "model")
-    check_synced(options, checks.unwrap(model, "model"))
-    return self_drafting.prepare(checks.unwrap(model, "model"), options)
+    checks.check_model(target, "model")
+    check_synced(options, target)
+    options = self_drafting.prepare(target, options)
+    check_pair(options, target)
+    return options
 
 
 def with_stop_strings(model, options: Options) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
     if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     if configured:
-        kwargs["stop_strings"] = None
+        kwargs = with_settings(model, kwargs, {"stop_strings": None})
     criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
@@ -128,18 +135,15 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     refuse_in_step(
         options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
     )
-    checks.check_healing(model, kwargs, options.config.tokenizer)
+    input_checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(
         SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
     )
-    checks.check_healed(healed, kwargs[name])
+    input_checks.check_healed(healed, kwargs[name])
     mask = kwargs.get("attention_mask")
-    return kwargs | {
-        name: healed,
-        "attention_mask": torch.ones_like(healed) if mask is None else mask,
-        "token_healing": False,
-    }
+    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
+    return with_settings(model, kwargs | prompt, {"token_healing": False})
 
 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
@@ -151,8 +155,7 @@ def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        draft = self_drafting.auto_class_for(draft_model).from_pretrained(draft_model, dtype=target.dtype)
-        drafts[draft_model] = draft.to(device_of(target)).eval()
+        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
     return drafts[draft_model]
 
 

@@ -39,8 +39,9 @@ def speculate(
         scores = sampler.target_scores(batch, logits)
 
         # 3. Accept: the rule keeps a prefix and adds a token; a stop inside the block cuts it.
-        verdict = rule(draft, sampler.probs(scores), sampler)
-        tokens, survival = batch.append(draft, verdict)
+        probs, num_valid = sampler.target_probs(scores)
+        verdict = rule(draft, probs, sampler)
+        tokens, survival = batch.append(draft, verdict, num_valid)
         num_from_draft = [len(new) - 1 for new in tokens]
         done = stopping.cut(batch, tokens, scores)
         kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]

@@ -6,6 +6,10 @@ is dropped in silence: an option that would have no effect raises.
 
 from __future__ import annotations
 
+import copy
+import difflib
+import inspect
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +22,7 @@ DEFAULT_MAX_DRAFT_TOKENS = 16
 DEFAULT_MAX_NGRAM = 3
 SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 #: fields of `SpeculativeConfig` that a call may give by name as well
-SWITCHES = ("reproducible", "compile", "cuda_graphs")
+SWITCHES = ("reproducible", "compile", "cuda_graphs", "rule")
 HANDLED_HERE = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -37,6 +41,21 @@ STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
 #: all that a call may say about drafting but the draft itself: none of it changes what plain decoding gives
 DRAFTING_OPTIONS = ("num_draft_tokens", *HANDLED_HERE, *LOOKBEHINDS, *SWITCHES)
+#: all that a call may give that is read here
+CALL_OPTIONS = (
+    "draft_model",
+    "assistant_model",
+    "tokenizer",
+    "draft_tokenizer",
+    "assistant_tokenizer",
+    "generator",
+    "speculative_config",
+    "streamer",
+    "synced_gpus",
+    *DRAFTING_OPTIONS,
+)
+#: so like an option has a name to be that it is taken for a slip (`difflib`)
+CLOSE = 0.8
 
 
 class _Call:
@@ -130,7 +149,7 @@ def read_options(
     if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
         if config_in_call != SpeculativeConfig():
             given["speculative_config"] = config_in_call
-        given |= {name: switches[name] for name in ("compile", "cuda_graphs")}
+        given |= {name: switches[name] for name in ("compile", "cuda_graphs", "rule")}
         _refuse_without_effect(
             given, given.keys(), "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`"
         )
@@ -180,8 +199,43 @@ def read_options(
         synced_gpus=call.pop("synced_gpus"),
         lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
         lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
-        generate_kwargs=call.kwargs | hidden,
+        generate_kwargs=with_settings(model, call.kwargs, hidden),
     )
+
+
+def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` of `generate`, in which `settings` come first.
+
+    They go into a copy of the call's `generation_config`, if it has one: transformers warns of settings beside it. Only what
+    the model's own says as well has to be switched off beside it, for transformers fills a `None` up from there.
+    """
+    given = kwargs.get("generation_config")
+    if given is None:
+        return kwargs | settings
+    own = getattr(model, "generation_config", None)
+    beside = {name: None for name, value in settings.items() if value is None and getattr(own, name, None) is not None}
+    given = copy.deepcopy(given)
+    given.update(**settings)
+    return kwargs | beside | {"generation_config": given}
+
+
+def check_names(model, names: Iterable[str]) -> None:
+    """A misspelt option, found before a draft is loaded. transformers finds it later, or not at all, and suggests nothing.
+
+    Raises:
+        TypeError: a name that neither `generate` nor the model knows is close to that of an option.
+    """
+    for name in names:
+        close = [] if name in CALL_OPTIONS else difflib.get_close_matches(name, CALL_OPTIONS, n=1, cutoff=CLOSE)
+        if (
+            close
+            and not hasattr(GenerationConfig(), name)
+            and not any(
+                name in inspect.signature(function).parameters
+                for function in (type(model).generate, model.prepare_inputs_for_generation, model.forward)
+            )
+        ):
+            raise TypeError(f"`{name}` is no option: did you mean `{close[0]}`?")
 
 
 def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str = "") -> None:

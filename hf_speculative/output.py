@@ -79,6 +79,11 @@ class Output:
         new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Columns of each row up to its own end, the prompt's included."""
+        return [self.input_ids.shape[1] + len(tokens) for tokens in self.new_tokens]
+
     def survival(self) -> Tensor:
         """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
         longest = self._longest()
@@ -98,9 +103,10 @@ class Output:
             return None
         rows = self.kept_layers[name]
         first = max(rows, key=len)
+        dim = -3 if name.endswith("hidden_states") else 0  # Gemma 3n has several states a token, in front of the batch
         return tuple(
             tuple(
-                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows])
+                torch.cat([row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows], dim)
                 for layer, like in enumerate(step_of_first)
             )
             for step, step_of_first in enumerate(first)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import checks
 from .configuration import Options
 from .drafting import DraftModel, StringMatch, TokenIntersection
-from .models import CachedModel, Inputs, TextModel, UniversalModel, choose, inputs_for_draft, ragged_model
+from .models import (
+    CachedModel,
+    Inputs,
+    TextModel,
+    UniversalModel,
+    choose,
+    inputs_for_draft,
+    ragged_model,
+    weights_of_a_pass,
+)
+from .self_drafting import tied_drafter
 from .translation import LOOKBEHIND, Translation
 from .types import Drafter
-from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies
+from .vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies, is_padding
+
+#: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
+NEARLY_AS_DEAR = 1.1
 
 
 def draft_model_drafter(
@@ -30,7 +45,8 @@ def draft_model_drafter(
     draft = options.draft_model
     assert draft is not None
     max_positions = max_positions_of(draft)
-    is_ragged, has_own_text = choose(draft).name == "ragged", match is not None and match.strategy != "same"
+    has_own_text = match is not None and match.strategy != "same"
+    is_ragged = choose(draft).name == "ragged" and (has_own_text or inputs.prompt.is_left_padded)
     cached: CachedModel
     if is_ragged:
         # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
@@ -117,6 +133,48 @@ def check_vocabularies(options: Options, model: PreTrainedModel, do_sample: bool
             "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
         )
     return match
+
+
+def check_pair(options: Options, model: PreTrainedModel) -> None:
+    """What two models are to each other, as far as it can be judged without their tokenizers.
+
+    Raises:
+        ValueError: see `check_one_vocabulary`, where there are no tokenizers to translate with.
+    """
+    config, draft = options.config, options.draft_model
+    if draft is None:
+        return
+    if config.tokenizer is None or config.draft_tokenizer is None:
+        check_one_vocabulary(model, draft)
+    size, draft_size = (weights_of_a_pass(one) for one in (model, draft))
+    if draft_size > NEARLY_AS_DEAR * size:
+        warnings.warn(
+            f"`draft_model`: a token takes {draft_size:,} weights of {type(draft).__name__} and {size:,} of the target, so "
+            "that drafts cost more than they can save: are the two mixed up?",
+            stacklevel=2,
+        )
+
+
+def check_one_vocabulary(model: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Whether the ids of two models may mean the same tokens.
+
+    Raises:
+        ValueError: they clearly do not, so that no draft token would ever be accepted.
+    """
+    if tied_drafter(draft) is not None:  # it uses the target's own embeddings
+        return
+    size, draft_size = (_text_config(one).vocab_size for one in (model, draft))
+    way_out = "give `tokenizer=` and `draft_tokenizer=`, or use a draft with the target's tokenizer"
+    if not is_padding(size, draft_size):
+        raise ValueError(
+            f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, "
+            f"more than padding explains, so that its ids mean other tokens: {way_out}."
+        )
+    if draft.config.is_encoder_decoder and not model.config.is_encoder_decoder:
+        raise ValueError(
+            f"`draft_model`: {type(draft).__name__} is an encoder-decoder model and the target is not, and no such two are "
+            f"known to have one vocabulary: {way_out}."
+        )
 
 
 def max_positions_of(model: PreTrainedModel) -> int | None:

@@ -12,17 +12,15 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 import copy
-import io
-import threading
 from collections import defaultdict
 from collections.abc import Hashable
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from .guidance import Guidance
+from .memory import CannotCopy, UsersOwn, clone
 from .types import Batch
 
 CONTEXT_FREE = (
@@ -53,24 +51,6 @@ MEMORYLESS = (
 )
 
 
-SHARED = (nn.Module, PreTrainedTokenizerBase)
-UNCOPYABLE = (type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, io.IOBase)
-
-
-def clone(parts: list) -> list:
-    """Independent copies of processors or criteria, copied together, so that what they share their copies share, too.
-
-    A part with a `clone()` method makes its own copy, anything else is copied deeply. Models and tokenizers, which generation
-    does not change, stay shared where a part holds them directly, and so does what cannot be copied at all: locks, events,
-    open files.
-    """
-    memo = {id(part): part.clone() for part in parts if hasattr(part, "clone") and not isinstance(part, SHARED)}
-    for part in parts:
-        held = [part, *getattr(part, "__dict__", {}).values()]
-        memo |= {id(value): value for value in held if isinstance(value, (*SHARED, *UNCOPYABLE))}
-    return [copy.deepcopy(part, memo) for part in parts]
-
-
 class Processors:
     """A `LogitsProcessorList` for rows of their own length.
 
@@ -97,6 +77,11 @@ class Processors:
         is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
         is_alone = len(settings) == len(self.steps) and self.guidance is None
         return ("processors", *settings) if is_alone and is_plain else None
+
+    @property
+    def why_not_ahead(self) -> CannotCopy | None:
+        """Why drafts cannot be processed ahead of what is emitted; `None` if they can."""
+        return self.memories.why_not_ahead
 
     @property
     def keeps_rows_together(self) -> bool:
@@ -199,14 +184,26 @@ class Memories:
     """The processors with a memory: a set of copies for each row, and what they remembered after each position of a round.
 
     Drafts and verification work on copies of a row's set; `commit` keeps the one after the last emitted token. If all of
-    them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round.
+    them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
+    cannot be copied are called themselves, which serves one row and no drafts: see `can_look_ahead`.
+
+    Raises:
+        CannotCopy: one of them cannot be copied, and there are several rows.
     """
 
     def __init__(self, originals: list, batch_size: int):
         self.originals, self.batch_size = originals, batch_size
-        # The originals come to show one row's memory, see `commit`: a row that starts later starts from these.
-        self.pristine = originals if batch_size == 1 else clone(originals)
         self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
+        self.users: UsersOwn | None = None
+        self.why_not_ahead: CannotCopy | None = None
+        if originals and not (self.can_rollback and batch_size == 1):
+            try:
+                self.users = UsersOwn(originals, "logits_processor")
+            except CannotCopy as error:
+                if batch_size > 1:
+                    raise
+                self.why_not_ahead = error
+        self.keeps_set = self.can_rollback or self.why_not_ahead is not None
         self.committed: dict[int, list] = {}
         self.current: dict[int, list] = {}
         self.after: dict[int, list[list]] = {}
@@ -214,34 +211,33 @@ class Memories:
         self.is_drafting = False
 
     def begin_pass(self, batch: Batch, is_draft: bool) -> None:
+        if is_draft and self.is_drafting:
+            return  # the draft goes on where it was
+        if self.users is not None:
+            self.users.hand_out(self.committed.values())
         for row in batch.rows:
             if row not in self.committed:
-                self.committed[row] = self.originals if self.batch_size == 1 else clone(self.pristine)
-            if is_draft and self.is_drafting:
-                continue  # the draft goes on where it was
+                self.committed[row] = self.originals if self.users is None else clone(self.users.copies)
             self._take_back(row, self.num_calls[row])
-            self.current[row] = self.committed[row] if self.can_rollback else clone(self.committed[row])
+            self.current[row] = self.committed[row] if self.keeps_set else clone(self.committed[row])
             self.after[row] = []
         self.is_drafting = is_draft
 
     def end_position(self, batch: Batch) -> None:
         for row in batch.rows:
             self.num_calls[row] += 1
-            if not self.is_drafting and not self.can_rollback:
+            if not self.is_drafting and not self.keeps_set:
                 self.after[row].append(clone(self.current[row]))
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         for row, num in zip(batch.rows, num_tokens, strict=True):
-            if not self.can_rollback:
+            if not self.keeps_set:
                 self.committed[row] = self.after.pop(row)[num - 1]
             self._take_back(row, self.num_calls[row] - num)
             self.num_calls[row] = 0
         self.is_drafting = False
-        if self.committed[0] is not self.originals:
-            # The user's own objects show the memory of the call's first row.
-            for original, kept in zip(self.originals, self.committed[0], strict=True):
-                if kept is not original and hasattr(original, "__dict__"):
-                    original.__dict__.update(kept.__dict__)
+        if self.users is not None:
+            self.users.show(self.committed[0])  # the user's own objects show the memory of the call's first row
 
     def _take_back(self, row: int, num_calls: int) -> None:
         if self.can_rollback and num_calls:

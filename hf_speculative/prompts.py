@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .configuration import first_given
+from .input_checks import check_known_ids
 
 _PROMPTS = "prompts come as `prompts`"
 _OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
@@ -84,7 +85,7 @@ def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrained
             `input_ids` and maybe `attention_mask`, both of one row.
 
     Raises:
-        ValueError, TypeError: naming `index`, where it is empty, too long or nothing of the kind.
+        ValueError, TypeError: naming `index`, where it is empty, too long, nothing of the kind, or has unknown ids.
     """
     ids = _ids(prompt, index, tokenizer)
     if not ids:
@@ -92,6 +93,7 @@ def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrained
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and len(ids) > limit:
         raise ValueError(f"prompt {index} has {len(ids)} tokens, but the model has {limit} positions: shorten it.")
+    check_known_ids(model, ids, f"prompt {index}")
     return ids
 
 

@@ -73,13 +73,27 @@ class Sampler:
         return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
 
     def probs(self, scores: Tensor) -> Tensor:
-        """The law that `scores (..., vocab)` stand for, float32."""
+        """The law that `scores (..., vocab)` stand for, float32; NaN throughout where they stand for none."""
         return scores.softmax(-1)
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distributions `(batch, k + 1, vocab)`, and how many of each row there are before one that is none.
+
+        NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
+        Until then a uniform one stands for it, so that a rule leads there as often as plain decoding does.
+        """
+        probs = self.probs(scores)
+        is_valid = ~probs[..., 0].isnan()
+        return self._guessed(probs), is_valid.long().cumprod(1).sum(1)
+
+    def _guessed(self, probs: Tensor) -> Tensor:
+        return probs.nan_to_num(1 / self.vocab_size)
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         """Draw a draft token from `scores (batch, vocab)`: the tokens `(batch,)` and the law they were drawn from."""
-        # Processors may leave the draft nothing (all that is allowed is past its vocabulary): it then guesses at random.
-        probs = self.probs(scores).nan_to_num(1 / self.vocab_size)
+        # A draft may have nothing to say: all that is allowed is past its vocabulary, or its logits are NaN. It then guesses at
+        # random, and says so, which is exact as well.
+        probs = self._guessed(self.probs(scores))
         tokens = self.categorical(probs[:, None], ahead)[:, 0]
         return tokens, probs if self.keeps_laws and not self.one_hot_proposals else None
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedModel,
-    __version__,
-)
+from transformers import PreTrainedModel, __version__
 
 from .checks import check_model, check_positive_int, check_ragged
 from .configuration import Options
@@ -101,19 +92,6 @@ def tied_drafter(draft: PreTrainedModel) -> type[DFlash] | type[Gemma4Assistant]
     if type(draft).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant")):
         return Gemma4Assistant
     return DFlash if getattr(draft, "main_input_name", None) == "noise_embeds" else None
-
-
-def auto_class_for(name: str, **kwargs):
-    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others.
-
-    Args:
-        **kwargs: where its files come from, as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
-    """
-    config = AutoConfig.from_pretrained(name, **kwargs)
-    classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
-    if config.is_encoder_decoder:  # some have a decoder-only class as well
-        del classes[0]
-    return next((kind for kind in classes if type(config) in kind._model_mapping), AutoModel)
 
 
 def check_early_exit(model: PreTrainedModel, exit_layer: int) -> None:

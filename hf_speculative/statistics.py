@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import Counter
@@ -98,7 +99,16 @@ class RowStatistics:
             "per_position_acceptance_rate",
         )
         values = {name: getattr(self, name) for name in names}
-        return {name: None if value != value else value for name, value in values.items()}
+        return without_nan(values)
+
+
+def without_nan(value: Any) -> Any:
+    """The same with null for numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {str(name): without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _quotient(numerator: int, denominator: int) -> float:

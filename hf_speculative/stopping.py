@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from .processing import clone
-from .types import Batch
+from .batch import NO_TOKEN
+from .memory import UsersOwn, clone
+from .types import Batch, NoDistribution
 
 
 class Stopping:
@@ -27,7 +28,7 @@ class Stopping:
 
     def __init__(self, criteria, batch_size: int, keep_scores: bool = False, only_copies: bool = False):
         self.batch_size = batch_size
-        self.has_copies = batch_size > 1 or only_copies
+        self.has_copies, self.shows_copies = batch_size > 1 or only_copies, not only_copies
         self.eos: set[int] = set()
         self.max_length: int | None = None
         self.stop_strings: list[StopStringCriteria] = []
@@ -44,7 +45,7 @@ class Stopping:
             else:
                 self.others.append(criterion)
         self.copies: dict[int, list] = {}
-        self.known = [dict(getattr(criterion, "__dict__", {})) for criterion in self.others]
+        self.users = UsersOwn(self.others, "stopping_criteria") if self.others and self.has_copies else None
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None
 
     @property
@@ -53,18 +54,31 @@ class Stopping:
         return bool(self.eos or self.stop_strings or self.others)
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
-        """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done."""
-        self._pass_on_outside_changes()
+        """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
+
+        Raises:
+            NoDistribution: a row that has not ended goes on by `NO_TOKEN`.
+        """
+        if self.users is not None:
+            self.users.hand_out(self.copies.values())
         string_hits = self._string_hits(batch, tokens)
-        return [
+        done = [
             self._cut_row(batch, b, row, new, scores, string_hits)
             for b, (row, new) in enumerate(zip(batch.rows, tokens, strict=True))
         ]
+        if self.users is not None and self.shows_copies and 0 in batch.rows:
+            self.users.show(self.copies[0])  # the user's own objects show the memory of the call's first row
+        return done
 
     def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor, string_hits) -> bool:
         before = batch.host_lengths[b] - len(new)
         for i, token in enumerate(new):
             length = before + i + 1
+            if token == NO_TOKEN:
+                raise NoDistribution(
+                    f"row {row}: there is no distribution to draw token {length - batch.prompt_width} from: the target's "
+                    "logits hold NaN or infinity, or no token is allowed. Plain `generate` raises here, too."
+                )
             is_full = self.max_length is not None and length >= self.max_length
             # The user's own come first: plain generate asks them about every token, the last one included.
             stops = self._ask_others(batch, b, row, length, scores[b, i])
@@ -99,7 +113,7 @@ class Stopping:
         if not self.others:
             return False
         if row not in self.copies:
-            self.copies[row] = clone(self.others) if self.has_copies else self.others
+            self.copies[row] = self.others if self.users is None else clone(self.users.copies)
         scores = None
         if self.scores is not None:
             self.scores[row].append(score.clone().expand(self.batch_size, -1))
@@ -108,21 +122,6 @@ class Stopping:
         # All are asked, not just until the first True: each of them advances, as in plain generate.
         answers = [bool(self._answer(criterion(ids, scores), row)) for criterion in self.copies[row]]
         return any(answers)
-
-    def _pass_on_outside_changes(self) -> None:
-        """A flag that somebody sets on a criterion, a stop button say, reaches the rows' copies.
-
-        Where rows have copies the criterion itself is never asked, so whatever changes on it was changed from outside.
-        """
-        if not self.has_copies:
-            return
-        for index, criterion in enumerate(self.others):
-            now = dict(getattr(criterion, "__dict__", {}))
-            for name, value in now.items():
-                if name not in self.known[index] or self.known[index][name] is not value:
-                    for copies in self.copies.values():
-                        setattr(copies[index], name, value)
-            self.known[index] = now
 
     @staticmethod
     def _answer(answer, row: int):

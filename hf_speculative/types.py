@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .sampling import Sampler
 
 
+class NoDistribution(RuntimeError):
+    """The target's logits are no distribution to draw the next token from; plain `generate` raises a `RuntimeError` as well."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """What a drafter proposes in one round.

@@ -18,6 +18,9 @@ MAPPINGS = ("intersection", "strings")
 #: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as
 #: some of the likeliest tokens are missing; sampled, a law is worth more (measured: docs/different-tokenizers.md).
 SAMPLING_SHARE, GREEDY_SHARE = 0.6, 0.98
+#: two models of one tokenizer may pad their logits to different widths (Qwen2.5: 151,936 and 152,064): by less than this share
+#: of the wider one, and by fewer entries than this
+PADDING_SHARE, MOST_PADDING = 0.05, 1024
 #: below this share of a text's letters, a tokenizer cannot carry text at all
 LEAST_LETTERS = 0.5
 SAMPLE = """\
@@ -224,6 +227,12 @@ def compare_vocabularies(
     if wanted == "strings":
         return match(None, f"the {lossy}'s tokenizer loses most of a text; {counted}")
     return match(None, f"they have no token of text in common; {counted}")
+
+
+def is_padding(vocab_size: int, draft_vocab_size: int) -> bool:
+    """Whether padding explains that the logits of two models differ in width, so that ids may mean the same."""
+    difference = abs(vocab_size - draft_vocab_size)
+    return difference < min(MOST_PADDING, PADDING_SHARE * max(vocab_size, draft_vocab_size))
 
 
 def _share(ids: list[int], known) -> float:

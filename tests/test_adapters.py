@@ -209,3 +209,28 @@ def test_plain_decoding_of_a_model_that_was_attached_before_the_adapter_came(dra
             assert stats.num_calls == 1
             generate(**inputs, draft_model=None)
             assert stats.num_calls == 1
+
+
+@pytest.mark.parametrize("way_in", ["generate", "attach"])
+def test_an_adapter_for_each_row(way_in):
+    """Rows leave a batch when they are done, and PEFT's names would not follow."""
+    model = adapted()
+    model.add_adapter("other", LoraConfig(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **TARGETS["attention"]))
+    draft = hs.without_adapter(model)
+    call = functools.partial(hs.generate, model, draft_model=draft)
+    if way_in == "attach":
+        call = hs.attach(model, draft).generate
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    names = ["default", "other", "__base__"]
+    with (
+        tiny.CountForwards(model.get_base_model()) as forwards,
+        pytest.raises(ValueError, match=r"`adapter_names=.*'other'"),
+    ):
+        call(**tiny.prompts(3), **settings, adapter_names=names)
+    assert not forwards.lengths
+    plain = adapted()
+    plain.add_adapter("other", model.peft_config["other"])
+    plain.load_state_dict(model.state_dict())
+    for name in names:
+        expected = plain.generate(**tiny.prompts(1), **settings, adapter_names=[name])
+        assert call(**tiny.prompts(1), **settings, adapter_names=[name]).tolist() == expected.tolist()

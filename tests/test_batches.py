@@ -499,12 +499,19 @@ BAD_PROMPTS = {
     "text": ("abc", ValueError, "prompt 1 is a text: pass `tokenizer=`"),
     "messages": ([{"role": "user", "content": "x"}], ValueError, "prompt 1 is messages: pass `tokenizer=`"),
     "too long": ([1] * 129, ValueError, "prompt 1 has 129 tokens, but the model has 128"),
+    "an id too large": ([1, 999, 2], ValueError, "prompt 1 holds the id 999.* embeddings for 0 to 60"),
     "two rows": (torch.ones(2, 2, dtype=torch.long), ValueError, r"shape \(2, 2\): pass 1-D ids"),
     "floats": (torch.ones(2), ValueError, "float32 tensor"),
     "an image": ({"input_ids": [1], "pixel_values": 0}, ValueError, "'pixel_values'"),
     "a hole": ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "hides more than padding"),
     "no prompt": (None, TypeError, "prompt 1 is a NoneType"),
 }
+
+
+def test_ids_that_an_encoder_does_not_know():
+    model = build("seq2seq", "t5")
+    with pytest.raises(ValueError, match="prompt 1 holds the id 999"):
+        list(hs.generate_batches(model, [[1, 2], [999]], prompt_lookup_num_tokens=2, max_new_tokens=4))
 
 
 @pytest.mark.parametrize("name", BAD_PROMPTS)

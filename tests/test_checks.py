@@ -1,13 +1,24 @@
 """Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
 
+import functools
+import warnings
+
 import pytest
 import tiny
 import torch
-from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
 from hf_speculative.lookahead import Constant
+from hf_speculative.options import check_names
 from hf_speculative.verification import BlockVerification
 
 
@@ -70,16 +81,28 @@ WITH_DRAFT = {
         "num_draft_tokens.*no effect beside",
     ),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
-    "right padding": ({"attention_mask": MASK.flip(1)}, ValueError, "padding_side='left'"),
-    "hole in the mask": ({"attention_mask": torch.tensor([[1, 0, 1, 1]] * 2)}, ValueError, "more than left padding"),
+    "ids with a fraction": (
+        {"input_ids": IDS + 0.6},
+        TypeError,
+        r"`input_ids` is of type torch.float32.*whole numbers",
+    ),
+    "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
+    "an id too large": ({"input_ids": IDS + 54}, ValueError, "row 1 of the prompt holds the id 62.* for 0 to 60"),
+    "an id below 0": ({"input_ids": IDS - 4}, ValueError, "row 0 of the prompt holds the id -1"),
     "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),
     "schedule object and name": (
         {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},
         ValueError,
         "num_assistant_tokens_schedule.*no effect beside",
     ),
+    "a rule by a wrong name": ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of .*did you mean 'token'"),
+    "a rule that is reproducible's opposite": (
+        {"reproducible": True, "do_sample": True, "rule": "block"},
+        ValueError,
+        "only SampledVerification can do, but the rule is BlockVerification",
+    ),
     "a rule class": (
-        {"speculative_config": SpeculativeConfig(rule=BlockVerification)},
+        {"rule": BlockVerification},
         TypeError,
         "subclass of .*Rule",
     ),
@@ -134,6 +157,7 @@ WITHOUT_DRAFT = {
     "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
     "max_matching_ngram_size": {"max_matching_ngram_size": 3},
     "generator": {"generator": torch.Generator()},
+    "rule": {"rule": "token"},
     "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
 }
 
@@ -151,6 +175,37 @@ def test_prompt_lookup_takes_no_draft_settings(target):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
     with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
         hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("text", r"`inputs` is a str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
+        (["one", "two"], "`inputs` is a list.*encode text first"),
+        ([[1, 2]], r"`inputs` is a list.*`torch.tensor\(\[ids\]\)`"),
+        ({"input_ids": IDS}, r"`inputs` is a dict.*`generate\(model, \*\*encoded\)`"),
+    ],
+    ids=["text", "texts", "list of ids", "encoded"],
+)
+def test_ids_that_are_no_tensor(target, draft, ids, message):
+    for settings in ({}, {"draft_model": draft}):
+        with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
+            hs.generate(target, ids, max_new_tokens=2, **settings)
+        assert not forwards.lengths
+
+
+def test_a_misspelt_option(target, monkeypatch):
+    monkeypatch.setattr(hs.generation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
+    slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
+    for slip, meant in slips.items():
+        for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):
+            with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
+                call(target, IDS, draft_model="org/draft", **{slip: 3})
+    # What the model itself knows by such a name is the model's.
+    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, generators=None: None)
+    check_names(target, ["generators", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
+    with pytest.raises(TypeError, match="`generatorz`"):
+        check_names(target, ["generatorz"])
 
 
 def test_two_drafts(target, draft, unrelated):
@@ -178,9 +233,54 @@ def test_caches_that_cannot_be_continued(target, draft):
     assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
 
 
+def test_a_config_with_a_rule_that_is_none():
+    for rule, error, message in (
+        ("tokens", ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
+        ("leviathan", ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
+        (BlockVerification, TypeError, "pass 'token', 'block', 'sampled', or an object of a subclass of .*Rule"),
+    ):
+        with pytest.raises(error, match=message):
+            SpeculativeConfig(rule=rule)
+    assert SpeculativeConfig(rule="block") == SpeculativeConfig(rule="block")
+
+
 def test_a_config_with_two_draft_lengths():
     with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside"):
         SpeculativeConfig(schedule=Constant(2), num_draft_tokens=3)
+
+
+def test_a_draft_of_another_vocabulary(target):
+    """Padding explains a few entries; more need the tokenizers of both, and so does a draft of another kind of model."""
+    sizes = {"num_hidden_layers": 1, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
+    drafts = {
+        "LlamaForCausalLM has a vocabulary of 300 entries and the target one of 61": tiny.llama(vocab_size=300),
+        "T5ForConditionalGeneration is an encoder-decoder model and the target is not": t5,
+    }
+    for message, draft in drafts.items():
+        answer = hs.check(target, draft)
+        assert not answer and message in answer.reason
+        with (
+            tiny.CountForwards(target) as forwards,
+            pytest.raises(ValueError, match=f"`draft_model`: {message}") as error,
+        ):
+            hs.generate(target, IDS, draft_model=draft, max_new_tokens=2, pad_token_id=0)
+        assert not forwards.lengths and "tokenizer=` and `draft_tokenizer=`" in str(error.value)
+    assert hs.check(target, tiny.llama(vocab_size=64, layers=1))
+
+
+def test_a_draft_that_costs_more_than_its_target(draft):
+    big, small = tiny.llama(layers=4), tiny.llama(layers=1)
+    with pytest.warns(UserWarning, match=r"`draft_model`: a token takes .* are the two mixed up"):
+        hs.generate(small, IDS, draft_model=big, max_new_tokens=2, pad_token_id=0)
+    # Of experts a token goes through few, and embeddings are looked up.
+    sparse = tiny.build("mixtral", num_local_experts=8, num_experts_per_tok=2)
+    wide = tiny.llama(vocab_size=tiny.VOCAB)
+    wide.set_input_embeddings(torch.nn.Embedding(100_000, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hs.generate(tiny.llama(), IDS, draft_model=wide, max_new_tokens=2, pad_token_id=0)
+        hs.generate(tiny.llama(layers=4), IDS, draft_model=sparse, max_new_tokens=2, pad_token_id=0)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])

@@ -71,7 +71,7 @@ def test_the_command():
     answer = json.loads(result.stdout)
     assert result.exit_code == 0 and answer["is_compatible"] and answer["vocabulary"]["strategy"] == "same"
     shown = CliRunner().invoke(app, ["check"]).stdout
-    assert "ragged" in shown and "compatible" in shown
+    assert "ragged: each row" in shown and "Vocabularies: both" in shown and "compatible" in shown
     result = CliRunner().invoke(app, ["check", "--dtype", "int3"])
     assert result.exit_code == 2 and "int3" in result.stderr
 
@@ -84,6 +84,13 @@ def test_the_command_exits_with_1_where_a_pair_does_not_work(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
     result = CliRunner().invoke(app, ["check", str(tmp_path / "target"), str(tmp_path / "draft")])
     assert result.exit_code == 1 and "not compatible" in result.stdout
+
+
+def test_the_command_says_why_a_path_is_taken(tmp_path):
+    build("causal", "bloom").save_pretrained(tmp_path)
+    hs.embedded_pair()[2].save_pretrained(tmp_path)
+    shown = CliRunner().invoke(app, ["check", str(tmp_path), str(tmp_path)], env={"COLUMNS": "200"}).stdout
+    assert "Why the target is not on the ragged path: it takes positions from its cache's length" in shown
 
 
 def test_why_passes_run_eagerly():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tiny
 import torch
-from transformers import set_seed
+from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
@@ -73,7 +73,7 @@ def test_a_draft_of_its_own_target_needs_few_passes(target):
 @pytest.mark.parametrize("extra", [16, -16])
 def test_padded_vocabularies(extra):
     """Qwen2.5 pairs: one tokenizer, embeddings padded to different widths. No tokenizer is asked for."""
-    model, draft = tiny.llama(vocab_size=tiny.VOCAB + 16), tiny.llama(vocab_size=tiny.VOCAB + 16 - extra)
+    model, draft = tiny.llama(vocab_size=400), tiny.llama(vocab_size=400 - extra)
     with torch.no_grad():
         shared = min(model.vocab_size, draft.vocab_size)
         state = {k: v for k, v in model.state_dict().items() if v.shape == draft.state_dict()[k].shape}
@@ -88,6 +88,27 @@ def test_padded_vocabularies(extra):
     expected = model.generate(**settings)
     set_seed(0)
     assert hs.generate(model, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_logits_narrower_than_the_vocabulary(sampled):
+    """ImageGPT never predicts its start token; processors and noise go by the logits, not by the config."""
+    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    model = tiny._spread(ImageGPTForCausalImageModeling(ImageGPTConfig(vocab_size=tiny.VOCAB, **sizes)).eval())
+    settings = {"bad_words_ids": [[7, 3]], "repetition_penalty": 1.3, "max_new_tokens": NEW, "do_sample": sampled}
+    call = tiny.prompts(2, vocab_size=tiny.VOCAB - 1) | settings | {"pad_token_id": 0}
+    draft, switches = tiny.noisy_copy(model), {"reproducible": True} if sampled else {}
+    for source in ({"draft_model": draft}, {"draft_model": tiny.llama()}, {"prompt_lookup_num_tokens": 3}):
+        set_seed(0)
+        expected = model.generate(**call)
+        set_seed(0)
+        with hs.record() as stats:
+            assert hs.generate(model, **call, **switches, **source).tolist() == expected.tolist()
+        assert stats.num_draft_tokens > 0
+    # One that is narrower drafts for a common one, too.
+    call |= {"do_sample": False}
+    target = tiny.llama()
+    assert hs.generate(target, **call, draft_model=model).tolist() == target.generate(**call).tolist()
 
 
 def test_learned_positions_at_the_very_end():

@@ -4,8 +4,11 @@ import copy
 import gzip
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pandas as pd
@@ -27,9 +30,12 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.evaluation import decoder, scores
 from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.plan import Plan
+from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.statistics import RowStatistics, Statistics
+from hf_speculative.verification import RULES
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
 OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
@@ -85,10 +91,13 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
         for name in ("num_new_tokens", "num_draft_tokens", "num_accepted_draft_tokens", "num_rounds"):
             assert getattr(totals.statistics, name) == sum(getattr(row, name) for row in rows) > 0
         assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards < 60
-        reference = evaluation.totals(plain)
-        assert totals.speedup == pytest.approx(totals.tokens_per_second / reference.tokens_per_second)
-        low, high = totals.speedup_interval
-        assert low <= totals.speedup <= high
+        speeds = [
+            [call.num_new_tokens / call.seconds for call in evaluation.calls[s.name].values()] for s in (setting, plain)
+        ]
+        assert totals.speedup.median == statistics.median(own / other for own, other in zip(*speeds, strict=True))
+        assert totals.speedup.num_pairs == 5 and totals.speedup.spread is None, "too few for an interval"
+        steps = [12 / row.num_rounds for row in rows]
+        assert totals.speedup.allowed == statistics.median(steps)
     json.dumps(evaluation.to_dict(), allow_nan=False)
 
 
@@ -131,6 +140,22 @@ def test_reproducible_sampling_is_compared_token_for_token(evaluate):
     plain, setting = evaluation.settings
     assert evaluation.totals(setting).num_identical == 5 and evaluation.totals(plain).num_identical is None
     assert evaluate(temperatures=(1.0,)).totals(Setting("draft", 3, temperature=1.0)).num_identical is None
+
+
+def test_a_setting_names_its_rule(evaluate, monkeypatch):
+    judged = set()
+    for rule in RULES.values():
+        monkeypatch.setattr(
+            rule, "__call__", lambda self, *args, own=rule.__call__: judged.add(type(self)) or own(self, *args)
+        )
+    for name, rule in RULES.items():
+        judged.clear()
+        evaluation = evaluate(TEXTS[:1], temperatures=(1.0,), options={"rule": name})
+        assert judged == {rule} and evaluation.settings[1].label == f"draft, 3 tokens, rule={name}"
+    with pytest.raises(ValueError, match="did you mean 'block'"):
+        Setting("draft", 3, options={"rule": "blok"})
+    with pytest.raises(TypeError, match="give its name"):
+        Setting("draft", 3, options={"rule": RULES["block"]()})
 
 
 def kill_after(monkeypatch, num_calls):
@@ -215,7 +240,12 @@ def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
     assert evaluation.is_complete and evaluation.totals(evaluation.settings[1]).num_prompts == 2
     messages = {row.index: row.message for row in evaluation.bad_rows}
     assert messages.keys() == {1, 2, 3, 4, 6, 7} and "no UTF-8" in messages[7]
-    assert "no JSON" in messages[1] and "no 'prompt'" in messages[2] and "empty" in messages[3]
+    assert (
+        "line 2 is no JSON: Expecting" in messages[1]
+        and "line 8 is" in messages[7]
+        and "no 'prompt'" in messages[2]
+        and "empty" in messages[3]
+    )
     assert "int" in messages[4] and "64 positions" in messages[6]
     assert hs.Evaluation.load(tmp_path / "out.jsonl").bad_rows == evaluation.bad_rows
     with pytest.raises(ValueError, match=r"no row of `dataset` can be used; row 0: .*empty"):
@@ -380,6 +410,7 @@ def test_rouge_and_pass_at_1(monkeypatch):
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
         ({"config": "main"}, "leave it out"),
+        ({"rule": "token"}, "`rule` differs between settings: give `options`"),
         ({"split": "test"}, "the data set has none: leave it out"),
         ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
         ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
@@ -492,41 +523,123 @@ def test_the_text_of_each_token(model, tokenizer):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def handmade(seconds, tokens=10):
-    """Settings with these seconds for each of their calls."""
+def handmade(seconds, num_rounds=(3, 3), tokens=12):
+    """Plain decoding and two settings with these seconds for their calls: a text in `tokens` steps, or so many rounds."""
     settings = with_baselines([Setting("a", 2), Setting("a", 4)])
     journal = Journal({"settings": [s.to_dict() for s in settings], "num_rows": 8, "environment": {}})
-    for setting, times in zip(settings, seconds, strict=True):
+    for setting, times, rounds in zip(settings, seconds, (None, *num_rounds), strict=True):
         for batch, time in enumerate(times):
-            row = RowStatistics(num_rounds=tokens)
-            stats = None if setting.is_plain else Statistics(num_rounds=tokens)
-            row = Row(batch, [0] * tokens, "", statistics=None if setting.is_plain else row)
+            row, stats = Row(batch, [0] * tokens, ""), None
+            if rounds is not None:
+                stats = Statistics(num_rounds=rounds, num_draft_tokens=tokens - rounds, num_target_forwards=rounds)
             journal.add(Call(setting.name, batch, time, [row], stats))
     return hs.Evaluation(journal)
 
 
-def test_the_recommendation():
-    evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
+A2, A4 = Setting("a", 2), Setting("a", 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "setting", "is_clear", "advice"),
+    [
+        (
+            ([4.0], [2.0], [2.5]),
+            A2,
+            True,
+            'take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".',
+        ),
+        (
+            ([4.0, 4.0], [2.0, 2.6], [2.6, 2.05]),
+            A2,
+            False,
+            'take "a, 2 tokens", 1.77x plain decoding; too close to tell from the next, "a, 4 tokens".',
+        ),
+        (
+            ([2.0], [2.5], [3.0]),
+            Setting(),
+            True,
+            'decode plainly, no draft is faster here; the best, "a, 2 tokens", is at 0.80x plain decoding.',
+        ),
+        (
+            ([2.2, 2.0], [2.0, 2.2], [2.5, 2.5]),
+            None,
+            False,
+            'too close to tell: "a, 2 tokens" is at 1.00x plain decoding, with a 95 % interval of 0.91 to 1.10.',
+        ),
+    ],
+)
+def test_the_recommendation(seconds, setting, is_clear, advice):
+    evaluation = handmade([(of_setting * 8)[:8] for of_setting in seconds])
     (found,) = evaluation.recommendations
-    assert (found.setting, found.runner_up, found.is_clear) == (Setting("a", 2), Setting("a", 4), True)
-    assert found.speedup == 2 and found.margin == 1.25
-    assert str(found) == 'greedy: take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".'
+    assert (found.setting, found.is_clear, found.advice) == (setting, is_clear, advice)
     evaluation.header["target"] = "org/big"
-    assert str(evaluation) == f"org/big\n{found}"
-    (found,) = handmade([[2.0] * 8, [2.0, 3.0] * 4, [2.5] * 8]).recommendations
-    assert found.setting.is_plain and "decode plainly" in str(found)
-    (found,) = handmade([[4.0] * 8, [2.0, 2.6] * 4, [2.6, 2.05] * 4]).recommendations
-    assert not found.is_clear and "order may change" in str(found)
-    assert not handmade([[4.0] * 2, [2.0] * 2, [2.5] * 2]).recommendations[0].is_clear, "two batches prove nothing"
+    assert str(evaluation) == f"org/big\ngreedy: {advice}"
+
+
+def test_few_batches_prove_nothing():
+    (found,) = handmade([[4.0] * 5, [2.0] * 5, [2.5] * 5]).recommendations
+    assert found.setting is None and found.headline == "undecided"
+    told = 'too few batches to tell, 5 where it takes 6; so far "a, 2 tokens" is at 2.00x plain decoding.'
+    assert found.advice == told
     assert handmade([[], [], []]).recommendations == []
 
 
-def test_the_speedup_is_a_ratio_of_totals_over_what_both_have_done():
-    evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []])
-    totals = evaluation.totals(Setting("a", 2))
-    assert totals.speedup == pytest.approx(10 / 4) and not evaluation.is_complete
-    assert evaluation.totals(Setting("a", 4)).speedup is None
-    assert evaluation.speedup_of(Setting("a", 2), 1) == 3 and evaluation.speedup_of(Setting("a", 2), 2) is None
+def test_what_the_counts_rule_out_is_noise_and_never_recommended():
+    """A machine that was busy while it decoded plainly: 480 steps in 2.47 times the time of 480 target passes."""
+    busy = handmade([[2.47] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(12, 12))
+    for setting in (A2, A4):
+        totals = busy.totals(setting)
+        assert (
+            totals.speedup.is_noise
+            and totals.to_dict()["speedup"] is None
+            and totals.statistics.num_target_forwards == 480
+        )
+        assert str(busy.speedup_of(setting, 7)) == "noise"
+    (found,) = busy.recommendations
+    assert found.setting.is_plain and found.advice == "decode plainly, no draft is faster here."
+    (found,) = handmade([[2.47] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 8)).recommendations
+    told = "2.47 times plain's tokens per second by the clock, where its target passes allow 1.50"
+    assert found.setting is None and found.noise == (A2, A4) and told in found.advice
+    assert found.advice.endswith('; left out as noise: "a, 4 tokens". Measure again on a quiet machine.')
+    (found,) = handmade([[2.0] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 4)).recommendations
+    assert (found.setting, found.runner_up, found.noise) == (A4, None, (A2,))
+    assert found.advice.startswith('take "a, 4 tokens", 1.82x plain decoding; left out as noise: "a, 2 tokens".')
+
+
+def test_a_busy_while_does_not_move_the_totals():
+    seconds = [[4.0] * 40, [2.0, 2.1, 2.2, 2.1] * 10, [2.5] * 40]
+    quiet = handmade(seconds)
+    seconds[0] = [4.0] * 20 + [40.0] * 9 + [4.0] * 11
+    busy = handmade(seconds)
+    assert sum(seconds[0]) / sum(seconds[1]) > 5, "a ratio of totals"
+    for setting in (A2, A4):
+        assert busy.totals(setting).speedup.median == quiet.totals(setting).speedup.median < 2
+    assert busy.totals(Setting()).tokens_per_second == quiet.totals(Setting()).tokens_per_second == 3
+    assert busy.recommendations[0].advice == quiet.recommendations[0].advice
+
+
+def test_compiled_passes_may_cost_less_than_plain_ones():
+    evaluation = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12))
+    evaluation.header["is_compiled"] = True
+    assert str(evaluation.totals(A2).speedup) == "2.47x"
+    assert Setting("a", 2, options={"compile": True}).is_compiled and not A2.is_compiled
+
+
+def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
+    options |= {"options": {"compile": False}}  # which takes minutes
+    assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
+    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(compile=True))
+    with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
+        hs.evaluate(target, small, TEXTS[:1], **options)
+
+
+def test_the_speedup_is_over_what_both_have_done():
+    evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []], num_rounds=(3, 3))
+    totals = evaluation.totals(A2)
+    assert (totals.speedup.median, totals.speedup.num_pairs) == (2, 2) and not evaluation.is_complete
+    assert evaluation.totals(A4).speedup is None
+    assert evaluation.speedup_of(A2, 1).median == 3 and evaluation.speedup_of(A2, 2) is None
 
 
 def test_the_journal_reads_what_it_writes(tmp_path):
@@ -562,7 +675,7 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count('take "small, 3 tokens"') + done.stdout.count("decode plainly") == 2, "one report, not two"
+    assert re.findall(r"^(greedy|T=1): ", done.stdout, re.MULTILINE) == ["greedy", "T=1"], "one report, not two"
     found = hs.Evaluation.load(tmp_path / "eval.jsonl")
     expected = evaluate(draft_model={"small": small}, temperatures=(0.0, 1.0))
     assert found.environment["processes"] == 2 and found.is_complete
@@ -571,6 +684,45 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         ours, theirs = found.totals(setting).statistics, expected.totals(setting).statistics
         assert setting.is_plain or RowStatistics.from_dict(ours.to_dict()) == RowStatistics.from_dict(theirs.to_dict())
     assert (tmp_path / "out.html").exists() and not list(tmp_path.glob("*.rank*"))
+
+
+def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
+    """The second would write the file anew, and the calls that the first adds later would be lost."""
+    path, decode, refused = tmp_path / "out.jsonl", decoder.Decoder.decode, []
+
+    def meanwhile(self, *args):
+        if not refused:
+            with pytest.raises(ValueError, match=r"out\.jsonl'`: another evaluation is writing it\. Wait") as raised:
+                evaluate(results=path)
+            refused.append(raised)
+        return decode(self, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", meanwhile)
+    first = evaluate(results=path)
+    assert refused and counts(hs.Evaluation.load(path)) == counts(first)
+    assert counts(evaluate(results=path)) == counts(first), "it lets go of the file when it is done"
+
+
+def test_a_killed_process_leaves_no_lock(evaluate, tmp_path):
+    path = tmp_path / "out.jsonl"
+    held = (
+        f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match="another evaluation is writing it"):
+            evaluate(results=path)
+        process.kill()
+    assert evaluate(results=path).is_complete
+
+
+def test_all_processes_hear_that_the_file_is_taken(tmp_path):
+    """Those that do not ask for the lock would else wait for the first one for ever."""
+    heard = Processes(rank=1, count=2)
+    object.__setattr__(heard, "gather", lambda entries: [*entries, "another evaluation is writing it"])
+    with pytest.raises(ValueError, match="another evaluation"), Plan({}, [], tmp_path / "out.jsonl").locked(heard):
+        pytest.fail("it went on")
+    assert not list(tmp_path.iterdir()), "only the first process locks"
 
 
 def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
@@ -587,12 +739,45 @@ def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
 
 def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
     """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
-    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 10**6]}, {"prompt": [9, 8]}]
+    inputs = decoder.Decoder._inputs
+
+    def fails(self, prompts):
+        if [5, 13] in prompts:
+            raise RuntimeError("out of luck")
+        return inputs(self, prompts)
+
+    monkeypatch.setattr(decoder.Decoder, "_inputs", fails)
+    rows = [{"prompt": [5, 6, 7]}, {"prompt": [5, 13]}, {"prompt": [9, 8]}]
     first = evaluate(rows, results=tmp_path / "out.jsonl")
     assert [row.index for row in first.bad_rows] == [1] and first.is_complete
     begun = kill_after(monkeypatch, 0)
     again = evaluate(rows, results=tmp_path / "out.jsonl")
     assert counts(again) == counts(first) and again.bad_rows == first.bad_rows and not begun
+
+
+def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):
+    """And not the end of the rows that they would be decoded with."""
+    rows = [{"prompt": ids} for ids in ([5, 6, 7], [8, 9], [10**7], [11, 12], [-1, 3], [3, 5])]
+    evaluation = evaluate(rows, batch_size=4)
+    assert [row.index for row in evaluation.bad_rows] == [2, 4] and evaluation.is_complete
+    assert {evaluation.totals(setting).num_prompts for setting in evaluation.settings} == {4}
+
+
+def test_files_of_another_kind_and_none(evaluate, tmp_path):
+    evaluation = evaluate(TEXTS[:1], results=tmp_path / "out.jsonl")
+    totals, prompts, empty = (tmp_path / name for name in ("eval.json", "prompts.jsonl", "empty"))
+    totals.write_text(json.dumps(evaluation.to_dict(), indent=1))
+    prompts.write_text('["a"]\n["b"]\n')
+    empty.touch()
+    for path, reason in (
+        (totals, "is not the file of an evaluation, which `--results` names: it holds the totals that `--json` writes"),
+        (prompts, "is not the file of an evaluation, which `--results` names: "),
+        (empty, "is not the file of an evaluation, which `--results` names: it is empty"),
+        (tmp_path, "is no file: name one that `hf-speculative eval --results` wrote"),
+        (tmp_path / "nowhere", "is not there: name one that"),
+    ):
+        with pytest.raises(ValueError, match=f"{re.escape(f'{path} {reason}')}"):
+            hs.Evaluation.load(path)
 
 
 class Counts(LogitsProcessor):
@@ -711,11 +896,41 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
     )
 
 
+class Adds(LogitsProcessor):
+    def __init__(self, token, amount):
+        self.bias, self.lock = {"tokens": {token}, "amount": torch.tensor([amount])}, threading.Lock()
+
+    def __call__(self, input_ids, scores):
+        return scores.index_add(1, torch.tensor([*self.bias["tokens"]]), self.bias["amount"][None])
+
+
+def test_results_of_other_weights_or_processors_are_not_handed_out_as_new(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl"}
+    first = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    again = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
+    assert counts(again) == counts(first), "an equal processor is the same"
+    for processor in (Adds(8, 1.0), Adds(7, 5.0)):
+        with pytest.raises(
+            ValueError, match=r"whose generate\.logits_processor is \['Adds \w+'\] and not \['Adds \w+'\]: name"
+        ):
+            hs.evaluate(model, small, TEXTS[:2], logits_processor=[processor], **options)
+    trained, options["logits_processor"] = copy.deepcopy((model, small)), [Adds(7, 1.0)]
+    for one in trained:
+        with torch.no_grad():
+            one.lm_head.weight.copy_(one.lm_head.weight.roll(7, 0))
+    with pytest.raises(ValueError, match="holds another evaluation, of other weights: name another file"):
+        hs.evaluate(trained[0], small, TEXTS[:2], **options)
+    with pytest.raises(ValueError, match="has another draft 'draft', of other weights: give this one another name"):
+        hs.evaluate(model, trained[1], TEXTS[:2], **options)
+    both = hs.evaluate(model, {"draft": small, "other": trained[1]}, TEXTS[:2], **options)
+    assert both.is_complete and list(both.header["draft_weights"]) == ["draft", "other"]
+
+
 def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
     model, small, tokenizer, tmp_path
 ):
     target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
     hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
     target.generation_config.top_k = 1
-    with pytest.raises(ValueError, match="another evaluation, whose generation_config is"):
+    with pytest.raises(ValueError, match=r"another evaluation, whose generation_config\.top_k is None and not 1: name"):
         hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)

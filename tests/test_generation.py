@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     pipeline,
 )
+from transformers.generation import utils
 
 import hf_speculative as hs
 
@@ -53,8 +54,7 @@ def test_generate_returns_what_transformers_returns(target, draft):
     out = hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=draft, return_dict_in_generate=True)
     plain = target.generate(**tiny.prompts(2), **KWARGS, return_dict_in_generate=True)
     assert isinstance(out, hs.GenerateSpeculativeOutput) and isinstance(out, type(plain))
-    assert set(plain.keys()) - set(out.keys()) <= {"past_key_values"}  # None in a batch, see the docstring
-    assert out.scores is None and out.logits is None and out.past_key_values is None
+    assert plain.keys() == out.keys() and out.scores is None and out.logits is None
     assert out.statistics.num_new_tokens == 32 and out.from_draft.shape == (2, 16)
     assert out.from_draft.sum() == out.statistics.num_accepted_draft_tokens
     assert torch.equal(out.from_draft, out.survival == 1) and torch.equal(~out.from_draft, out.survival.isnan())
@@ -67,6 +67,24 @@ def test_a_generation_config_object(target, draft):
         out = hs.generate(target, **tiny.prompts(2), generation_config=config, draft_model=draft)
     assert out.tolist() == target.generate(**tiny.prompts(2), generation_config=config).tolist()
     assert len(stats.acceptance_histogram) <= 3 and config.to_dict() == before
+
+
+def test_a_generation_config_alone_warns_of_nothing(draft, monkeypatch):
+    """transformers warns of a config together with other settings: what is switched off for a call goes into the config."""
+    said, model = [], tiny.llama()
+    monkeypatch.setattr(utils.logger, "warning_once", said.append)
+    settings = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    config = GenerationConfig(**settings, prompt_lookup_num_tokens=3)
+    expected = model.generate(**tiny.prompts(2), **settings)
+    with hs.record() as stats:
+        assert hs.generate(model, **tiny.prompts(2), generation_config=config).tolist() == expected.tolist()
+        config.prompt_lookup_num_tokens, model.generation_config.use_cache = None, False
+        found = hs.generate(model, **tiny.prompts(2), generation_config=config, draft_model=draft)
+        list(hs.generate_batches(model, [[5, 6]], generation_config=config, draft_model=draft))
+    assert found.tolist() == expected.tolist() and stats.num_calls == 3 and not said
+    # The model's own word can only be overruled beside the config.
+    model.generation_config.prompt_lookup_num_tokens = 3
+    assert hs.generate(model, **tiny.prompts(2), generation_config=config, draft_model=draft).tolist() == found.tolist()
 
 
 def test_attach_and_detach(attached, draft):
@@ -246,16 +264,18 @@ def test_record_collects_over_calls_and_nests(target, draft):
     assert outer.num_new_tokens == 5 * 16
 
 
-def test_a_pipeline_speculates_in_batches():
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_pipeline_speculates_in_batches(as_dict):
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
     pipe = pipeline("text-generation", model=hs.attach(target, draft), tokenizer=tokenizer)
     prompts = ["import os", "def f(x):", "class A"]
+    settings = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": as_dict}
     with hs.record() as stats:
-        found = pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False)
+        found = pipe(prompts, batch_size=3, **settings)
     assert stats.num_calls == 1 and len(stats.rows) == 3
     hs.detach(target)
-    assert pipe(prompts, batch_size=3, max_new_tokens=12, do_sample=False) == found
+    assert pipe(prompts, batch_size=3, **settings) == found, "the same text, and no key beside it"
 
 
 def test_closing_the_loop_early_leaves_both_models_usable(target, draft):

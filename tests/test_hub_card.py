@@ -1,26 +1,32 @@
 """The card and the settings for vLLM that an evaluation gives."""
 
+import dataclasses
 import json
 import re
 import shlex
 import string
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tongues
+import transformers
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.environment import environment
+from hf_speculative.evaluation.journal import Journal
 from hf_speculative.hub import card as card_module
-from hf_speculative.hub.figures import choose_draft
+from hf_speculative.hub.figures import choose_draft, data_set_name
 from hf_speculative.hub.pairing_file import FILE_NAME
 from hf_speculative.hub.vllm import export_vllm, validate
+from hf_speculative.pages import visible
 
 PROMPTS = ("import os\n", "def main():\n")
 
@@ -54,7 +60,16 @@ def results(pair, tmp_path_factory):
             results=folder / f"{name}.jsonl",
             progress=False,
         )
+        by_counts(folder / f"{name}.jsonl")
     return folder
+
+
+def by_counts(path):
+    """Seconds as a quiet machine would have them: a plain step takes 1 s, a pass with a draft in it 1.1 s."""
+    journal = Journal.read(path)
+    for call in journal.calls.values():
+        call.seconds = call.num_target_passes * (1.0 if call.statistics is None else 1.1)
+    journal.write(path)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +109,7 @@ def test_speed_with_hardware_versions_and_command(code, monkeypatch):
     assert len(rows) - 1 == sum(not setting.is_plain for setting in code.settings)
     totals = code.totals(hs.Setting("draft", 4))
     row = next(row for row in rows if row[1:3] == ["greedy", "draft, 4 tokens"])
-    assert row[6].startswith(f"{totals.speedup:.2f}x (") and row[5] == f"{totals.tokens_per_second:.1f}"
+    assert row[6] == f"{totals.speedup.median:.2f}x" and row[5] == f"{totals.tokens_per_second:.1f}"
     assert row[7] == f"{totals.statistics.draft_acceptance_rate:.0%}".replace("%", " %")
     for fact in (
         code.environment["device"],
@@ -122,6 +137,56 @@ def test_the_four_lines_run(code, pair, tmp_path, capsys, is_pair):
         exec(lines, {})
     printed = capsys.readouterr().out.replace(" ", "").strip()  # this tokenizer decodes letters apart
     assert stats.num_calls == 1 and printed.startswith("defmain():") and len(printed) > 20
+
+
+HOSTILE = {
+    "quotes": 'x"); import os; os.abort() #',
+    "other quotes": "x'); import os; os.abort() #\\",
+    "lines": "x\n```\n<script>alert(1)</script>\n---\nlicense: evil\n---\n# A heading",
+    "backticks": "``` <script>alert(1)</script> `",
+    "item": "- x",
+    "number": "1. x",
+    "table": "a | b | c \\| d",
+    "markup": "[click](javascript:alert(1)) **bold** <img src=x onerror=alert(1)> &lt; ~~a~~",
+    "hidden": "a\u202eb\x1b[31m",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
+    """In the lines to paste, in metadata and in what a reader of Markdown sees."""
+    hostile = HOSTILE[name]
+    shown = " ".join(visible(hostile).split())
+    evaluation = hs.Evaluation.load(results / "code.jsonl")
+    evaluation.header |= {"target": hostile, "drafts": {"draft": hostile}}
+    evaluation.header["dataset"] = {"name": hostile, "config": hostile, "split": hostile, "limit": None}
+    evaluation.environment.update(command=shlex.join(["hf-speculative", hostile]), device=hostile, system=hostile)
+    metadata, text = re.fullmatch(r"---\n(.*?)\n---\n(.*)", hs.card({hostile: evaluation}), re.DOTALL).groups()
+    data = yaml.safe_load(metadata)
+    assert data.keys() == {"tags", "library_name", "model-index"}
+    assert {result["dataset"]["name"] for result in data["model-index"][0]["results"]} == {hostile}
+
+    called = []
+    pipe = Mock(return_value=[{"generated_text": ""}])
+    monkeypatch.setattr(transformers, "pipeline", lambda task, model: called.append(model) or pipe)
+    monkeypatch.setattr(hs, "attach", lambda model, draft_model: called.append(draft_model))
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    usage, command = (token.content for token in tokens if token.type == "fence")
+    exec(usage, {})
+    assert called == [hostile, hostile]
+    assert shlex.split(command) == ["hf-speculative", visible(hostile)]
+
+    begin, end = (token.content.strip() for token in tokens if token.type == "html_block")
+    assert (begin, end) == ("<!-- hf_speculative card: begin -->", "<!-- hf_speculative card: end -->")
+    inline = [token.children for token in tokens if token.type == "inline"]
+    assert {part.type for parts in inline for part in parts} == {"text", "code_inline", "softbreak"}
+    seen = ["".join(part.content for part in parts) for parts in inline]
+    num_settings = sum(not setting.is_plain for setting in evaluation.settings)
+    assert seen.count(shown) == num_settings + 2, "a cell of each row: of speeds and of two tables of lengths"
+    assert any(line.startswith(f"{shown} drafts for {shown}: it guesses") for line in seen)
+    source = " ".join(visible(data_set_name(evaluation)).split())
+    assert any(line.startswith(f"{shown}: {source}, {shown}, {shown}, 2 prompts") for line in seen)
+    assert f"{shown}; cores" in " ".join(seen)
 
 
 def test_lookup_alone(pair):
@@ -329,6 +394,8 @@ def test_what_cannot_be_told_apart(code, chat, results):
     (results / "other.jsonl").write_text("\n".join([json.dumps(other), *lines[1:]]) + "\n")
     with pytest.raises(ValueError, match="nothing was measured"):
         hs.card(results / "unmeasured.jsonl")
+    with pytest.raises(ValueError, match="which mark what this writes"):
+        hs.card({"<!-- hf_speculative card: end -->": code}, target_name="<!-- hf_speculative card: end -->")
     with pytest.raises(ValueError, match="several targets"):
         hs.card({"a": code, "b": results / "other.jsonl"})
 
@@ -367,7 +434,7 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
         "create_pr": True,
     }
     assert text.startswith("---\nlicense: mit\n") and "# Theirs" in text
-    assert 'hf_speculative.from_pretrained("org/pair")' in text
+    assert "hf_speculative.from_pretrained('org/pair')" in text
     monkeypatch.setattr(Api, "files", ())
     text = hs.card(code, push_to_hub="org/pair")
     assert "# Theirs" not in text and "hf_speculative.attach(" in text
@@ -379,7 +446,7 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
 def test_the_line_for_vllm(code):
     settings = export_vllm(code, draft_model="draft", target_name="org/target", draft_name="org/draft")
     greedy = [s for s in code.settings if s.temperature == 0 and s.num_draft_tokens is not None]
-    best = max(greedy, key=lambda setting: code.totals(setting).speedup)
+    best = max(greedy, key=lambda setting: code.totals(setting).speedup.median)
     assert settings.config == {
         "method": "draft_model",
         "model": "org/draft",
@@ -394,12 +461,59 @@ def test_the_line_for_vllm(code):
 def test_what_did_best_is_served(results, best):
     """Whether that is a draft or prompt lookup."""
     code = hs.Evaluation.load(results / "code.jsonl")
-    for call in code.calls[best].values():
-        call.seconds /= 1000
+    for name, calls in code.calls.items():
+        for call in calls.values():
+            call.seconds *= 1 if name in (best, "plain, greedy") else 100
     settings = export_vllm(code)
     assert settings.figure.setting.name == best
     assert settings.config["method"] == ("draft_model" if best.startswith("draft") else "ngram")
     assert export_vllm(code, draft_model="draft").config["method"] == "draft_model"
+
+
+@pytest.mark.parametrize("name", ["-rf", "--trust-remote-code"])
+def test_a_name_is_no_option(code, name):
+    settings = export_vllm(code, target_name=name, draft_name="-x")
+    assert shlex.split(settings.command)[:4] == ["vllm", "serve", f"./{name}", "--speculative-config"]
+    assert settings.target == name
+
+
+def test_a_line_to_paste_hides_nothing(code):
+    with pytest.raises(ValueError, match=r"'org/\\u202ename', has characters that cannot be seen: give `target_name=`"):
+        export_vllm(code, target_name="org/\u202ename")
+
+
+def repeated(results, num_rounds, seconds):
+    """Eight prompts in which each draft needs so many passes for 8 tokens, and so many seconds where plain needs 8."""
+    code = hs.Evaluation.load(results / "code.jsonl")
+    for name, calls in code.calls.items():
+        plain = name.startswith("plain")
+        call = dataclasses.replace(calls[0], rows=[dataclasses.replace(calls[0].rows[0], new_ids=[3] * 8)])
+        call.seconds = 8.0 if plain else seconds
+        if not plain:
+            call.statistics = hs.Statistics(num_rounds=num_rounds, num_spec_steps=num_rounds, num_draft_tokens=8)
+        calls |= {batch: dataclasses.replace(call, batch=batch) for batch in range(8)}
+    return code
+
+
+def test_noise_is_neither_served_nor_carded(results):
+    """8 plain steps by a busy machine, 8 passes by a quiet one."""
+    noise = repeated(results, num_rounds=8, seconds=3.0)
+    with pytest.raises(ValueError, match=r"every figure is noise.*2\.67 times .* allow 1\.00: evaluate again"):
+        export_vllm(noise)
+    text = hs.card(noise)
+    assert "2.67x" not in text and {row[6] for row in table(text, "### Speed")[1:]} == {"noise"}
+    assert "decode plainly, no draft is faster here" in text
+    metrics = [result.metric_type for result in ModelCard(text).data.eval_results]
+    assert "speedup" not in metrics and "mean_acceptance_length" in metrics
+    quiet = repeated(results, num_rounds=2, seconds=3.0)
+    assert not any("too close" in note for note in export_vllm(quiet).notes)
+    text = hs.card(quiet)
+    assert {row[6] for row in table(text, "### Speed")[1:]} == {"2.67x (2.67\u20132.67)"}
+    assert "speedup" in [result.metric_type for result in ModelCard(text).data.eval_results]
+
+
+def test_what_is_too_close_to_plain_decoding_is_called_that(code):
+    assert any("too close to plain decoding, or from too few prompts" in note for note in export_vllm(code).notes)
 
 
 def test_a_draft_with_another_tokenizer(results):
@@ -477,7 +591,7 @@ def test_commands(run, results, tmp_path):
     printed = run("card", f"code={results / 'code.jsonl'}", f"chat={results / 'chat.jsonl'}")
     assert printed.exit_code == 0 and ModelCard(printed.output).data.tags and "| chat | greedy |" in printed.output
     assert run("card", results / "code.jsonl", "-o", tmp_path, "--draft-name", "org/draft").exit_code == 0
-    assert 'draft_model="org/draft"' in (tmp_path / "README.md").read_text()
+    assert "draft_model='org/draft'" in (tmp_path / "README.md").read_text()
     local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
     assert "--draft-name gives its name on the Hub" in local.stderr and "--target-name" not in local.stderr
     served = run("export-vllm", results / "code.jsonl", "--set", "max_model_len=512", "-o", tmp_path / "spec.json")
@@ -490,12 +604,17 @@ def test_commands(run, results, tmp_path):
     )
 
 
-def test_what_commands_refuse(run, results):
-    file = results / "code.jsonl"
+def test_what_commands_refuse(run, results, code, tmp_path):
+    file, totals = results / "code.jsonl", tmp_path / "eval.json"
+    totals.write_text(json.dumps(code.to_dict()))
     for args, message in (
         (("card", f"code={file}", results / "chat.jsonl"), "name the use case of every file"),
         (("card", f"a={file}", f"a={file}"), "two files for one use case"),
         (("card", file, "--create-pr"), "--create-pr has no effect"),
+        (("card", results / "nofile"), "nofile is not there: name one that `hf-speculative eval --results` wrote"),
+        (("card", totals), "it holds the totals that `--json` writes. Name another"),
+        (("card", file, "-o", "/dev/null"), "/dev/null"),
+        (("export-vllm", file, "-o", "/dev/null"), "--output /dev/null is no regular file"),
         (("export-vllm", file, "--set", "x"), "write KEY=VALUE"),
         (("export-vllm", file, "--set", "x=1"), "no key 'x'"),
     ):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 
 import pytest
@@ -78,6 +79,14 @@ def test_what_is_attached_is_what_is_saved(target, draft, tmp_path):
     assert (loaded.generate.config.reproducible, loaded.generate.config.num_draft_tokens) == (True, 2)
 
 
+def test_a_rule_with_a_name_is_saved(target, draft, tmp_path):
+    hs.save_pretrained(target, tmp_path, draft_model=draft, config=hs.SpeculativeConfig(rule="token"))
+    assert hs.from_pretrained(tmp_path).generate.config.rule == "token"
+    write(tmp_path, draft_model="./draft", rule="tokens")
+    with pytest.raises(ValueError, match=rf"{FILE_NAME} of .*`rule='tokens'` is not one of .*did you mean 'token'"):
+        hs.from_pretrained(tmp_path)
+
+
 def test_dtype_goes_to_both_and_draft_kwargs_to_the_draft(folder):
     model = hs.from_pretrained(folder, dtype=torch.bfloat16)
     assert (model.dtype, model.generate.draft_model.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -86,14 +95,52 @@ def test_dtype_goes_to_both_and_draft_kwargs_to_the_draft(folder):
 
 
 def test_a_draft_that_is_only_named(target, draft, tmp_path, inputs):
-    draft.save_pretrained(tmp_path / "small")
-    hs.save_pretrained(target, tmp_path / "big", draft_model=str(tmp_path / "small"))
+    draft.save_pretrained(tmp_path / "big" / "small")
+    hs.save_pretrained(target, tmp_path / "big", draft_model=str(tmp_path / "big" / "small"))
     assert not (tmp_path / "big" / "draft").exists()
-    assert json.loads((tmp_path / "big" / FILE_NAME).read_text())["draft_model"] == str(tmp_path / "small")
+    assert json.loads((tmp_path / "big" / FILE_NAME).read_text())["draft_model"] == "./small"
     assert torch.equal(hs.from_pretrained(tmp_path / "big").generate(**inputs), target.generate(**inputs))
     with pytest.raises(ValueError, match="folder of this machine"):
-        hs.save_pretrained(target, tmp_path / "other", draft_model=str(tmp_path / "small"), push_to_hub="org/name")
+        hs.save_pretrained(target, tmp_path / "other", draft_model=str(tmp_path / "big" / "small"))
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["../evil", "./../evil", "repo/../evil", "evil", "./a/..", ".\\..\\evil", "/etc/passwd", "", "https://e.vil/x"],
+)
+@pytest.mark.parametrize("key", ["draft_model", "tokenizer", "draft_tokenizer"])
+def test_a_file_names_its_own_folder_or_the_hub(tmp_path, monkeypatch, source, key):
+    for folder in ("repo", "evil"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "repo", **{"draft_model": "./draft", key: source})
+    with pytest.raises(
+        ValueError, match=rf"`{key}={re.escape(repr(source))}` is neither a subfolder of the repository"
+    ):
+        hs.from_pretrained("repo")
+
+
+def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_path, monkeypatch):
+    """By a link, or by a name of the Hub that is also a folder's in the working directory."""
+    hs.save_pretrained(target, tmp_path / "repo", draft_model=draft)
+    draft.save_pretrained(tmp_path / "org" / "evil")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repo" / "link").symlink_to(tmp_path / "org" / "evil")
+    write(tmp_path / "repo", draft_model="./link")
+    with pytest.raises(ValueError, match=r"names \./link, a link that leads out of it"):
+        hs.from_pretrained("repo")
+    write(tmp_path / "repo", draft_model="org/evil")
+    with pytest.raises(
+        ValueError, match=r"names org/evil on the Hub, and in the working directory lies something of that name"
+    ):
+        hs.from_pretrained("repo")
+    export_generate(tmp_path / "repo")
+    model = AutoModelForCausalLM.from_pretrained("repo", trust_remote_code=True)
+    with pytest.raises(ValueError, match="the default draft is org/evil on the Hub, and in the working directory"):
+        model.generate(**tiny.prompts(1), max_new_tokens=2)
+    with pytest.raises(ValueError, match="is neither a subfolder"):
+        export_generate(tmp_path / "other", draft_model="evil")
 
 
 def test_encoder_and_decoder(tmp_path):
@@ -144,7 +191,6 @@ def test_a_source_of_drafts_in_the_generation_config(target, tmp_path, inputs):
         ({"draft_model": 3}, TypeError, "`draft_model=3`"),
         ({"draft_model": "./draft", "num_draft_tokens": 0}, ValueError, "`num_draft_tokens=0`"),
         ({"draft_model": "./draft", "compile": "yes"}, TypeError, "`compile='yes'`"),
-        ({"draft_model": "./../draft"}, ValueError, "leads out of the repository"),
         ({"draft_model": "./draft", "draft_revision": "v1"}, ValueError, "`draft_revision='v1'`"),
         (["draft"], TypeError, "JSON object"),
     ],
@@ -160,9 +206,10 @@ def test_no_pairing_and_broken_json(target, tmp_path):
     target.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"names no draft.*save_pretrained.*attach"):
         hs.from_pretrained(tmp_path)
-    (tmp_path / FILE_NAME).write_text("{")
-    with pytest.raises(ValueError, match=FILE_NAME):
-        hs.from_pretrained(tmp_path)
+    for broken in ("{", "[" * 100_000):
+        (tmp_path / FILE_NAME).write_text(broken)
+        with pytest.raises(ValueError, match=FILE_NAME):
+            hs.from_pretrained(tmp_path)
     with pytest.raises(OSError):
         hs.from_pretrained(str(tmp_path / "nowhere"))
     with pytest.raises(OSError):  # and not "names no draft"
@@ -326,7 +373,7 @@ def test_the_readme_keeps_what_it_has(tmp_path):
     export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
     once = (tmp_path / "README.md").read_text()
     assert once.startswith("---\nlicense: mit # mine\ntags:\n- mine\n- custom_generate\n- speculative-decoding\n")
-    assert "# My model\n\nMy text.\n" in once and 'custom_generate="org/name"' in once
+    assert "# My model\n\nMy text.\n" in once and "custom_generate='org/name'" in once
     export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
     assert (tmp_path / "README.md").read_text() == once
 

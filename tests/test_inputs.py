@@ -4,12 +4,34 @@ import pytest
 import tiny
 import torch
 from architectures.check import build, prompts
-from transformers import DynamicCache, SynthIDTextWatermarkingConfig, WatermarkingConfig, set_seed
+from torch.nn import functional
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    WatermarkingConfig,
+    set_seed,
+)
 
 import hf_speculative as hs
+from hf_speculative.models import Inputs, inputs_for_draft
+from hf_speculative.models.rewind import copy_of
 
+# Mllama's own, in older transformers
+pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
-KINDS = {"llama": "causal", "gemma3_text": "causal", "bloom": "causal", "qwen3_next": "causal", "t5": "seq2seq"}
+KINDS = {
+    "llama": "causal",
+    "gemma3_text": "causal",
+    "gemma3n_text": "causal",  # its last layers, as Gemma 4's, read the keys of earlier ones; several states a token
+    "gemma4_text": "causal",
+    "bloom": "causal",
+    "qwen3_next": "causal",
+    "t5": "seq2seq",
+    "mllama": "image-text",  # some layers attend to an image, whose keys lie in the text's cache
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -48,7 +70,7 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
     }
     expected = model.generate(**inputs(batch_size), **settings)
     found = hs.generate(model, **inputs(batch_size), **settings, draft_model=tiny.noisy_copy(model))
-    assert found.keys() - {"from_draft", "survival"} == expected.keys() and found.statistics.num_draft_tokens > 0
+    assert found.keys() == expected.keys() and found.statistics.num_draft_tokens > 0
     for name in expected.keys() - {"past_key_values"}:
         same(found[name], expected[name])
     caches = [getattr(out.past_key_values, "self_attention_cache", out.past_key_values) for out in (found, expected)]
@@ -60,9 +82,20 @@ def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
         assert not getattr(ours, "record_past", False)
 
 
+def test_attentions_without_an_image():
+    """The layers that would attend to it do not run, and have none."""
+    model = build("causal", "mllama")
+    model.set_attn_implementation("eager")
+    settings = prompts("causal", model, 3) | NEW | {"return_dict_in_generate": True, "output_attentions": True}
+    found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
+    expected = model.generate(**settings)
+    same(found.attentions, expected.attentions)
+    assert len(expected.attentions[0]) == model.config.get_text_config().num_hidden_layers - 1
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_second_turn_feeds_only_what_is_new(batch_size):
-    for name in ("llama", "gemma3_text", "bloom", "qwen3_next"):
+    for name in ("llama", "gemma3_text", "gemma3n_text", "gemma4_text", "bloom", "qwen3_next"):
         model = build("causal", name)
         draft, cache = tiny.noisy_copy(model), DynamicCache(config=model.config)
         first = prompts("causal", model, batch_size)
@@ -78,6 +111,27 @@ def test_a_second_turn_feeds_only_what_is_new(batch_size):
             found = hs.generate(model, **second, **NEW, past_key_values=cache, draft_model=draft)
         assert found.tolist() == expected.tolist()
         assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("drafts_for_itself", [False, True])
+def test_turns_after_an_image(model_type, drafts_for_itself):
+    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
+    model = build("image-text", model_type)
+    sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
+    first, texts = prompts("image-text", model, 2), []
+    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw")}
+    for turns in ([0, 0, 0, 0], [1, 1, 0, 1]):  # plain ones in between see nothing of what went before
+        given, cache = first, DynamicCache(config=model.config)
+        for turn, source in enumerate(turns):
+            text = hs.generate(model, **given, **NEW, past_key_values=cache, **sources[source])
+            ids = torch.cat([text, torch.full((2, 3), 5 + turn)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            given = {"input_ids": ids, "attention_mask": mask} | (of_image if turn == 0 else {})
+        texts.append(text.tolist())
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -113,13 +167,14 @@ def test_inputs_embeds_several_sequences_a_prompt(target, draft):
     assert hs.generate(target, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
 
 
-def test_a_universal_draft_needs_the_ids(target):
+def test_a_universal_draft_needs_the_ids():
+    target = tiny.llama(vocab_size=99)
     embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
     with pytest.raises(ValueError, match=r"BloomForCausalLM needs the prompt's ids.*pass `input_ids=`"):
         hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "bloom", "qwen3_next", "lfm2"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
@@ -135,7 +190,7 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
     assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
     for ours, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
-        if hasattr(theirs, "keys"):
+        if getattr(theirs, "keys", None) is not None:
             assert ours.keys.shape == theirs.keys.shape
     done = found.sequences.shape[1] - first["input_ids"].shape[1]
     more = torch.randint(1, 60, (batch_size, 4))
@@ -143,6 +198,170 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     second = {"input_ids": torch.cat([found.sequences, more], 1), "attention_mask": kept}
     again = model.generate(**second, **NEW, past_key_values=expected.past_key_values).tolist()
     assert model.generate(**second, **NEW, past_key_values=cache).tolist() == again
+
+
+@pytest.mark.parametrize("num_copies", [1, 3])
+@pytest.mark.parametrize("given", ["inputs_embeds", "encoder_outputs"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_that_is_given_no_ids(name, given, num_copies):
+    """A draft of the target's width reads the same, one of another has to read the ids or is refused."""
+    model = build("seq2seq", name)
+    ids = torch.randint(3, 60, (2, 8))
+    sampled = num_copies > 1
+    settings = {"num_return_sequences": num_copies, "do_sample": sampled, "attention_mask": torch.ones_like(ids)}
+    switches = {"reproducible": True} if sampled else {}
+
+    def call():  # `generate` repeats the encoder's outputs in place
+        values = {"inputs_embeds": model.get_input_embeddings(), "encoder_outputs": model.get_encoder()}
+        return NEW | settings | {given: values[given](ids)}
+
+    set_seed(0)
+    expected = model.generate(**call()).tolist()
+    for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": tiny.noisy_copy(model, 0.05)}):
+        set_seed(0)
+        with hs.record() as stats:
+            assert hs.generate(model, **call(), **switches, **source).tolist() == expected
+    assert stats.draft_acceptance_rate > 0.2, "of the same width, the draft reads what the target reads"
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4}
+    tokens = {"decoder_start_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    narrow = T5ForConditionalGeneration(T5Config(vocab_size=model.config.vocab_size, **sizes, **tokens)).eval()
+    runs = []
+    hook = model.get_decoder().register_forward_hook(lambda *args: runs.append(1))
+    with pytest.raises(ValueError, match=f"`{given}` has another width.*`input_ids=`"):
+        hs.generate(model, **call(), draft_model=narrow)
+    hook.remove()
+    assert not runs, "refused before the first forward"
+    if given == "encoder_outputs":
+        set_seed(0)
+        found = hs.generate(model, **call(), input_ids=ids, **switches, draft_model=narrow)
+        assert found.tolist() == expected
+
+
+def test_guidance_without_a_cache_to_guide_by():
+    """transformers keeps none of Mamba 2's state for its second pass, which then sees the last token only."""
+    model = build("causal", "mamba2")
+    runs = []
+    hook = model.register_forward_hook(lambda *args: runs.append(1))
+    with pytest.raises(ValueError, match=r"guidance_scale=1.5.*`cache_params`.*draft_model=None"):
+        hs.generate(model, torch.tensor([[1, 2, 3]]), **NEW, guidance_scale=1.5, prompt_lookup_num_tokens=2)
+    hook.remove()
+    assert not runs
+
+
+@pytest.mark.parametrize("shows_pads", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom"])
+def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
+    """Rows that ended early hold pad tokens, which the longer mask shows or hides; each row goes on as after plain decoding."""
+    model = build("causal", name)
+    draft, first = tiny.noisy_copy(model), prompts("causal", model, 4)
+    width, with_cache = first["input_ids"].shape[1], NEW | {"return_dict_in_generate": True}
+    new = model.generate(**first, **NEW)[:, width:].tolist()
+    ends = {"eos_token_id": [new[0][3], new[2][8]]}
+    plain = model.generate(**first, **with_cache, **ends)
+    sources = [{"draft_model": draft}, {"draft_model": model, "num_draft_tokens": 4}, {"prompt_lookup_num_tokens": 3}]
+    if name in ("llama", "gpt2"):
+        sources.append({"assistant_early_exit": 1})
+    turns = [hs.generate(model, **first, **with_cache, **ends, **source) for source in sources]
+    pads = plain.sequences[:, width:] == 0
+    assert pads.any() and not pads.all(1).any()
+    shown = torch.ones_like(pads) if shows_pads else ~pads
+    mask = torch.cat([first["attention_mask"], shown.long(), torch.ones(4, 3).long()], 1)
+    second = {"input_ids": torch.cat([plain.sequences, torch.randint(1, 60, (4, 3))], 1), "attention_mask": mask}
+    expected = model.generate(**second, **with_cache, past_key_values=copy_of(plain.past_key_values))
+    for turn in turns:
+        assert turn.sequences.tolist() == plain.sequences.tolist()
+        for ours, theirs in zip(turn.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            seen = torch.cat([first["attention_mask"], torch.ones_like(pads).long()], 1)[:, :-1]
+            seen = seen[:, None, -theirs.keys.shape[2] :, None]
+            same((ours.keys * seen, ours.values * seen), (theirs.keys * seen, theirs.values * seen))
+            assert ours.get_seq_length() == theirs.get_seq_length()
+        kept = copy_of(turn.past_key_values)
+        assert model.generate(**second, **NEW, past_key_values=kept).tolist() == expected.sequences.tolist()
+        with tiny.CountForwards(model) as forwards:
+            found = hs.generate(model, **second, **with_cache, past_key_values=turn.past_key_values, draft_model=draft)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert (4, 4) in forwards.lengths, "the last token of the turn before, and the new ones"
+    third = {"input_ids": torch.cat([expected.sequences, torch.randint(1, 60, (4, 2))], 1)}
+    third["attention_mask"] = torch.cat([mask, torch.ones(4, NEW["max_new_tokens"] + 2).long()], 1)
+    again = model.generate(**third, **NEW, past_key_values=expected.past_key_values).tolist()
+    assert (
+        hs.generate(model, **third, **NEW, past_key_values=found.past_key_values, draft_model=draft).tolist() == again
+    )
+
+
+def test_copies_of_a_prompt_that_end_at_once_are_in_the_cache(target, draft):
+    """Their prompts were read once for all of them, and some leave before the draft has read a token of its own."""
+    settings = NEW | {"do_sample": True, "num_return_sequences": 3, "eos_token_id": [*range(1, 12)]}
+    for seed in range(6):
+        call = tiny.prompts(2, seed=seed) | settings | {"return_dict_in_generate": True}
+        set_seed(seed)
+        plain = target.generate(**call)
+        set_seed(seed)
+        found = hs.generate(target, **call, draft_model=draft, reproducible=True)
+        assert found.sequences.tolist() == plain.sequences.tolist()
+        new = torch.ones(6, plain.sequences.shape[1] - 8)
+        seen = torch.cat([call["attention_mask"].repeat_interleave(3, 0), new], 1)[:, None, :, None]
+        for ours, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            same((ours.keys * seen, ours.values * seen), (theirs.keys * seen, theirs.values * seen))
+
+
+#: `(rows, 9)` masks that hide more than left padding: a hole, right padding, both sides, a whole row, and one row as ever
+ODD_MASKS = torch.tensor(
+    [
+        [1, 1, 1, 0, 0, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 1, 1, 1, 1],
+    ]
+)
+ODD_IDS = torch.randint(1, 60, ODD_MASKS.shape, generator=torch.Generator().manual_seed(7))
+ODD_SOURCES = {
+    "a draft of its own path": lambda model: {"draft_model": tiny.noisy_copy(model, 0.05)},
+    "a universal draft": lambda model: {"draft_model": build("causal", "bloom")},
+    "a ragged draft": lambda model: {"draft_model": tiny.llama(vocab_size=model.config.vocab_size)},
+    "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("source", ODD_SOURCES)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "opt", "bloom", "qwen3_next"])
+def test_masks_that_hide_more_than_left_padding(name, source):
+    """Row by row and as a batch, greedy with processors and sampled, several times a prompt."""
+    model = build("causal", name)
+    drafts = ODD_SOURCES[source](model)
+    greedy = NEW | {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    with hs.record() as stats:
+        for rows in (*([row] for row in range(5)), [0, 4], [0, 1, 2, 3, 4]):
+            call = {"input_ids": ODD_IDS[rows], "attention_mask": ODD_MASKS[rows]}
+            assert hs.generate(model, **call, **greedy, **drafts).tolist() == model.generate(**call, **greedy).tolist()
+    assert stats.num_draft_tokens > 0
+    sampled = NEW | {"do_sample": True, "num_return_sequences": 2}
+    set_seed(0)
+    expected = model.generate(**call, **sampled)
+    set_seed(0)
+    assert hs.generate(model, **call, **sampled, **drafts, reproducible=True).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_pad_id_inside_the_prompt(target, draft, batch_size):
+    """No mask is given, and transformers hides all that looks like padding, from the draft, too."""
+    ids = tiny.prompts(batch_size)["input_ids"]
+    ids[:, 3] = ids[-1, -1] = 0
+    expected = target.generate(ids, **NEW)
+    assert expected.tolist() != target.generate(ids, attention_mask=torch.ones_like(ids), **NEW).tolist()
+    for source in ({"draft_model": target}, {"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
+        with hs.record() as stats:
+            assert hs.generate(target, ids, **NEW, **source).tolist() == expected.tolist()
+        assert source.get("draft_model") is not target or stats.draft_acceptance_rate == 1
+    for shown in (draft, build("causal", "bloom")):  # and not from the draft alone
+        prepared = inputs_for_draft(shown, target, Inputs(ids, GenerationConfig(max_length=30), {}), {}, ids)
+        assert prepared.attention_mask is None
+
+
+def test_drafts_that_read_the_targets_own_cache_need_left_padding(target):
+    with pytest.raises(ValueError, match=r"assistant_early_exit.*`attention_mask` that hides more than left padding"):
+        hs.generate(target, ODD_IDS, attention_mask=ODD_MASKS, **NEW, assistant_early_exit=1)
 
 
 def test_positions_of_the_users_own():
@@ -159,7 +378,7 @@ def test_a_prompt_in_chunks(decoder):
     model, inputs = decoder
     given = inputs(3)
     with tiny.CountForwards(model) as forwards:
-        found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=60))
+        found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=96))
     assert found.tolist() == model.generate(**given, **NEW).tolist()
     assert (3, 3) in forwards.lengths
 

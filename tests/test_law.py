@@ -121,13 +121,29 @@ def test_reproducible_sampling_has_the_law_too(pair):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
 
-def test_padded_draft_vocabulary(pair):
-    """The target has 4 tokens that the draft does not know: they are emitted as often as they should be."""
-    narrow = tiny.llama(seed=8, vocab_size=VOCAB - 2, layers=1, hidden=16)
-    rows = ((1, 2, 3, 1), (4, 2))
-    for prompt, samples in sample(pair[0], {"draft_model": narrow, "num_draft_tokens": 3}, rows=rows, top_k=3):
-        assert any(max(tokens) >= VOCAB - 2 for tokens in samples)
+@pytest.mark.parametrize("rule", [BlockVerification(), TokenVerification(), SampledVerification()])
+def test_a_broken_draft(pair, rule):
+    """Its logits are NaN after one of the tokens."""
+    draft = copy.deepcopy(pair[1])
+    with torch.no_grad():
+        draft.model.embed_tokens.weight[2] = torch.nan
+    config = SpeculativeConfig(rule=rule, num_draft_tokens=3)
+    rows = ((5, 1, 3, 1), (4, 6))
+    for prompt, samples in sample(pair[0], {"draft_model": draft, "speculative_config": config}, rows=rows, top_k=3):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
+
+
+def test_padded_draft_vocabulary():
+    """The target has a token that the draft does not know: it is emitted as often as it should be."""
+    target, narrow = (tiny.llama(seed=3, vocab_size=size, layers=1, hidden=16) for size in (41, 40))
+    rows = ((1, 2, 3, 1), (4, 2))
+    likely = max(exact_law(target, rows[0], top_k=3).items(), key=lambda item: item[1])[0][0]
+    with torch.no_grad():  # a token that is often next changes places with the one that the draft lacks
+        target.lm_head.weight[[likely, 40]] = target.lm_head.weight[[40, likely]]
+    drawn = sample(target, {"draft_model": narrow, "num_draft_tokens": 3}, rows=rows, top_k=3)
+    assert any(40 in tokens for _, samples in drawn for tokens in samples)
+    for prompt, samples in drawn:
+        assert_law(samples, exact_law(target, prompt, top_k=3))
 
 
 def test_num_return_sequences(pair):

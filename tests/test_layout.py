@@ -1,6 +1,7 @@
 """The house rules that keep the code readable, guarded."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,33 @@ def test_public_names_are_listed_and_documented():
     for name in hf_speculative.__all__:
         assert getattr(hf_speculative, name).__doc__, name
     assert hf_speculative.__all__ == sorted(hf_speculative.__all__)
+
+
+def test_models_are_loaded_in_one_place():
+    """There their files are held to fill their class; MTP layers are a part of a checkpoint that is loaded already."""
+    places = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
+                places.add((path.name, ast.unparse(node.value)))
+    places = {(file, kind) for file, kind in places if not kind.endswith(("Tokenizer", "Config", "hf_speculative"))}
+    assert places == {("loading.py", "auto_class"), ("self_drafting.py", "_mtp_class()")}
+
+
+@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation"])
+def test_lazy_names_are_listed_and_known_to_type_checkers(name):
+    package = importlib.import_module(f"hf_speculative{name}")
+    assert set(package.__all__) <= set(dir(package))
+    (block,) = [node for node in ast.parse(Path(package.__file__).read_text()).body if isinstance(node, ast.If)]
+    for_checkers = {f".{node.module}": sorted(alias.name for alias in node.names) for node in block.body}
+    (call,) = [node for node in ast.walk(ast.Module(block.orelse)) if isinstance(node, ast.Call)]
+    names = ast.literal_eval(call.args[1])
+    assert for_checkers == {module: sorted(of_module) for module, of_module in names.items()}
+    assert sorted(name for of_module in names.values() for name in of_module) == sorted(package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        package.nonsense  # noqa: B018
+
+
+def test_rooms_can_be_reached_from_the_package():
+    for room in ("theory", "benchmark", "training"):
+        assert getattr(hf_speculative, room).__name__ == f"hf_speculative.{room}"

@@ -43,7 +43,7 @@ def test_every_shipped_part_is_in_the_matrix():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())
@@ -92,7 +92,22 @@ def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
     assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
 
 
-@pytest.mark.parametrize("rule", RULES)
+def test_rules_by_name(target, draft):
+    """In the call and in the config it is the rule itself that judges."""
+    kwargs = tiny.prompts(3) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0, "num_draft_tokens": 3}
+
+    def sampled(**options):
+        set_seed(4)
+        return hs.generate(target, draft_model=draft, **kwargs, **options).tolist()
+
+    found = {}
+    for name, rule in RULES.items():
+        found[name] = sampled(speculative_config=SpeculativeConfig(rule=rule()))
+        assert found[name] == sampled(rule=name) == sampled(speculative_config=SpeculativeConfig(rule=name))
+    assert found["sampled"] not in (found["token"], found["block"])
+
+
+@pytest.mark.parametrize("rule", RULES.values())
 def test_laws_of_draft_tokens_are_kept_for_rules_that_read_them(rule, target, draft):
     kept = []
 

@@ -26,14 +26,14 @@ def expected_accepted(rule, p, q, gamma, **options):
     return sum(w * (len(tokens) - 1) for tokens, w in round_law(rule, p, q, [()], gamma, **options)[()].items())
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_every_shipped_rule_is_declared_lossless(rule):
     assert rule.lossless is True
 
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_output_has_the_targets_law(rule, gamma, zeros):
     for seed in range(6 if gamma < 3 else 2):
         p, q = pair(seed, zeros)
@@ -41,7 +41,7 @@ def test_output_has_the_targets_law(rule, gamma, zeros):
         assert distance(sequence_law(rule(), p, q, gamma, length), plain_law(p, length)) < EXACT
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 @pytest.mark.parametrize("gamma", [0, 1, 2])
 def test_one_hot_proposals_keep_the_targets_law(rule, gamma):
     for seed in range(6):
@@ -50,7 +50,7 @@ def test_one_hot_proposals_keep_the_targets_law(rule, gamma):
         assert distance(found, plain_law(p, gamma + 3)) < EXACT
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_extreme_laws(rule):
     p, q = pair(3)
     hot, cold = Laws(0, iid=[0.0, 1.0, 0.0]), Laws(0, iid=[0.5, 0.0, 0.5])
@@ -60,7 +60,7 @@ def test_extreme_laws(rule):
             assert distance(found, plain_law(target, 4)) < EXACT
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_ragged_drafts(rule):
     """Rows of a batch propose different numbers of tokens, here by their prefix."""
     for seed in range(3):
@@ -83,7 +83,7 @@ def test_stopping_a_draft_after_an_unsure_token_is_exact(rule):
         assert distance(sequence_law(rule(), p, q, 3, 4, num_tokens=after_unsure), plain_law(p, 4)) < EXACT
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_a_stop_inside_the_block_keeps_the_law(rule):
     """Cutting the emitted tokens after the first end token is a stopping time of the output."""
     end = 2
@@ -134,7 +134,7 @@ def test_block_accepts_at_least_what_token_accepts(gamma):
 
 def test_all_rules_accept_alike_for_one_hot_proposals():
     p, q = pair(4)
-    accepted = [expected_accepted(rule(), p, one_hot(q), 3, deterministic=True) for rule in RULES]
+    accepted = [expected_accepted(rule(), p, one_hot(q), 3, deterministic=True) for rule in RULES.values()]
     assert max(accepted) - min(accepted) < EXACT
 
 
@@ -271,7 +271,7 @@ def test_zero_residual_falls_back_to_the_target():
         assert verdict.num_accepted.item() == 0 and verdict.next_token.item() in (0, 1)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_a_token_of_probability_zero_is_never_emitted(rule):
     p = torch.tensor([0.0, 0.5, 0.5]).expand(512, 3, 3)
     q = torch.tensor([0.9, 0.05, 0.05]).expand(512, 2, 3)
@@ -280,7 +280,7 @@ def test_a_token_of_probability_zero_is_never_emitted(rule):
     assert verdict.num_accepted.max() == 0 and verdict.next_token.min() > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES.values())
 def test_greedy_is_a_one_hot_law_for_every_rule(rule):
     scores = torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 0.0], [0.0, 0.0, 9.0]]])
     sampler = Greedy(None, 3)

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.checks import check_eager
 from hf_speculative.models import EarlyExitModel, probe
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
@@ -286,6 +287,18 @@ def test_early_exit_under_accelerate():
 def test_early_exit_refusals(kwargs, error, message):
     with pytest.raises(error, match=message):
         hs.generate(deep(), **tiny.prompts(1), **kwargs)
+
+
+def test_early_exit_is_neither_compiled_nor_captured():
+    model = deep()
+    with (
+        tiny.CountForwards(model) as forwards,
+        pytest.raises(ValueError, match=r"`compile=True`.*`assistant_early_exit`"),
+    ):
+        hs.generate(model, **tiny.prompts(1), assistant_early_exit=1, compile=True, max_new_tokens=2)
+    assert not forwards.lengths
+    with pytest.raises(ValueError, match=r"`cuda_graphs=True`.*`assistant_early_exit`"):
+        check_eager(hs.SpeculativeConfig(cuda_graphs=True), "assistant_early_exit")
 
 
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):

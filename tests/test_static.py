@@ -10,6 +10,7 @@ import test_law
 import tiny
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
+from architectures.check import build
 from laws import assert_law
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -70,10 +71,11 @@ def recorded(monkeypatch):
     return capture
 
 
-def unequal(model, draft, num_rows=3, **kwargs):
+def unequal(model, draft, num_rows=3, compile=False, **kwargs):
     """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
     inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
-    return hs.generate(model, **inputs, draft_model=draft, num_draft_tokens=3), model.generate(**inputs)
+    ours = hs.generate(model, **inputs, draft_model=draft, num_draft_tokens=3, compile=compile)
+    return ours, model.generate(**inputs)
 
 
 def test_replays_give_what_plain_decoding_gives(target, draft, recorded):
@@ -207,6 +209,14 @@ class TestThePool:
         unequal(target, draft, max_new_tokens=8)
         assert pool._kept[target].idle.capacity < large / 3
 
+    @pytest.mark.parametrize("windows", [(4, None), (4, 20), (20, 4), (None, 4)])
+    def test_a_window_that_changed_is_seen(self, windows):
+        model = tiny.build("mistral", sliding_window=windows[0])
+        before = unequal(model, model)
+        model.config.sliding_window = windows[1]
+        found, expected = unequal(model, model)
+        assert found.tolist() == expected.tolist() != before[1].tolist()
+
     def test_two_calls_at_once_have_two_caches(self, target):
         first, second = RaggedModel(target), RaggedModel(target)
         assert first.cache is not second.cache
@@ -224,6 +234,14 @@ class TestThePool:
         del model
         gc.collect()
         assert gone() is None
+
+
+def reverse(module, args, output):
+    """A hook: what a module gives, or the logits of a model, the other way round."""
+    if isinstance(output, torch.Tensor):
+        return output.flip(-1)
+    output.logits = output.logits.flip(-1)
+    return output
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -250,6 +268,27 @@ class TestCompile:
             for num_rows in (1, 2):
                 both(num_rows, width, 25)
         assert counters["stats"]["unique_graphs"] == num_graphs
+
+    @pytest.mark.parametrize("path", ["", "model.layers.0.mlp"])
+    def test_hooks_that_came_and_went_are_seen(self, path, monkeypatch):
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
+        model = tiny.llama(layers=1)
+        texts = []
+        for is_hooked in (False, True, False):
+            if is_hooked:
+                hook = model.get_submodule(path).register_forward_hook(reverse)
+            found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+            assert found.tolist() == expected.tolist()
+            texts.append(found.tolist())
+            if is_hooked:
+                hook.remove()
+        assert texts[0] == texts[2] != texts[1]
+
+    def test_layers_that_read_the_keys_of_others(self, monkeypatch):
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
+        model = build("causal", "gemma4_text")
+        found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+        assert found.tolist() == expected.tolist()
 
 
 def test_models_that_cannot_say_why(target):

@@ -1,6 +1,7 @@
 """Drafts that read the target's states: MTP layers, DFlash, Gemma 4 assistants, and one of the user's own."""
 
 import copy
+from functools import partial
 
 import pytest
 import test_law
@@ -259,7 +260,36 @@ def test_num_return_sequences(make, name):
     assert hs.generate(model, **kwargs, reproducible=True, **arguments).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_batch_returns_its_cache(make, name):
+    """Rows that ended early come back to it, though their hidden states are gone."""
+    model, arguments = make(name)
+    inputs, settings = tiny.prompts(3), {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    settings |= {"eos_token_id": model.generate(**inputs, **settings)[0, 10].item(), "return_dict_in_generate": True}
+    plain, found = (run(**inputs, **settings) for run in (model.generate, partial(hs.generate, model, **arguments)))
+    assert found.sequences.tolist() == plain.sequences.tolist() and (plain.sequences[:, -1] == 0).any()
+    seen = torch.cat([inputs["attention_mask"], torch.ones_like(plain.sequences[:, 8:])], 1)[:, None, :, None]
+    for ours, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        assert (ours.keys is None) == (theirs.keys is None)
+        if theirs.keys is None:  # the layer reads another's
+            continue
+        shown = seen[:, :, -theirs.keys.shape[2] :]
+        torch.testing.assert_close(ours.keys * shown, theirs.keys * shown, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(ours.values * shown, theirs.values * shown, rtol=1e-3, atol=1e-3)
+
+
 # Asking for them
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_compiled_passes_are_refused(make, name):
+    model, arguments = make(name)
+    message = f"`compile=True` has no effect on drafts by `{KINDS[name].__name__}`"
+    call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
+    hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(model, **call, compile=True)
+    assert not forwards.lengths
 
 
 def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):

@@ -308,6 +308,20 @@ def test_the_end_token_of_the_draft_is_the_targets(kind):
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
+def test_a_prompt_with_a_hole(mapping):
+    """What the mask hides is no part of the draft's text, and a row may be hidden as a whole."""
+    target, inputs, draft, _ = call("metaspace draft, BOS", mapping)
+    settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+    inputs["attention_mask"][:, -4:-2] = 0
+    inputs["attention_mask"][3] = 0
+    for rows in (slice(None), slice(3, None)):
+        some = {name: value[rows] for name, value in inputs.items()}
+        with hs.record() as stats:
+            found = hs.generate(target, **some, **settings, **draft)
+        assert found.tolist() == target.generate(**some, **settings).tolist() and stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
 def test_everything_on_the_targets_side_goes_on_working(mapping):
     """Stop strings, a criterion of the user's, several sequences a prompt, statistics."""
     target, inputs, draft, _ = call("metaspace draft, BOS", mapping)

@@ -77,6 +77,33 @@ def test_a_data_set_under_checkpointing():
     assert found.new_ids == expected
 
 
+@pytest.mark.parametrize("in_turn", [[0, 1], [1, 0]])
+def test_calls_that_overlap_under_checkpointing(in_turn):
+    """The first to close leaves the other's modes alone; the last one puts back each module's own, mixed ones included."""
+    model, inputs = made("llama")
+    ids = tiny.unpadded(inputs, 1)["input_ids"]
+    expected = model.generate(ids, **NEW)[0, ids.shape[1] :].tolist()
+    draft = tiny.noisy_copy(model).train()
+    checkpointed(model).train()
+    model.model.layers[0].gradient_checkpointing = draft.model.layers[1].training = False
+    modes = [
+        (module.training, getattr(module, "gradient_checkpointing", None))
+        for one in (model, draft)
+        for module in one.modules()
+    ]
+    calls = [hs.generate_batches(model, [ids[0]] * 2, batch_size=1, draft_model=draft, **NEW) for _ in range(2)]
+    assert [next(call).new_ids for call in calls] == [expected] * 2
+    first, last = (calls[i] for i in in_turn)
+    first.close()
+    assert not draft.training and next(last).new_ids == expected
+    last.close()
+    assert modes == [
+        (module.training, getattr(module, "gradient_checkpointing", None))
+        for one in (model, draft)
+        for module in one.modules()
+    ]
+
+
 def test_weights_that_are_replaced():
     """A checkpoint loaded in place, and parameters made anew: no pass remembers the old ones."""
     model, inputs = made("llama")

@@ -7,6 +7,8 @@ import tiny
 import torch
 from architectures.check import build, prompts
 from transformers import (
+    CsmConfig,
+    CsmForConditionalGeneration,
     GenerationConfig,
     StaticCache,
     WhisperConfig,
@@ -140,6 +142,18 @@ def test_cached_logits_equal_plain_steps_after_every_round(model_type):
             cached.rollback(batch)
 
 
+@pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")  # Mllama's own, in older transformers
+def test_an_image_as_long_as_the_text_is_not_cut():
+    """Its keys lie in the text's cache, and then nothing but the config tells them apart."""
+    model = build("image-text", "mllama")
+    inputs = prompts("image-text", model, 1)
+    width = model.generate(**inputs, **NEW, return_dict_in_generate=True).past_key_values.layers[1].get_seq_length()
+    text = tiny.prompts(1, width=width, vocab_size=60)
+    inputs |= text | {"cross_attention_mask": inputs["cross_attention_mask"][:, :1].expand(-1, width, -1, -1)}
+    expected = model.generate(**inputs, **NEW).tolist()
+    assert hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model)).tolist() == expected
+
+
 def test_rows_that_are_far_ahead_wait():
     """Decided from lengths alone; a batch lasts as long as its slowest row anyway."""
     batch = Batch(torch.ones(3, 4, dtype=torch.long), [0] * 3, max_length=100)
@@ -167,6 +181,27 @@ def test_a_wrong_cache_is_found_out(monkeypatch):
         hs.generate(model, **inputs, **NEW, draft_model=draft)
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart", "led"])
+def test_a_mask_that_hides_some_of_the_decoders_prompt(model_type):
+    """LED's steps of one token do not look at it, passes over several tokens do: tried out, although the type is tested."""
+    model = build("seq2seq", model_type)
+    draft, inputs = tiny.noisy_copy(model), prompts("seq2seq", model, 2)
+    decoder = tiny.prompts(2, width=6, vocab_size=60)
+    inputs |= {"decoder_input_ids": decoder["input_ids"], "decoder_attention_mask": decoder["attention_mask"]}
+    if model_type != "led":
+        assert (
+            hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
+        )
+        return
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"`model`: LEDFor.*under a `decoder_attention_mask` that hides.*leave the mask out"
+        ):
+            hs.generate(model, **inputs, **NEW, draft_model=draft)
+    inputs["decoder_attention_mask"] = torch.ones_like(decoder["attention_mask"])
+    assert hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "jamba"])
 def test_a_model_that_forgets_its_state_is_refused_before_any_forward(model_type):
     model = build("causal", model_type)
@@ -177,6 +212,38 @@ def test_a_model_that_forgets_its_state_is_refused_before_any_forward(model_type
         with pytest.raises(ValueError, match=r"`draft_model`.*recurrent state.*use another draft"):
             hs.generate(tiny.llama(), **tiny.prompts(2), **NEW, draft_model=model)
     assert forwards.lengths == []
+
+
+def csm():
+    """Speech, four codebooks a step: the first by the model itself, the others by its depth decoder."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "num_codebooks": 4, "vocab_size": 60, "codebook_pad_token_id": 59}
+    codec = {"hidden_size": 32, "num_filters": 8, "upsampling_ratios": [8, 4], "upsample_groups": 32}
+    codec |= {"model_type": "mimi", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    depth = sizes | {"backbone_hidden_size": 32, "pad_token_id": 59}
+    ids = {"audio_token_id": 98, "audio_eos_token_id": 97, "bos_token_id": 96, "pad_token_id": 95, "eos_token_id": None}
+    return CsmForConditionalGeneration(
+        CsmConfig(**sizes, **ids, text_vocab_size=99, depth_decoder_config=depth, codec_config=codec)
+    ).eval()
+
+
+def test_speech_of_several_codebooks_is_refused_before_any_forward():
+    model = csm()
+    settings = {"max_new_tokens": 3, "do_sample": False}
+    backbone = {"input_ids": torch.randint(3, 57, (1, 6))}
+    depth = {"input_ids": torch.tensor([[0, 5]]), "backbone_last_hidden_state": torch.randn(1, 32)}
+    for part, inputs, reason in (
+        (model, backbone, "a loop of its own"),
+        (model.depth_decoder, depth, "an output layer for each position"),
+    ):
+        assert len(part.generate(**inputs, **settings)), "plain decoding takes it"
+        with tiny.CountForwards(part) as forwards:
+            for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": part}):
+                with pytest.raises(ValueError, match=rf"`model`: Csm\w* .*{reason}.*draft_model=None"):
+                    hs.generate(part, **inputs, **settings, **source)
+            with pytest.raises(ValueError, match=rf"`draft_model`: Csm\w* .*{reason}.*use another draft"):
+                hs.generate(tiny.llama(), **tiny.prompts(1), **settings, draft_model=part)
+        assert forwards.lengths == []
 
 
 def test_any_kind_drafts_for_any_kind():

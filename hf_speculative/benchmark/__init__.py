@@ -5,14 +5,33 @@ from hf_speculative import benchmark
 report = benchmark.run(benchmark.CalibratedPair("tinyllama-1.1b"), benchmark.sweep(acceptance=[0.8], batch=[1, 4]))
 """
 
-from .calibrated import CalibratedPair
-from .cells import Cell, sweep
-from .measure import run
-from .methods import METHODS, Method
-from .pairs import Calibration, Pair
-from .passes import Passes
-from .results import CellResult, MethodResult, Ratio, Report, Sample, theoretical_speedup
-from .shapes import SHAPES, Shape
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .calibrated import CalibratedPair
+    from .cells import Cell, sweep
+    from .measure import run
+    from .methods import METHODS, Method
+    from .pairs import Calibration, Pair
+    from .passes import Passes
+    from .results import CellResult, MethodResult, Report, Sample, theoretical_speedup
+    from .shapes import SHAPES, Shape
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".calibrated": ["CalibratedPair"],
+            ".cells": ["Cell", "sweep"],
+            ".measure": ["run"],
+            ".methods": ["METHODS", "Method"],
+            ".pairs": ["Calibration", "Pair"],
+            ".passes": ["Passes"],
+            ".results": ["CellResult", "MethodResult", "Report", "Sample", "theoretical_speedup"],
+            ".shapes": ["SHAPES", "Shape"],
+        },
+    )
 
 __all__ = [
     "METHODS",
@@ -25,7 +44,6 @@ __all__ = [
     "MethodResult",
     "Pair",
     "Passes",
-    "Ratio",
     "Report",
     "Sample",
     "Shape",

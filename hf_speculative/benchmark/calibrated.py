@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .. import theory
 from .pairs import Calibration, Pair
-from .shapes import SHAPES, Shape, best_dtype, draw, first_layers, later_projections, random_model
+from .random_weights import best_dtype, draw, first_layers, later_projections, random_model
+from .shapes import SHAPES, Shape
 
 ENTROPY = 2.0
 NUM_TOKENS = 32

@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from .. import plotting
-from ..arguments import check_device, check_outputs
-from ..embedded import embedded_pair
-from ..environment import DTYPES
-from ..self_drafting import auto_class_for
-from . import page, plots, screen
-from .calibrated import CalibratedPair
+from .. import files
+from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
+from ..interrupts import STOPPED, ends_at_once
+from ..terminal import quiet_transformers
 from .cells import sweep
-from .measure import run
 from .methods import DEFAULT_METHODS, METHODS
-from .pairs import Pair
-from .results import Report
 from .shapes import SHAPES
+
+# Nothing that imports torch: `--help` answers at once.
+if TYPE_CHECKING:
+    import torch
+
+    from .pairs import Pair
+    from .results import Report
 
 T = TypeVar("T", int, float)
 
@@ -43,7 +41,9 @@ def bench(
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     acceptance: Annotated[
         str,
-        typer.Option(help="What a shape is calibrated to, from 0 (hostile) to 1 (the draft's law is the target's)."),
+        typer.Option(
+            help="What a shape is calibrated to, from 0 (hostile) to 1 (the draft's distribution is the target's)."
+        ),
     ] = "0.8",
     draft_is_target: Annotated[
         bool,
@@ -60,7 +60,7 @@ def bench(
         ),
     ] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each row.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are taken over them.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats, for medians; one gives no verdict.")] = 3,
     methods: Annotated[str, typer.Option(help=f"Of: {', '.join(METHODS)}.")] = ",".join(DEFAULT_METHODS),
     compiled: Annotated[
         bool,
@@ -91,13 +91,19 @@ def bench(
     Lists are written with commas: --acceptance, --draft-tokens, --batch, --context, --temperature. The first value of each is
     the base, and each further one is measured with all others at their base; --grid measures all combinations. All methods
     run in turn on the same prompts, with a warm-up that does not count. A row that is slower than plain decoding, or than
-    assisted generation, beyond the spread of the repeats says LOSS. Ctrl-C keeps what was measured.
+    assisted generation, beyond the spread of the repeats says LOSS; one that is faster than its target passes allow, noise.
+    Ctrl-C keeps what was measured.
     """
+    with ends_at_once():
+        from .. import plotting
+        from . import screen
+        from .measure import run
+
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # of loading weights
+    quiet_transformers()
     if plot is not None:
         plotting.require()
+        files.check_folder("--plot", plot)
     check_outputs(json=json_file, report=report)
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
@@ -108,7 +114,7 @@ def bench(
         temperature=_numbers("--temperature", temperature, float),
         grid=grid,
     )
-    with err.status("building the pair"):
+    with ends_at_once(), err.status("building the pair"):
         pair = _pair(shape, model, draft_model, dtype, device, draft_is_target)
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:
@@ -126,13 +132,18 @@ def bench(
         err.print(f"stopped; measured until then: {len(result.cells)} of {len(cells)} cells.")
     screen.print_legend(out, result)
     _write(result, json_file, plot, report, err)
+    if result.is_interrupted:
+        raise typer.Exit(STOPPED)
     if not result.cells:
         raise typer.Exit(1)
 
 
 def _write(result: Report, json_file: Path | None, plot: Path | None, report: Path | None, console: Console) -> None:
+    from .. import plotting
+    from . import page, plots
+
     if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(result.to_dict(), indent=1) + "\n")
     if plot is not None:
         plots.save(result, plot)
     if report is not None:
@@ -151,29 +162,41 @@ def _numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 def _pair(
     shape: str | None, model: str | None, draft_model: str | None, dtype: str, device: str, draft_is_target: bool
 ) -> Pair:
-    if dtype and dtype not in DTYPES:
-        raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
+    import torch
+
+    from ..embedded import embedded_pair
+    from .calibrated import CalibratedPair
+    from .pairs import Pair
+
+    check_dtype(dtype)
     if (model is None) != (draft_model is None):
         raise ValueError("--model and --draft-model go together: give both, or a --shape.")
     if model is not None and shape is not None:
         raise ValueError("--shape and --model are two pairs: give one.")
     check_device(device)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    asked = getattr(torch, dtype) if dtype else None
     if model is not None and draft_model is not None:
-        return _loaded_pair(model, draft_model, DTYPES.get(dtype), place)
+        return _loaded_pair(model, draft_model, asked, place)
     if shape in (None, "embedded"):
         if draft_is_target:
             raise ValueError("--draft-is-target is for a shape with random weights: give one with --shape.")
-        target, draft, tokenizer = embedded_pair(dtype=DTYPES.get(dtype, torch.float32))
+        target, draft, tokenizer = embedded_pair(dtype=asked or torch.float32)
         return Pair(target.to(place), draft.to(place), "embedded", tokenizer)
-    return CalibratedPair(str(shape), DTYPES.get(dtype), place, draft_is_target)
+    return CalibratedPair(str(shape), asked, place, draft_is_target)
 
 
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
-    names = (model, draft_model)
-    target, draft = (
-        auto_class_for(name).from_pretrained(name, dtype=dtype or "auto").to(place).eval() for name in names
-    )
-    tokenizer, draft_tokenizer = (AutoTokenizer.from_pretrained(name) for name in names)
-    is_same = tokenizer.get_vocab() == draft_tokenizer.get_vocab()
-    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, None if is_same else draft_tokenizer)
+    from transformers import AutoTokenizer
+
+    from ..loading import load_model
+    from ..pairing import tokenizer_of_draft
+    from .pairs import Pair
+
+    with naming("--model", model):
+        target = load_model(model, dtype=dtype or "auto").to(place)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    with naming("--draft-model", draft_model):
+        draft = load_model(draft_model, dtype=dtype or "auto").to(place)
+    draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
+    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, draft_tokenizer)

@@ -116,7 +116,9 @@ def _measure_cell(
     calibration = pair.prepare(cell.acceptance, cell.temperature)
     lengths = (num_new_tokens, num_new_tokens // 4)
     timer, why_not = _pass_timer(pair, cell, num_cached=cell.context + sum(lengths) // 2)
-    results = {m.name: MethodResult(m.name, m.is_speculative, m.is_ours, cell.batch) for m in methods}
+    results = {
+        m.name: MethodResult(m.name, m.is_speculative, m.is_ours, cell.batch, is_bounded=m.is_bounded) for m in methods
+    }
     result = CellResult(cell, results, calibration, timer.passes if timer else None, why_not)
     if timer is not None:
         result.draft_cache_bytes = timer.passes.draft_cache_bytes * (cell.context + num_new_tokens) // timer.num_cached
@@ -158,6 +160,7 @@ class Call:
     Attributes:
         statistics: of a method of ours; empty for others.
         num_passes: forwards of the target, `None` where they cannot be counted.
+        num_row_passes: their rows added up, 0 where they cannot be counted; a row of ours leaves the batch when it is done.
     """
 
     def __init__(self, pair: Pair, cell: Cell, method: Method, num_new_tokens: int, seed: int):
@@ -193,6 +196,7 @@ class Call:
             self.num_passes = sum(module is pair.target for module in forwards)
         elif method.is_ours:
             self.num_passes = self.statistics.num_target_forwards
+        self.num_row_passes = self.statistics.num_rounds if method.is_ours else cell.batch * (self.num_passes or 0)
         if on_gpu:
             self.peak_bytes = torch.cuda.max_memory_allocated(pair.device) - before
 
@@ -208,7 +212,8 @@ class Call:
             num_rounds=None
             if self.num_passes is None or short.num_passes is None
             else self.num_passes - short.num_passes,
-            num_row_rounds=own.num_rounds - other.num_rounds,
+            num_row_rounds=self.num_row_passes - short.num_row_passes,
+            num_call_row_rounds=self.num_row_passes,
             num_drafted=own.num_draft_tokens - other.num_draft_tokens,
             num_draft_passes=own.num_draft_forwards - other.num_draft_forwards,
             stages=stages if self.method.is_ours else {},

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import CompileConfig, PreTrainedModel
-
-from ..generation import generate
-from ..models.shallow import exchanged
-from .pairs import Pair
-
+# What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .cells import Cell
+    from .pairs import Pair
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,8 @@ class Method:
         is_speculative: it drafts. What does not is compared with plain decoding, and never called a loss of ours.
         is_ours: it goes through `hf_speculative`; a loss against assisted generation is then named, too.
         counts_passes: its target passes are forwards of the target's module, which a compiled or captured one is not.
+        is_bounded: its target passes run as plain decoding's do and cost no less, so that their number bounds its speedup; one
+            that is compiled or captured may cost less.
         max_batch: the largest batch it takes.
     """
 
@@ -37,6 +37,7 @@ class Method:
     is_speculative: bool = True
     is_ours: bool = False
     counts_passes: bool = False
+    is_bounded: bool = False
     max_batch: int | None = None
 
 
@@ -45,6 +46,8 @@ def _plain(pair: Pair, cell: Cell, call: dict[str, Any]):
 
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
+    from transformers import CompileConfig
+
     # transformers compiles by itself on a GPU only
     settings = CompileConfig(mode="reduce-overhead" if pair.device.type == "cuda" else "default")
     settings._compile_all_devices = True
@@ -66,6 +69,8 @@ def _assisted_default(pair: Pair, cell: Cell, call: dict[str, Any]):
 
 def _assistant(draft: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedModel:
     """The draft under a generation config of its own: assisted generation reads its settings there, and writes them."""
+    from ..models.shallow import exchanged
+
     twin = exchanged(draft, {})
     twin.generation_config = copy.deepcopy(draft.generation_config)
     for name, value in fields.items():
@@ -74,24 +79,27 @@ def _assistant(draft: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedMode
 
 
 def _speculative(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens)
 
 
 def _speculative_auto(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair))
+    return _ours(pair, call)
 
 
 def _speculative_compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, compile=True)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, compile=True)
 
 
 def _speculative_captured(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return generate(pair.target, **call, **_draft(pair), num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
+    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
 
 
-def _draft(pair: Pair) -> dict[str, Any]:
+def _ours(pair: Pair, call: dict[str, Any], **options):
+    from ..generation import generate
+
     tokenizers = {"tokenizer": pair.tokenizer, "draft_tokenizer": pair.draft_tokenizer}
-    return {"draft_model": pair.draft} | (tokenizers if pair.draft_tokenizer is not None else {})
+    of_another = tokenizers if pair.draft_tokenizer is not None else {}
+    return generate(pair.target, **call, draft_model=pair.draft, **of_another, **options)
 
 
 PLAIN = Method("plain", _plain, "transformers' `generate`", is_speculative=False)
@@ -103,6 +111,7 @@ ASSISTED = Method(
     _assisted,
     "transformers' assisted generation, at the same constant draft length; batch 1 only",
     counts_passes=True,
+    is_bounded=True,
     max_batch=1,
 )
 ASSISTED_DEFAULT = Method(
@@ -110,14 +119,18 @@ ASSISTED_DEFAULT = Method(
     _assisted_default,
     "transformers' assisted generation as it comes; batch 1 only",
     counts_passes=True,
+    is_bounded=True,
     max_batch=1,
 )
-SPECULATIVE = Method("speculative", _speculative, "hf_speculative at the draft length given", is_ours=True)
+SPECULATIVE = Method(
+    "speculative", _speculative, "hf_speculative at the draft length given", is_ours=True, is_bounded=True
+)
 SPECULATIVE_AUTO = Method(
     "speculative-auto",
     _speculative_auto,
     "hf_speculative as it comes, choosing its own draft length",
     is_ours=True,
+    is_bounded=True,
 )
 SPECULATIVE_COMPILED = Method(
     "speculative-compiled",

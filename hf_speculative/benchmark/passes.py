@@ -110,7 +110,8 @@ class _Prefilled:
         self.cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         model(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache.activate_past_recording()  # layers with a window could not be cropped
-        self.cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
+        own = [layer for layer in self.cache.layers if layer.keys is not None]  # others read the keys of these
+        self.cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in own)
 
     @torch.no_grad()
     def seconds(self, width: int) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..plotting import INK, as_svg, label, new_axes, require, style
 from .cells import AXES
 from .results import STAGES, CellResult, Report
@@ -40,7 +42,9 @@ def save(report: Report, folder: Path) -> list[Path]:
         for name, figure in figures(report).items():
             for kind in ("png", "svg"):
                 paths.append(folder / f"{name}.{kind}")
-                figure.savefig(paths[-1], dpi=220, transparent=kind == "svg")
+                picture = io.BytesIO()
+                figure.savefig(picture, format=kind, dpi=220, transparent=kind == "svg")
+                files.write(paths[-1], picture.getvalue())
     return paths
 
 
@@ -65,11 +69,14 @@ def _speedup(report: Report, axis: str):
     cells = _along(report, axis)
     names = list(dict.fromkeys(name for cell in cells for name in cell.methods if name != "plain"))
     for name in names:
-        points = [(getattr(c.cell, axis), ratio) for c in cells if (ratio := c.speedup(name)) is not None]
-        x, medians = [p for p, _ in points], [ratio.median for _, ratio in points]
+        found = ((getattr(c.cell, axis), c.speedup(name)) for c in cells)
+        points = [(x, speedup) for x, speedup in found if speedup is not None and not speedup.is_noise]
+        x, medians = [x for x, _ in points], [speedup.median for _, speedup in points]
         colour = COLOURS.get(name)
         (line,) = axes.plot(x, medians, "o-", color=colour, label=label(name, 24), markersize=4)
-        axes.fill_between(x, [r.low for _, r in points], [r.high for _, r in points], color=line.get_color(), alpha=0.2)
+        spreads = [(x, *speedup.spread) for x, speedup in points if speedup.spread]
+        if spreads:  # not of single repeats
+            axes.fill_between(*zip(*spreads, strict=True), color=line.get_color(), alpha=0.2)
         theory = [(getattr(c.cell, axis), value) for c in cells if (value := c.theory(name)) is not None]
         if theory:
             axes.plot(

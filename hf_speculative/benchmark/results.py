@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..statistics import Statistics
+from ..speedup import Speedup, Work, quartiles
+from ..statistics import Statistics, without_nan
 from .cells import Cell
 from .pairs import Calibration
 from .passes import Passes
@@ -23,7 +24,9 @@ class Sample:
         seconds: of decoding `num_tokens` tokens, all rows together.
         call_seconds: of the whole long call, prompt and set-up included.
         num_rounds: target passes; `None` where they cannot be counted.
-        num_row_rounds, num_drafted, num_draft_passes: rounds of each row added up, draft tokens, passes of the draft.
+        num_row_rounds: the rows of these passes added up; 0 where they cannot be counted.
+        num_call_row_rounds: the same of the whole long call.
+        num_drafted, num_draft_passes: draft tokens, passes of the draft.
         stages: seconds by stage; `overhead` is what is none of drafting, verifying and accepting.
     """
 
@@ -35,30 +38,16 @@ class Sample:
     num_drafted: int = 0
     num_draft_passes: int = 0
     stages: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times faster: the ratio of two medians, and the quartiles of the ratios of the repeats."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(other: Sequence[float], own: Sequence[float]) -> Ratio:
-        ratios = [a / b for a, b in zip(other, own, strict=False)]
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        return Ratio(statistics.median(other) / statistics.median(own), low, high)
+    num_call_row_rounds: int = 0
 
     @property
-    def is_loss(self) -> bool:
-        """Slower, by more than the spread: three quarters of the repeats were."""
-        return self.median < 1 and self.high < 1
+    def decoding(self) -> Work:
+        return Work(self.num_tokens, self.seconds, self.num_row_rounds)
 
     @property
-    def is_gain(self) -> bool:
-        return self.median > 1 and self.low > 1
+    def whole_call(self) -> Work:
+        # Every text has the same length, so that ratios need no more than one number of tokens for all.
+        return Work(self.num_tokens, self.call_seconds, self.num_call_row_rounds)
 
 
 @dataclass
@@ -69,6 +58,7 @@ class MethodResult:
         samples: one a repeat, in the order of the other methods' samples.
         statistics: of the long calls, for a method of ours.
         peak_bytes: on a GPU, the most that one call had allocated beyond what was there before.
+        is_bounded: the number of its target passes bounds its speedup, see `Method`.
     """
 
     name: str
@@ -78,14 +68,18 @@ class MethodResult:
     samples: list[Sample] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     peak_bytes: int | None = None
+    is_bounded: bool = False
 
     @property
-    def seconds(self) -> list[float]:
-        return [sample.seconds for sample in self.samples]
+    def tokens_per_second(self) -> float | None:
+        """`None` where a clock that was disturbed left no repeat with a time."""
+        found = [sample.num_tokens / sample.seconds for sample in self.samples if sample.seconds > 0]
+        return statistics.median(found) if found else None
 
     @property
-    def tokens_per_second(self) -> float:
-        return statistics.median(sample.num_tokens / sample.seconds for sample in self.samples)
+    def drafts_nothing(self) -> bool:
+        """Ours, and not one token was drafted: by choice where drafts do not pay."""
+        return self.is_ours and self.statistics.num_draft_tokens == 0
 
     @property
     def num_rounds(self) -> int:
@@ -170,27 +164,29 @@ class CellResult:
     no_passes: str | None = None
     draft_cache_bytes: int | None = None
 
-    def speedup(self, name: str, over: str = "plain") -> Ratio | None:
-        """How many times faster `name` decodes than `over`; `None` where either was not measured."""
-        return self._ratio(name, over, lambda sample: sample.seconds)
+    def speedup(self, name: str, over: str = "plain") -> Speedup | None:
+        """How many times faster `name` decodes than `over`, repeat by repeat; `None` where either was not measured."""
+        return self._speedup(name, over, lambda sample: sample.decoding)
 
-    def call_speedup(self, name: str, over: str = "plain") -> Ratio | None:
+    def call_speedup(self, name: str, over: str = "plain") -> Speedup | None:
         """The same of whole calls, prompt and set-up included."""
-        return self._ratio(name, over, lambda sample: sample.call_seconds)
+        return self._speedup(name, over, lambda sample: sample.whole_call)
 
-    def _ratio(self, name: str, over: str, seconds: Callable[[Sample], float]) -> Ratio | None:
+    def _speedup(self, name: str, over: str, work: Callable[[Sample], Work]) -> Speedup | None:
         if name not in self.methods or over not in self.methods:
             return None
-        return Ratio.of(*([seconds(s) for s in self.methods[which].samples] for which in (over, name)))
+        own, other = self.methods[name], self.methods[over]
+        pairs = zip(map(work, own.samples), map(work, other.samples), strict=False)
+        return Speedup.of(pairs, quartiles, is_bounded=own.is_bounded and over == "plain")
 
     def theory(self, name: str) -> float | None:
         """Speedup that the bare passes of this cell allow; `None` where they or the method were not measured."""
         return self.methods[name].theory(self.passes) if self.passes and name in self.methods else None
 
     def efficiency(self, name: str) -> float | None:
-        """Measured speedup over theory's."""
+        """Measured speedup over theory's; `None` for noise."""
         theory, speedup = self.theory(name), self.speedup(name)
-        return speedup.median / theory if theory and speedup else None
+        return speedup.value / theory if theory and speedup and speedup.value else None
 
     def losses(self, name: str) -> list[str]:
         """What `name` is slower than, beyond noise: plain decoding and, if it is ours, whatever else is not."""
@@ -228,9 +224,9 @@ class CellResult:
             del counts["rows"], counts["seconds"]
         return {
             "tokens_per_second": method.tokens_per_second,
-            "speedup": speedup and asdict(speedup),
-            "speedup_over_assisted": over_assisted and asdict(over_assisted),
-            "whole_call_speedup": call_speedup and asdict(call_speedup),
+            "speedup": speedup and speedup.to_dict(),
+            "speedup_over_assisted": over_assisted and over_assisted.to_dict(),
+            "whole_call_speedup": call_speedup and call_speedup.to_dict(),
             "losses": self.losses(name),
             "tokens_per_target_pass": method.tokens_per_pass,
             "round_seconds": method.round_seconds,
@@ -269,4 +265,4 @@ class Report:
         """Ready for JSON."""
         names = ("pair", "environment", "settings", "copy_bandwidth", "is_interrupted", "failures")
         own = {name: getattr(self, name) for name in names}
-        return own | {"cells": [cell.to_dict(self.copy_bandwidth) for cell in self.cells]}
+        return without_nan(own | {"cells": [cell.to_dict(self.copy_bandwidth) for cell in self.cells]})

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..pages import visible
 from . import wording
 from .results import CellResult, Report
 
@@ -20,13 +21,20 @@ def print_cell(console: Console, cell: CellResult, report: Report) -> None:
     for label, figures in wording.rows(cell, report):
         table.add_row(label, *figures, style="bold" if label in ("speedup", "verdict") else "")
     console.print(table)
-    console.print(Text(wording.bare_passes(cell), style="dim"))
+    for note in wording.notes(cell):
+        console.print(_text(note))
+    console.print(_text(wording.bare_passes(cell), "dim"))
 
 
 def print_legend(console: Console, report: Report) -> None:
     """Where it was measured, and what the figures mean."""
-    console.print(Text(wording.about(report)))
+    console.print(_text(wording.about(report)))
     for name, meaning in wording.MEANINGS.items():
         console.print(Text.assemble((name, "bold"), f": {meaning}", style="dim"))
     for cell, reason in report.failures.items():
-        console.print(Text(f"not measured: {cell}: {reason}", style="yellow"))
+        console.print(_text(f"not measured: {cell}: {reason}", "yellow"))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """A name may hold what a terminal would obey."""
+    return Text(visible(text), style)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..speedup import Speedup, remarks
 from .passes import Passes
-from .results import STAGES, CellResult, MethodResult, Ratio, Report
+from .results import STAGES, CellResult, MethodResult, Report
 
 MEANINGS = {
     "tokens/s": "of decoding, all rows together, prompt and set-up apart; median of the repeats.",
-    "speedup": "over plain `generate` in the same run: the ratio of medians. Below: the quartiles over the repeats.",
+    "speedup": "over plain `generate` in the same run: the median of the repeats' ratios; below: their quartiles. `noise` is "
+    "more than the counted target passes allow.",
     "over assisted": "the same over transformers' assisted generation at the same draft length.",
     "whole call": "the speedup of whole `generate` calls, with prompt and set-up.",
     "tokens/pass": "new tokens of a row for each pass of the target, its own token included; plain decoding has 1.",
@@ -18,6 +20,7 @@ MEANINGS = {
     "efficiency": "measured speedup over theory's.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
     "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
+    "verdict": "ahead or LOSS where three quarters of the repeats say so, else level; none from a single repeat.",
 }
 
 
@@ -37,10 +40,12 @@ def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
     extra = cell.extra_bytes(name)
     return {
         "tokens/s": significant(method.tokens_per_second),
-        "speedup": _median(speedup),
-        "  quartiles": "" if is_plain or not speedup else f"{speedup.low:.2f} to {speedup.high:.2f}",
-        "over assisted": _median(over_assisted),
-        "whole call": _median(call),
+        "speedup": _text(speedup),
+        "  quartiles": ""
+        if is_plain or not speedup or not speedup.spread
+        else "{:.2f} to {:.2f}".format(*speedup.spread),
+        "over assisted": _text(over_assisted),
+        "whole call": _text(call),
         "tokens/pass": "" if method.tokens_per_pass is None else f"{method.tokens_per_pass:.2f}",
         **_rounds(method),
         "theory": times(cell.theory(name)),
@@ -69,14 +74,29 @@ def _share_of_bandwidth(method: MethodResult, passes: Passes | None, report: Rep
 
 
 def verdict(cell: CellResult, name: str) -> str:
-    """In words: ahead, level or a loss, and against what."""
+    """In words: ahead, level or a loss, and against what; none from a single repeat."""
+    speedup = cell.speedup(name)
     if not cell.methods[name].is_speculative:
         return ""
+    if speedup is None or speedup.num_pairs < 2:
+        return "none"
     losses = cell.losses(name)
     if losses:
         return f"LOSS to {' and '.join(losses)}"
-    speedup = cell.speedup(name)
-    return "ahead" if speedup and speedup.is_gain else "level"
+    if cell.methods[name].drafts_nothing:
+        return "nothing drafted"
+    if speedup.is_noise:
+        return "noise"
+    return "ahead" if speedup.is_gain else "level"
+
+
+def notes(cell: CellResult) -> list[str]:
+    """What is to be said about a cell besides its figures."""
+    speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
+    found = [r for name, s in speedups.items() for r in remarks(name, s, cell.methods[name].drafts_nothing)]
+    if any(s is None or s.num_pairs < 2 for s in speedups.values()):
+        found.append("A verdict takes two repeats or more: give --repeats 3.")
+    return found
 
 
 def title(cell: CellResult) -> str:
@@ -100,15 +120,16 @@ def about(report: Report) -> str:
     """Where and what, in one sentence."""
     env, settings = report.environment, report.settings
     threads = f"{env['threads']} thread{'' if env['threads'] == 1 else 's'}"
+    repeats = f"{settings['repeats']} repeat{'' if settings['repeats'] == 1 else 's'}"
     return (
         f"{report.pair}, {env['dtype']}, {env['device']}, {threads}; torch {env['torch']}, transformers "
-        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {settings['repeats']} repeats; copy bandwidth "
+        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {repeats}; copy bandwidth "
         f"{report.copy_bandwidth / 1e9:.1f} GB/s."
     )
 
 
-def _median(ratio: Ratio | None) -> str:
-    return "" if ratio is None else times(ratio.median)
+def _text(speedup: Speedup | None) -> str:
+    return "" if speedup is None else str(speedup)
 
 
 def times(value: float | None) -> str:
@@ -119,7 +140,9 @@ def percent(value: float | None, digits: int = 0) -> str:
     return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
 
 
-def significant(value: float) -> str:
+def significant(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 

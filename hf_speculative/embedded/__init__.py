@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..loading import load_model
 
 FOLDER = Path(__file__).parent
+#: that the pair knows how to go on with
+DEMO_PROMPTS = (
+    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
+    "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
+)
 
 
 def embedded_pair(
@@ -17,7 +24,5 @@ def embedded_pair(
 
     Stored in half precision; loaded as `dtype`, on the CPU, in eval mode.
     """
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=dtype).eval() for name in ("target", "draft")
-    )
+    target, draft = (load_model(FOLDER / name, dtype=dtype) for name in ("target", "draft"))
     return target, draft, AutoTokenizer.from_pretrained(FOLDER / "target")

@@ -8,25 +8,17 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
-from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from ..arguments import check_device, check_outputs
-from ..embedded import embedded_pair
-from ..environment import DTYPES
-from ..self_drafting import auto_class_for
-from . import page, screen
-from .results import Evaluation
-from .run import evaluate
+from .. import files
+from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
+from ..interrupts import STOPPED, ends_at_once
+from ..terminal import quiet_transformers
 from .scores import SCORES
 
 ADAPTIVE = "adaptive"
-#: exit status after Ctrl-C, as shells have it
-STOPPED = 130
 
 
 def eval_command(
@@ -56,10 +48,20 @@ def eval_command(
     prompt_lookup: Annotated[
         str | None, typer.Option(help="Also draft by copying from the text: up to so many tokens; with commas.")
     ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
+    ] = None,
     temperature: Annotated[str, typer.Option(help="Temperatures, with commas; 0 is greedy.")] = "0",
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from the k likeliest tokens only; 0 is off.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Sample among the k likeliest tokens only; 0 is off.")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="From the likeliest p of the mass only.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample among the likeliest tokens only, as many as it takes for their probabilities to add up to this.",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens for each prompt.")] = 128,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends a completion. May be given again.")] = None,
@@ -93,18 +95,23 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. Stop it at any time: the same command goes on where it
     was, and loses nothing. A row that cannot be used is recorded and skipped.
     """
+    with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+        from ..verification import rule_for
+        from . import page, screen
+        from .results import Evaluation
+        from .run import evaluate
+
     err = Console(stderr=True, highlight=False)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # of loading weights; ours is about prompts
-    if dtype and dtype not in DTYPES:
-        raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
+    quiet_transformers()
+    check_dtype(dtype)
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    rule_for(rule)  # a wrong name is told now
     check_device(device)
     check_outputs(results=results, report=report, json=json_file)
     lengths = [None if part.strip() == ADAPTIVE else part for part in num_draft_tokens.split(",")]
     row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
-    with err.status("loading the models"):
+    with ends_at_once(), err.status("loading the models"):
         target, drafts, tokenizer = _load(model, draft_model, dtype, device)
     is_stopped, begun = False, time.time()
     try:
@@ -122,6 +129,7 @@ def eval_command(
             ],
             prompt_lookup_num_tokens=_numbers("--prompt-lookup", prompt_lookup, int),
             temperatures=_numbers("--temperature", temperature, float),
+            options=None if rule is None else {"rule": rule},
             score=score,
             references=references,
             max_new_tokens=max_new_tokens,
@@ -141,25 +149,37 @@ def eval_command(
     if int(os.environ.get("RANK", "0")):
         return  # the first process tells
     screen.print_evaluation(Console(highlight=False), evaluation)
+    err.print(Text(f"results: {results}"))
     if json_file is not None:
-        json_file.write_text(json.dumps(evaluation.to_dict(), indent=1) + "\n", encoding="utf-8")
+        files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
     if report is not None:
         page.write(evaluation, report)
-    err.print(Text(f"results: {results}" + (f", report: {report}" if report else "")))
+        err.print(Text(f"report: {report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts should not take a part for the whole
 
 
 def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):
+    import torch
+    from transformers import AutoTokenizer
+
+    from ..embedded import embedded_pair
+    from ..loading import auto_class_for, load_model
+
     if model is None and draft_models:
         raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")
     rank = os.environ.get("LOCAL_RANK", "0")
     place = device or (f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
     if model is None:
-        target, draft, tokenizer = embedded_pair(dtype=DTYPES.get(dtype, torch.float32))
+        target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    target = auto_class_for(model).from_pretrained(model, dtype=DTYPES.get(dtype, "auto"))
-    return target.to(place).eval(), draft_models or None, AutoTokenizer.from_pretrained(model)
+    for name in draft_models or ():
+        with naming("--draft-model", name):
+            auto_class_for(name)  # a name that leads nowhere is met before the target takes minutes to load
+    with naming("--model", model):
+        target = load_model(model, dtype=getattr(torch, dtype) if dtype else "auto")
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    return target.to(place), draft_models or None, tokenizer
 
 
 def _numbers(option: str, text: str | None, kind) -> list:

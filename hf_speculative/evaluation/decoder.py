@@ -22,9 +22,10 @@ from transformers import (
 
 from ..configuration import SpeculativeConfig, first_given
 from ..generation import Attached, generate
+from ..memory import clone
 from ..models import device_of
 from ..options import DEFAULT_MAX_DRAFT_TOKENS
-from ..processing import clone
+from ..pieces import Pieces
 from ..prompts import padded
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
@@ -165,16 +166,9 @@ class Decoder:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        """The text that each token adds; together the whole text. A token that leaves a character incomplete adds none."""
-        pieces, start, read = [], 0, 0
-        for end in range(1, len(ids) + 1):
-            before, now = (self._text(ids[start:until]) for until in (read, end))
-            if len(now) <= len(before) or (now.endswith("\ufffd") and end < len(ids)):
-                pieces.append("")
-                continue
-            pieces.append(now[len(before) :])
-            start, read = read, end
-        return pieces
+        """The text that each token adds; together the whole text."""
+        pieces = Pieces(self._text)
+        return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
 
 
 class Ends(StoppingCriteria):

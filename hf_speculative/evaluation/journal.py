@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..statistics import RowStatistics, Statistics
+from .. import files
+from ..speedup import Work
+from ..statistics import RowStatistics, Statistics, without_nan
 
 FORMAT = 1
-#: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
-AS_JSON = "backslashreplace"
 
 
 @dataclass
@@ -69,6 +67,19 @@ class Call:
     @property
     def num_new_tokens(self) -> int:
         return sum(len(row.new_ids) for row in self.rows)
+
+    @property
+    def num_target_passes(self) -> int:
+        """Plain decoding runs as many as its longest row has tokens."""
+        if self.statistics is not None:
+            return self.statistics.num_target_forwards
+        return max((len(row.new_ids) for row in self.rows), default=0)
+
+    @property
+    def work(self) -> Work:
+        counts = self.statistics
+        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
+        return Work(self.num_new_tokens, self.seconds, num_row_passes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:
@@ -149,9 +160,13 @@ class Journal:
         """The file of an evaluation, finished or not. A last line that was cut off by a kill is left out.
 
         Raises:
-            ValueError: it is no such file.
+            ValueError: it is no such file, or there is none.
         """
-        lines = path.read_bytes().split(b"\n")  # no text yet: a kill may have cut a character in two
+        if not path.is_file():
+            kind = "is no file" if path.exists() else "is not there"
+            raise ValueError(f"{path} {kind}: name one that `hf-speculative eval --results` wrote.")
+        content = path.read_bytes()
+        lines = content.split(b"\n")  # no text yet: a kill may have cut a character in two
         del lines[-1]  # empty after a whole line, else what a kill left of one
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
@@ -164,16 +179,19 @@ class Journal:
                     journal.scores = values
                 else:
                     journal.add(KINDS[kind](values))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not the file of an evaluation ({error!r}): name another file.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not the file of an evaluation, which `--results` names: {_why_not(content, error)}. Name another."
+            ) from error
         return journal
 
     def write(self, path: Path) -> None:
         """The whole file anew, in one step: a kill leaves the old one or the new one."""
-        beside = path.with_name(path.name + ".new")
-        beside.write_text("".join(map(_dumped, self.entries())), encoding="utf-8", errors=AS_JSON)
-        os.replace(beside, path)
+        files.write(path, "".join(map(_dumped, self.entries())))
 
+
+#: of a file that cannot be added to
+KEPT = "what was decoded before is in the file, and the same call goes on from there once there is room"
 
 #: what the lines of a file hold, by their key
 KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
@@ -181,6 +199,18 @@ KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
     "bad_row": lambda values: BadRow(**values),
     "difference": lambda values: Difference(**values),
 }
+
+
+def _why_not(content: bytes, error: Exception) -> str:
+    """What a file is that was taken for the results of an evaluation."""
+    if not content.strip():
+        return "it is empty"
+    try:
+        totals = json.loads(content)
+    except ValueError:
+        return repr(error)
+    is_totals = isinstance(totals, dict) and {"totals", "settings"} <= totals.keys()
+    return "it holds the totals that `--json` writes" if is_totals else repr(error)
 
 
 def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
@@ -193,15 +223,6 @@ def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
             return {"difference": asdict(entry)}
 
 
-def without_nan(value: Any) -> Any:
-    """The same with null for numbers that JSON does not know."""
-    if isinstance(value, dict):
-        return {str(name): without_nan(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _dumped(line: dict[str, Any]) -> str:
     return json.dumps(without_nan(line), ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -211,10 +232,10 @@ class Recorder:
 
     def __init__(self, journal: Journal, path: Path | None):
         self.journal = journal
-        self.file: IO[str] | None = None
+        self.file: IO[bytes] | None = None
         if path is not None:
             journal.write(path)
-            self.file = path.open("a", encoding="utf-8", errors=AS_JSON)
+            self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
 
     def __enter__(self) -> Recorder:
         return self
@@ -226,5 +247,7 @@ class Recorder:
     def add(self, entry: Call | BadRow | Difference) -> None:
         self.journal.add(entry)
         if self.file is not None:
-            self.file.write(_dumped(_line(entry)))
-            self.file.flush()
+            with files.named(self.file.name, KEPT):
+                line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
+                while line:  # a disk that is nearly full takes a part
+                    line = line[self.file.write(line) :]

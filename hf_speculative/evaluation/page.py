@@ -31,12 +31,13 @@ def write(evaluation: Evaluation, path: Path) -> None:
 
 def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
     totals, recommendation = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
-    shown = None if recommendation is None else texts.shown_setting(recommendation)
+    shown = None if recommendation is None else recommendation.best
     pictures = plots.as_svg(evaluation, totals) if plotting.is_available() else {}
     return {
         "temperature": temperature,
         "recommendation": recommendation,
         "totals": wording.totals(evaluation, totals),
+        "notes": wording.notes(totals),
         "scores": wording.scores(totals),
         "speedups": {of_setting.setting: of_setting.speedup for of_setting in totals},
         "positions": wording.acceptance_by_position(totals),

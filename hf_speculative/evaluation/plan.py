@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import glob
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .journal import Journal
 from .processes import Processes
@@ -14,7 +18,19 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 
 #: what has to be the same for a file of results to be gone on with
-FIXED = ("target", "dtype", "prompts", "batch_size", "seed", "generate", "generation_config")
+FIXED = (
+    "target",
+    "dtype",
+    "weights",
+    "prompts",
+    "batch_size",
+    "seed",
+    "generate",
+    "generation_config",
+    "is_compiled",
+)
+#: of those, what nobody wants to read
+DIGESTS = ("weights", "prompts")
 
 
 @dataclass
@@ -24,6 +40,37 @@ class Plan:
     header: dict[str, Any]
     settings: list[Setting]
     path: Path | None
+
+    @contextmanager
+    def locked(self, processes: Processes) -> Iterator[None]:
+        """No other evaluation reads or writes the file meanwhile.
+
+        The first process holds the lock for all of them. It is the operating system's: a process that is killed lets go of it,
+        and the file beside, by which it is found, may stay.
+
+        Raises:
+            ValueError: another evaluation does; in every process.
+        """
+        if self.path is None:
+            yield
+            return
+        lock, refused = FileLock(f"{self.path}.lock"), []
+        if processes.rank == 0:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                refused.append("another evaluation is writing it")
+            except OSError as error:
+                refused.append(f"it cannot be locked, {error}")
+        for reason in processes.gather(refused):
+            raise ValueError(
+                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, and the same call goes on from there, or name "
+                "another file."
+            )
+        try:
+            yield
+        finally:
+            lock.release()
 
     def known(self, processes: Processes) -> Journal:
         """What earlier runs left in the file, of all processes.
@@ -45,6 +92,7 @@ class Plan:
         header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
         headers = [*(journal.header for journal in journals), self.header]
         header["drafts"] = {name: source for h in headers for name, source in h["drafts"].items()}
+        header["draft_weights"] = {name: weights for h in headers for name, weights in h["draft_weights"].items()}
         header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
         merged = Journal(header)
         for journal in journals:
@@ -73,19 +121,23 @@ class Plan:
     def check(self, journal: Journal) -> None:
         """Refuse to go on with a file about something else."""
         theirs, ours = journal.header, json.loads(json.dumps(self.header))
-        other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name, ours[name]) != ours[name]}
+        other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name) != ours[name]}
         devices = theirs["environment"]["device"], ours["environment"]["device"]
         other |= {"device": devices} if devices[0] != devices[1] else {}
         if other:
             name, (before, now) = next(iter(other.items()))
-            which = "of other prompts" if name == "prompts" else f"whose {name} is {before!r} and not {now!r}"
+            if isinstance(before, dict) and isinstance(now, dict):
+                key = next(key for key in before | now if before.get(key) != now.get(key))
+                name, before, now = f"{name}.{key}", before.get(key), now.get(key)
+            which = f"of other {name}" if name in DIGESTS else f"whose {name} is {before!r} and not {now!r}"
             raise ValueError(
                 f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
             )
-        known = {values["draft"]: theirs["drafts"].get(values["draft"]) for values in theirs["settings"]}
-        for name, source in ours["drafts"].items():
-            if known.get(name, source) != source:
+        for name in sorted({values["draft"] for values in theirs["settings"]} & ours["drafts"].keys()):
+            before, source = theirs["drafts"].get(name), ours["drafts"][name]
+            if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
+                difference = f"from {before!r} and not {source!r}" if before != source else "of other weights"
                 raise ValueError(
-                    f"`results={str(self.path)!r}` has another draft {name!r}, from {known[name]!r} and not {source!r}: give "
-                    "this one another name, `draft_model={name: model}`."
+                    f"`results={str(self.path)!r}` has another draft {name!r}, {difference}: give this one another name, "
+                    "`draft_model={name: model}`."
                 )

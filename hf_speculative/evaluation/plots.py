@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import plotting
+from ..speedup import Speedup
 from . import wording
 from .results import Evaluation, Totals
 from .settings import Setting
@@ -23,7 +24,9 @@ def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
         rates = {t.setting: t.statistics.per_position_acceptance_rate for t in totals if t.statistics}
         if any(rates.values()):
             figures["positions"] = plotting.as_svg(_positions(rates))
-        speedups = [(t, wording.speedups(evaluation, t.setting)) for t in totals if t.speedup is not None]
+        speedups = [
+            (t.speedup, t.setting, wording.speedups(evaluation, t.setting)) for t in totals if t.speedup is not None
+        ]
         if speedups:
             figures["prompts"] = plotting.as_svg(_prompts(speedups))
     return figures
@@ -47,24 +50,35 @@ def _positions(rates: dict[Setting, list[float]]):
     return figure
 
 
-def _prompts(speedups: list[tuple[Totals, list[float]]]):
+def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     figure, axes = plotting.new_axes(WIDTH, 0.7 + 0.52 * len(speedups))
     axes.set_xscale("log")
-    for number, (totals, values) in enumerate(speedups):
+    for number, (median, setting, values) in enumerate(speedups):
         # Spread over the strip by the golden ratio: even, and the same each time.
         heights = [number + 0.18 - 0.36 * ((0.618034 * i) % 1) for i in range(len(values))]
         is_image = len(values) > MANY
-        axes.scatter(values, heights, s=10, color=_colour(number), alpha=0.7, linewidths=0, rasterized=is_image)
-        low, high = totals.speedup_interval or (totals.speedup, totals.speedup)
-        axes.plot([low, high], [number, number], color=plotting.INK, linewidth=1.2)
-        axes.plot([totals.speedup], [number], "D", color=plotting.INK, markersize=5)
+        hollow = ["none" if value.is_noise else _colour(number) for value in values]
+        axes.scatter(
+            [value.median for value in values],
+            heights,
+            s=10,
+            facecolors=hollow,
+            edgecolors=_colour(number),
+            alpha=0.7,
+            linewidths=0.5,
+            rasterized=is_image,
+        )
+        if median.spread:
+            axes.plot(median.spread, [number, number], color=plotting.INK, linewidth=1.2)
+        if not median.is_noise:
+            axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
         # In the picture's own left margin, whatever the range.
         axes.text(
             0,
             number - 0.36,
-            plotting.label(totals.setting.label),
+            plotting.label(setting.label),
             transform=axes.get_yaxis_transform(),
             color=plotting.INK,
             fontsize=8.5,

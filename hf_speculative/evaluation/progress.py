@@ -9,11 +9,11 @@ from .journal import Call
 
 
 class Shown:
-    """The progress bar: calls done, with what was accepted and how much faster it was so far."""
+    """The progress bar: calls done, with what was accepted so far; how fast that was is for the end, when medians can tell."""
 
     def __init__(self, is_shown: bool, total: int, num_missing: int):
         self.bar = tqdm(total=total, initial=total - num_missing, unit="call", disable=not is_shown, dynamic_ncols=True)
-        self.statistics, self.plain, self.speculative = Statistics(), [0.0, 0.0], [0.0, 0.0]
+        self.statistics = Statistics()
 
     def __enter__(self) -> Shown:
         return self
@@ -25,14 +25,11 @@ class Shown:
         self.bar.set_description(what, refresh=at_once)
 
     def count(self, call: Call) -> None:
-        sums = self.plain if call.statistics is None else self.speculative
-        sums[0] += call.num_new_tokens
-        sums[1] += call.seconds
         if call.statistics is not None:
             self.statistics += call.statistics
             self.statistics.rows.clear()
         self.bar.update()
-        if self.statistics.num_draft_tokens and self.plain[1]:
-            speedup = self.speculative[0] / self.speculative[1] / (self.plain[0] / self.plain[1])
-            accepted = self.statistics.draft_acceptance_rate
-            self.bar.set_postfix_str(f"accepted {accepted:.0%}, {speedup:.2f}x plain on average", refresh=False)
+        counts = self.statistics
+        if counts.num_draft_tokens:
+            told = f"accepted {counts.draft_acceptance_rate:.0%}, {counts.mean_acceptance_length:.2f} tokens a step"
+            self.bar.set_postfix_str(told, refresh=False)

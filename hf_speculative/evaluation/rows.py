@@ -84,15 +84,15 @@ def _open(name: str, split: str | None, config: str | None):
 def _lines(path: Path, is_json: bool) -> Iterator[Mapping[str, Any] | str | BadRow]:
     opener: Callable[..., Any] = gzip.open if path.suffix.lower() == ".gz" else open
     with opener(path, "rb") as file:
-        lines = (line for line in _whole(file, path) if line.strip())
-        for index, line in enumerate(lines):
+        lines = ((number, line) for number, line in enumerate(_whole(file, path), start=1) if line.strip())
+        for index, (number, line) in enumerate(lines):
             try:
                 text = line.decode("utf-8-sig" if index == 0 else "utf-8").rstrip("\r\n")
                 yield json.loads(text) if is_json else text
             except json.JSONDecodeError as error:
-                yield BadRow(index, f"no JSON: {error}")
+                yield BadRow(index, f"line {number} is no JSON: {error.msg} at column {error.colno}")
             except UnicodeDecodeError as error:
-                yield BadRow(index, f"no UTF-8: {error}")
+                yield BadRow(index, f"line {number} is no UTF-8: {error}")
 
 
 def _whole(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
@@ -149,7 +149,11 @@ def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[
 
 
 def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
-    """The texts in a column of a data set or file; a row without one comes as a `BadRow`."""
+    """The texts in a column of a data set or file; a row without one comes as a `BadRow`.
+
+    Raises:
+        ValueError: no row has one.
+    """
     rows = read_rows(dataset)
     read = reader(field, rows, "field")
 
@@ -162,7 +166,11 @@ def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
             return BadRow(index, str(error))
         return value if isinstance(value, str) and value else BadRow(index, f"{value!r} is not a text")
 
-    return [text(row, index) for index, row in enumerate(rows)]
+    texts = [text(row, index) for index, row in enumerate(rows)]
+    bad = [one for one in texts if isinstance(one, BadRow)]
+    if len(bad) == len(texts):
+        raise ValueError(f"no row of {dataset} can be used; row 0: {bad[0].message}.")
+    return texts
 
 
 def _template(source: str, option: str) -> Callable[[Mapping[str, Any]], str]:

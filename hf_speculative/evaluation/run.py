@@ -9,13 +9,15 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import checks
+from .. import checks, files
 from ..configuration import first_given
 from ..environment import environment
+from ..generation import Attached
 from ..pairing import tokenizer_of
 from ..prompts import settings_of_rows
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
+from .fingerprint import fingerprint
 from .inputs import Prompts, Task, prompts_of
 from .journal import FORMAT, BadRow, Recorder
 from .plan import Plan
@@ -33,6 +35,7 @@ OF_SETTINGS = {
     "num_assistant_tokens_schedule": "`options`",
     "assistant_model": "`draft_model`",
     "reproducible": "`options`",
+    "rule": "`options`",
     "generator": "`seed`",
     "speculative_config": "`settings`, with `options`",
 }
@@ -92,8 +95,8 @@ def evaluate(
         max_new_tokens: tokens for each prompt, at most.
         batch_size: prompts decoded together.
         seed: of sampling; each batch has its own, the same under every setting.
-        results: a file, one JSON line a call, written as they come. A run that was killed goes on from it and loses nothing;
-            further settings may be added to one that was not.
+        results: a file, one JSON line a call, written as they come, by one evaluation at a time. A run that was killed goes on
+            from it and loses nothing; further settings may be added to one that was not.
         progress: show a bar, with the acceptance so far.
         **generate_kwargs: anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
@@ -106,6 +109,8 @@ def evaluate(
     checks.check_positive_int("batch_size", batch_size, "decodes no prompt: give 1 or more.")
     checks.check_positive_int("max_new_tokens", max_new_tokens, "generates nothing: give 1 or more.")
     given_config = generate_kwargs.get("generation_config") or GenerationConfig()
+    if results is not None:
+        files.check_output("`results`:", results)
     if limit is not None:
         checks.check_positive_int("limit", limit, "reads no row: give 1 or more, or leave it out.")
     for name, way_out in OF_SETTINGS.items():
@@ -143,12 +148,16 @@ def evaluate(
     if task is not None:
         task.read(rows, prompts)
     processes = Processes.of(model)
+    of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
+    weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
     plan = Plan(
         header={
             "format": FORMAT,
             "target": _source(model),
             "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": weights,
             "drafts": {name: draft.source for name, draft in drafts.items()},
+            "draft_weights": of_drafts,
             "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
             "dataset": _dataset(dataset, split, config, limit),
             "num_rows": len(rows),
@@ -158,13 +167,15 @@ def evaluate(
             "generate": _described(kwargs),
             "generation_config": _described(model.generation_config.to_diff_dict()),
             "settings": [setting.to_dict() for setting in settings],
+            "is_compiled": _is_compiled(model),
             "environment": environment(model) | {"processes": processes.count},
         },
         settings=settings,
         path=None if results is None else Path(results),
     )
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed)
-    return _run(plan, prompts, decoder, processes, task, progress)
+    with plan.locked(processes):
+        return _run(plan, prompts, decoder, processes, task, progress)
 
 
 def _run(
@@ -252,6 +263,12 @@ def _compare(
                 recorder.add(decoder.difference(setting, prompt, expected, row))
 
 
+def _is_compiled(model: PreTrainedModel) -> bool:
+    """By what is attached; a setting may ask for it, too."""
+    attached = vars(model).get("generate")
+    return isinstance(attached, Attached) and bool(attached.config.compile or attached.config.cuda_graphs)
+
+
 def _source(model: PreTrainedModel) -> str:
     return model.config.name_or_path or type(model).__name__
 
@@ -266,14 +283,14 @@ def _dataset(dataset, split: str | None, config: str | None, limit: int | None) 
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` as JSON knows them; of anything else its type."""
+    """Keywords of `generate` as JSON knows them; of anything else its type and fingerprint."""
 
     def plain(value):
         if isinstance(value, GenerationConfig):
             return value.to_diff_dict()
         if isinstance(value, (list, tuple)):
             return [plain(item) for item in value]
-        return value if isinstance(value, (str, int, float)) else type(value).__name__
+        return value if isinstance(value, (str, int, float)) else f"{type(value).__name__} {fingerprint(value)}"
 
     left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
     return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}

@@ -28,6 +28,8 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         columns |= dict.fromkeys(figures.columns)
         recommendations += [found] if found else []
         _print_table(console, figures, wording.temperature(temperature), totals, found)
+        for note in wording.notes(totals):
+            console.print(_text(note))
         if scores.columns:
             _print_table(console, scores, "Task scores", totals, found)
     console.print()
@@ -37,7 +39,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
             long = "" if short == name else f" ({name})"
             console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
     for recommendation in recommendations:
-        console.print(_text(str(recommendation), "bold green" if wording.is_gain(recommendation) else "bold"))
+        console.print(_text(str(recommendation), "bold green" if recommendation.is_gain else "bold"))
     _print_differences(console, evaluation)
     _print_bad_rows(console, evaluation)
 
@@ -45,15 +47,15 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
 def _print_table(
     console: Console, figures: wording.Table, title: str, totals: list[Totals], found: Recommendation | None
 ) -> None:
-    """The recommended setting is bold; one that loses is red, and its speedup below 1."""
+    """The recommended setting is bold, one that clearly loses is red."""
     table = Table(title=_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim")
     table.add_column("")
     for name in figures.columns:
         table.add_column(_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
     for line, of_setting in zip(figures.lines, totals, strict=True):
-        style = "red" if of_setting.speedup is not None and of_setting.speedup < 1 else ""
+        style = "red" if of_setting.speedup is not None and of_setting.speedup.is_loss else ""
         if found is not None and line.setting == found.setting:
-            style = "bold green" if wording.is_gain(found) else "bold"
+            style = "bold green" if found.is_gain else "bold"
         table.add_row(_text(line.setting.label), *line.figures, style=style)
     console.print()
     console.print(table)

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import checks
 from ..options import CONFIGURED_SOURCES, DRAFTING_OPTIONS
+from ..verification import RULES, rule_for
 
 #: what a setting says by fields of its own
 LENGTHS_AND_SOURCES = ("num_draft_tokens", "num_assistant_tokens", *CONFIGURED_SOURCES)
@@ -24,8 +25,8 @@ class Setting:
         num_draft_tokens: tokens drafted a round; `None`: chosen round by round, by measured cost.
         prompt_lookup_num_tokens: draft by copying from the text instead, up to so many tokens.
         temperature: 0 is greedy.
-        options: anything else about drafting, as JSON knows it, `{"num_assistant_tokens_schedule": "heuristic"}`. What changes
-            plain decoding as well is a keyword of `evaluate`.
+        options: anything else about drafting, as JSON knows it, `{"num_assistant_tokens_schedule": "heuristic"}`, or
+            `{"rule": "token"}`. What changes plain decoding as well is a keyword of `evaluate`.
     """
 
     draft: str | None = None
@@ -48,6 +49,9 @@ class Setting:
                 f"`options={{{other[0]!r}: {self.options[other[0]]!r}}}` is not about drafting: what holds for plain decoding "
                 f"as well is a keyword of `evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
             )
+        if not isinstance(self.options.get("rule", ""), str):
+            raise TypeError(f"`options={{'rule': {self.options['rule']!r}}}`: give its name, {', '.join(RULES)}.")
+        rule_for(self.options.get("rule"))
         if self.is_plain and self.options:
             raise ValueError(
                 f"{self}: `options` has no effect without `draft` or `prompt_lookup_num_tokens`, leave it out."
@@ -91,6 +95,11 @@ class Setting:
     def is_exact(self) -> bool:
         """The output is the baseline's, token for token, and not only in law."""
         return not self.generate_kwargs["do_sample"] or bool(self.options.get("reproducible"))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Its passes are compiled or captured, so that one may cost less than plain decoding's."""
+        return bool(self.options.get("compile") or self.options.get("cuda_graphs"))
 
     @property
     def baseline(self) -> Setting:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..speedup import Speedup
 from .journal import Row
-from .results import Evaluation, Recommendation
+from .results import Evaluation
 from .settings import Setting
 
 #: so many prompts are all shown, of more the fastest, the median and the slowest
@@ -55,7 +56,7 @@ class Text:
 
     index: int
     place: str
-    speedup: float
+    speedup: Speedup
     is_identical: bool | None
     prompt: str
     num_characters_left_out: int
@@ -65,23 +66,18 @@ class Text:
     num_drafted: int
 
 
-def shown_setting(recommendation: Recommendation) -> Setting:
-    """The recommended setting or, where that is plain decoding, the best draft."""
-    first, second = recommendation.setting, recommendation.runner_up
-    return second if first.is_plain and second is not None else first
-
-
 def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
-    """Some of the texts of a setting, the fastest first."""
-    speedups: dict[int, float] = {}
+    """Some of the texts of a setting, the fastest first, but for figures that are noise."""
+    speedups: dict[int, Speedup] = {}
     for batch, call in evaluation.calls[setting.name].items():
         speedup = evaluation.speedup_of(setting, batch)
         if speedup is not None:
             speedups |= {row.index: speedup for row in call.rows}
-    order = sorted(speedups, key=lambda index: -speedups[index])
+    order = sorted(speedups, key=lambda index: (speedups[index].is_noise, -speedups[index].median))
     places = dict.fromkeys(order, "")
     if len(order) > FEW:
-        places = {order[0]: "fastest", order[len(order) // 2]: "median", order[-1]: "slowest"}
+        told = [index for index in order if not speedups[index].is_noise] or order
+        places = {told[0]: "fastest", told[len(told) // 2]: "median", told[-1]: "slowest"}
     rows, plain = evaluation.rows(setting), evaluation.rows(setting.baseline)
     return [
         _text(rows[index], plain[index].prompt or "", place, speedups[index], evaluation.is_identical(setting, index))
@@ -89,7 +85,7 @@ def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
     ]
 
 
-def _text(row: Row, prompt: str, place: str, speedup: float, is_identical: bool | None) -> Text:
+def _text(row: Row, prompt: str, place: str, speedup: Speedup, is_identical: bool | None) -> Text:
     return Text(
         index=row.index,
         place=place,

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .results import Evaluation, Recommendation, Totals
+from ..speedup import FEWEST, Speedup, remarks
+from .results import Evaluation, Totals
 from .settings import Setting, temperature_name
 
 MEANINGS = {
-    "tokens/s": "new tokens of all prompts over the wall time of their generate calls, prompt and set-up included.",
-    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio of totals, not a mean of ratios.",
-    "95 % interval": "of the speedup, over 2000 resamples of the prompts: how much it depends on which prompts these are.",
+    "tokens/s": "new tokens of a generate call over its wall time, prompt and set-up included: the median over the calls.",
+    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio for each call, and their median. `noise` is more "
+    "than the counted target passes allow: the clock's doing, not the draft's.",
+    "95 % interval": "of that median: how much it depends on which prompts these are, and on the clock. It takes "
+    f"{FEWEST} calls or more.",
     "acceptance rate": "accepted draft tokens over proposed ones.",
     "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
     "included: 1 + accepted / rounds.",
@@ -78,19 +81,18 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
     return {
         "prompts": f"{totals.num_prompts}",
         "tokens/s": significant(totals.tokens_per_second),
-        "speedup": times(totals.speedup),
-        "95 % interval": interval(totals.speedup_interval),
+        "speedup": "" if totals.speedup is None else str(totals.speedup),
+        "95 % interval": interval(totals.speedup),
         "acceptance rate": percent(counts.draft_acceptance_rate, 1) if counts else "",
         "mean acceptance length": number(counts.mean_acceptance_length) if counts else "",
-        "target passes": f"{counts.num_target_forwards if counts else _plain_passes(evaluation, setting):,}",
+        "target passes": f"{sum(call.num_target_passes for call in evaluation.calls[setting.name].values()):,}",
         "identical texts": identical(evaluation, totals),
     }
 
 
-def _plain_passes(evaluation: Evaluation, setting: Setting) -> int:
-    """Plain decoding runs as many passes as its longest row has tokens."""
-    calls = evaluation.calls[setting.name].values()
-    return sum(max((len(row.new_ids) for row in call.rows), default=0) for call in calls)
+def notes(found: Sequence[Totals]) -> list[str]:
+    """What is to be said about these settings besides their figures."""
+    return [remark for t in found for remark in remarks(t.setting.label, t.speedup, t.drafts_nothing)]
 
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
@@ -106,13 +108,20 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     lines = []
     for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
         values = speedups(evaluation, setting)
-        gains = sum(value > 1 for value in values)
-        figures = [times(float(np.quantile(values, share))) for share in (0, 0.25, 0.5, 0.75, 1)]
+        gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
+        figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
         lines.append(Line(setting, [*figures, f"{gains} of {len(values)}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
-def speedups(evaluation: Evaluation, setting: Setting) -> list[float]:
+def _quantile(speedups: list[Speedup], share: float) -> str:
+    """Each speedup has a bound of its own, so that a quantile of them is at most that of the bounds."""
+    value = float(np.quantile([speedup.median for speedup in speedups], share))
+    bounds = [speedup.allowed for speedup in speedups if speedup.allowed is not None]  # all of a setting, or none
+    return "noise" if bounds and value > np.quantile(bounds, share) else times(value)
+
+
+def speedups(evaluation: Evaluation, setting: Setting) -> list[Speedup]:
     """Of each prompt, or batch, that is done under the setting and plainly."""
     found = (evaluation.speedup_of(setting, batch) for batch in evaluation.calls[setting.name])
     return [speedup for speedup in found if speedup is not None]
@@ -189,14 +198,9 @@ def differences(evaluation: Evaluation) -> str:
     )
 
 
-def is_gain(recommendation: Recommendation) -> bool:
-    return recommendation.speedup > 1
-
-
-def advice(recommendation: Recommendation) -> str:
-    """The recommendation where its temperature is said already."""
-    sentence = str(recommendation).partition(": ")[2]
-    return sentence[:1].upper() + sentence[1:]
+def sentence(text: str) -> str:
+    """With a capital letter, where it comes first."""
+    return text[:1].upper() + text[1:]
 
 
 def identical(evaluation: Evaluation, totals: Totals) -> str:
@@ -217,12 +221,13 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def interval(bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f"{bounds[0]:.2f}\u2013{bounds[1]:.2f}"
+def interval(speedup: Speedup | None) -> str:
+    spread = None if speedup is None else speedup.spread
+    return "" if spread is None else f"{spread[0]:.2f}\u2013{spread[1]:.2f}"
 
 
-def times(value: float | None) -> str:
-    return "" if value is None or value != value else f"{value:.2f}x"
+def times(value: float) -> str:
+    return f"{value:.2f}x"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -241,7 +246,7 @@ def gap(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def significant(value: float) -> str:
-    if value != value:
+def significant(value: float | None) -> str:
+    if value is None:
         return ""
     return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"

@@ -8,10 +8,11 @@ from typing import Any
 from huggingface_hub import EvalResult, HfApi
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
+from .. import files
 from .card_text import shown, usage
 from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of, is_on_hub
 from .pairing_file import FILE_NAME
-from .readme import edit, grown, render
+from .readme import edit, escaped, grown, render
 
 
 def card(
@@ -65,7 +66,7 @@ def card(
     text = edit(
         existing,
         "card",
-        title,
+        escaped(title),
         render(
             "card.md",
             target=target_name,
@@ -87,6 +88,8 @@ class _Folder:
 
     def __init__(self, path: Path | None):
         self.path = path if path is None or path.suffix == ".md" else path / "README.md"
+        if self.path is not None:
+            files.check_output("`path`:", self.path, makes_folders=True)
 
     def read(self) -> tuple[str, str | None]:
         """The card that is there, and the name by which the pair is loaded, where a pairing lies beside it."""
@@ -99,7 +102,7 @@ class _Folder:
     def write(self, text: str) -> None:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_bytes(text.encode())
+            files.write(self.path, text)
 
 
 class _Repository:
@@ -171,7 +174,7 @@ def _results(figure: Figure, draft_name: str | None) -> list[EvalResult]:
     metrics = {
         "mean_acceptance_length": ("Mean acceptance length, bonus token included", figure.mean_acceptance_length),
         "draft_acceptance_rate": ("Share of draft tokens accepted", figure.draft_acceptance_rate),
-        "speedup": ("Speedup over plain decoding", figure.totals.speedup),
+        "speedup": ("Speedup over plain decoding", figure.speedup.value),
     }
     return [
         EvalResult(

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ..evaluation import Evaluation
 from ..evaluation.settings import temperature_name
-from .figures import Figure, data_set_name
+from .figures import Figure, data_set_name, fastest
+from .readme import code, escaped
 
 PROMPT = "def main():"
 
@@ -18,22 +21,22 @@ def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure
     """Four lines to paste: from a repository that names its draft, from both models, or with drafts copied from the text."""
     if repo is None and draft is not None:
         return f"""import hf_speculative, transformers
-pipe = transformers.pipeline("text-generation", model="{target}")
-hf_speculative.attach(pipe.model, draft_model="{draft}")
-print(pipe("{PROMPT}", max_new_tokens=64)[0]["generated_text"])"""
+pipe = transformers.pipeline('text-generation', model={target!r})
+hf_speculative.attach(pipe.model, draft_model={draft!r})
+print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
     name, loader, call, copied = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
-        best = max(figures, key=lambda figure: figure.totals.speedup or 0.0).setting
+        best = (fastest(figures) or figures[0]).setting
         name, loader, call = (
             target,
             "transformers.AutoModelForCausalLM.from_pretrained",
             "hf_speculative.generate(model, ",
         )
         copied = f", prompt_lookup_num_tokens={best.prompt_lookup_num_tokens}"
-    inputs = f'**tokenizer("{PROMPT}", return_tensors="pt").to(model.device)'
+    inputs = f"**tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)"
     return f"""import hf_speculative, transformers
-model = {loader}("{name}")
-tokenizer = transformers.AutoTokenizer.from_pretrained("{name}")
+model = {loader}({name!r})
+tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
 print(tokenizer.decode({call}{inputs}, max_new_tokens=64{copied})[0]))"""
 
 
@@ -66,20 +69,22 @@ def _acceptance(figures: list[Figure], draft: str | None) -> list[dict[str, Any]
     return shown
 
 
-def _source(use_case: str, evaluation: Evaluation, figures: list[Figure]) -> str:
+def _source(use_case: str, evaluation: Evaluation, figures: list[Figure]) -> Markup:
     dataset = evaluation.header["dataset"]
-    parts = [f"`{data_set_name(evaluation)}`"] + [str(dataset[key]) for key in ("config", "split") if dataset[key]]
+    parts = [code(data_set_name(evaluation))] + [
+        escaped(str(dataset[key])) for key in ("config", "split") if dataset[key]
+    ]
     parts.append(f"{max((figure.totals.num_prompts for figure in figures), default=0)} prompts")
     if evaluation.bad_rows:
         parts.append(f"{len(evaluation.bad_rows)} rows could not be used")
     if not evaluation.is_complete:
         parts.append("unfinished")
-    parts += [f"`{name}={value}`" for name, value in evaluation.header["generate"].items() if _is_told(name, value)]
+    parts += [code(f"{name}={value}") for name, value in evaluation.header["generate"].items() if _is_told(name, value)]
     exact = [figure.totals for figure in figures if figure.totals.num_identical is not None]
     if exact:
         same, total = sum(t.num_identical or 0 for t in exact), sum(t.num_prompts for t in exact)
         parts.append(f"{same} of {total} greedy texts identical to plain decoding's")
-    return f"{use_case}: {', '.join(parts)}."
+    return Markup(f"{escaped(use_case)}: {', '.join(parts)}.")
 
 
 def _is_told(name: str, value: Any) -> bool:
@@ -87,8 +92,16 @@ def _is_told(name: str, value: Any) -> bool:
 
 
 def _without_folders(command: str) -> str:
-    """A card is for others, who do not have this machine's folders."""
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in shlex.split(command))
+    """A card is for others, who do not have this machine's folders.
+
+    Raises:
+        ValueError: it is no command.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the results name a command that is none ({error}): {command!r}.") from error
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def _places(found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from . import card as cards
-from . import export, vllm
-from .figures import by_use_case, choose_draft
+from .. import files
+from ..arguments import check_outputs
+from ..interrupts import ends_at_once
 
 RESULTS = typer.Argument(
     metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
@@ -49,6 +49,10 @@ def card(
 
     On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
     """
+    with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+        from . import card as cards
+        from .figures import by_use_case, choose_draft
+
     if create_pr and push_to_hub is None:
         raise ValueError("--create-pr has no effect without --push-to-hub.")
     found = by_use_case(_by_use_case(results))
@@ -100,6 +104,9 @@ def export_generate(
 
         AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
     """
+    with ends_at_once():
+        from . import export
+
     code = export.export_generate(folder, draft_model=draft_model, num_draft_tokens=num_draft_tokens, repo_id=repo_id)
     Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}", markup=False)
 
@@ -130,6 +137,10 @@ def export_vllm(
 
     hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
     """
+    check_outputs(output=output)
+    with ends_at_once():
+        from . import vllm
+
     settings = vllm.export_vllm(
         _by_use_case(results),
         draft_model=draft_model,
@@ -140,7 +151,7 @@ def export_vllm(
     )
     print(settings.command)
     if output is not None:
-        output.write_text(json.dumps(settings.config, indent=2) + "\n", encoding="utf-8")
+        files.write(output, json.dumps(settings.config, indent=2) + "\n")
     for note in settings.notes:
         Console(stderr=True, highlight=False).print(note, markup=False)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+from .. import files
 from ..checks import check_positive_int
 from .pairing_file import Pairing
 from .readme import edit, grown, render
 
 FILES = Path(__file__).parent / "custom_generate"
+COPIED = ("generate.py", "requirements.txt")
 TAGS = ["custom_generate", "speculative-decoding"]
 
 
@@ -39,7 +40,11 @@ def export_generate(
         ValueError: the folder's README or `speculative_config.json` cannot be read; `num_draft_tokens` without a draft.
     """
     folder = Path(folder)
+    readme, code = folder / "README.md", folder / "custom_generate"
+    for path in (readme, *(code / name for name in (*COPIED, "defaults.py"))):
+        files.check_output("`folder`:", path, makes_folders=True)
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
+    Pairing(draft_model=draft_model)  # what it may name is what a pairing may
     if draft_model is None:
         draft_model = pairing.draft_model
         num_draft_tokens = pairing.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
@@ -49,7 +54,6 @@ def export_generate(
             raise ValueError(
                 f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
             )
-    readme = folder / "README.md"
     has_weights = (folder / "config.json").exists()
     repo = repo_id or str(folder)
     text = edit(
@@ -68,13 +72,12 @@ def export_generate(
             "library_name": existing.get("library_name", "transformers"),
         },
     )
-    code = folder / "custom_generate"
     code.mkdir(parents=True, exist_ok=True)
-    for name in ("generate.py", "requirements.txt"):
-        shutil.copyfile(FILES / name, code / name)
+    for name in COPIED:
+        files.write(code / name, (FILES / name).read_bytes())
     defaults = (FILES / "defaults.py").read_text(encoding="utf-8")
     for name, value in (("DRAFT_MODEL: str", draft_model), ("NUM_DRAFT_TOKENS: int", num_draft_tokens)):
         defaults = defaults.replace(f"{name} | None = None", f"{name} | None = {value!r}")
-    (code / "defaults.py").write_text(defaults, encoding="utf-8")
-    readme.write_bytes(text.encode())
+    files.write(code / "defaults.py", defaults)
+    files.write(readme, text)
     return code

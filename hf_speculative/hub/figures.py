@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..evaluation import Evaluation, Setting, Totals
+from ..speedup import Speedup
 
 #: endings of files that hold prompts
 FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
@@ -39,6 +40,11 @@ class Figure:
     @property
     def setting(self) -> Setting:
         return self.totals.setting
+
+    @property
+    def speedup(self) -> Speedup:
+        assert self.totals.speedup is not None  # `figures_of` takes what was measured
+        return self.totals.speedup
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -136,6 +142,12 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
     if not figures:
         raise ValueError("nothing was measured yet in these evaluations: run them first.")
     return figures
+
+
+def fastest(figures: Sequence[Figure]) -> Figure | None:
+    """The highest speedup; `None` where all of them are noise."""
+    told = [figure for figure in figures if not figure.speedup.is_noise]
+    return max(told, key=lambda figure: figure.speedup.median, default=None)
 
 
 def _loaded(given: Evaluation | str | Path) -> Evaluation:

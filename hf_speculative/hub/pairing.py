@@ -11,22 +11,19 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
+from .. import files
 from ..configuration import SpeculativeConfig
 from ..generation import Attached, attach
+from ..loading import LOADING, OF_REPOSITORY, load_model
 from ..models import device_of
 from ..options import CONFIGURED_SOURCES
-from ..self_drafting import auto_class_for
-from .pairing_file import FILE_NAME, Pairing
+from .pairing_file import FILE_NAME, Pairing, is_inside
 
 DRAFT_FOLDER = "draft"
-#: keywords of `from_pretrained` that say how files come here, whatever the repository
-LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
-#: and those that are about one repository: its version, and whether its code may run
-OF_REPOSITORY = ("revision", "trust_remote_code")
 #: fields of `SpeculativeConfig` that a file can hold
-SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping")
-#: and those that are objects
-OBJECTS = ("drafter", "rule", "schedule", "generator")
+SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping", "rule")
+#: and those that are objects, as a rule of one's own is
+OBJECTS = ("drafter", "schedule", "generator")
 
 
 def from_pretrained(
@@ -75,10 +72,9 @@ def from_pretrained(
         )
     pairing = pairing or Pairing()
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
-    target = auto_class_for(repo, **here).from_pretrained(repo, **kwargs)
+    target = load_model(repo, **kwargs)
     if "generate" in vars(target):
         del target.generate
-    target.eval()
     tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
     saved = SpeculativeConfig(
         tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
@@ -89,8 +85,7 @@ def from_pretrained(
     if pairing.draft_model is not None:
         name, place = _located(pairing.draft_model, repo, here, loading | _revision(pairing))
         own = {"dtype": target.dtype} | place | (draft_kwargs or {})
-        kind = auto_class_for(name, **_only(own, (*LOADING, *OF_REPOSITORY, "subfolder")))
-        draft = kind.from_pretrained(name, **own).eval()
+        draft = load_model(name, **own)
         if "device_map" not in own and device_of(draft) != device_of(target):
             draft.to(device_of(target))
     elif draft_kwargs:
@@ -117,9 +112,10 @@ def save_pretrained(
     Args:
         model: the target. What `hf_speculative.attach` gave it is saved, unless said otherwise here.
         save_directory: the folder.
-        draft_model: a model is saved along, in the subfolder `draft`; a Hub name is only written down.
+        draft_model: a model is saved along, in the subfolder `draft`; a Hub name, or a folder within `save_directory`, is only
+            written down.
         draft_revision: a branch, tag or commit of a draft given by name.
-        config: settings; those that are objects (`rule`, `schedule`, `drafter`, `generator`) no file can hold.
+        config: settings; those that are objects (`schedule`, `drafter`, `generator`, a rule without a name) no file can hold.
         tokenizer: the target's tokenizer, saved along.
         draft_tokenizer: the draft's tokenizer, where the vocabularies differ; saved along.
         push_to_hub: name of a Hub repository to upload the folder to, made if it is not there.
@@ -144,7 +140,7 @@ def save_pretrained(
         draft_model = attached.draft_model if draft_model is None else draft_model
         config = (config or SpeculativeConfig()).over(theirs)
     config = config or SpeculativeConfig()
-    held = [name for name in OBJECTS if getattr(config, name) is not None]
+    held = [name for name in (*OBJECTS, "rule") if not isinstance(getattr(config, name), (str, type(None)))]
     if held:
         names = ", ".join(f"`{name}`" for name in held)
         raise ValueError(
@@ -157,7 +153,7 @@ def save_pretrained(
     if draft_tokenizer is not None and tokenizer is None:
         raise ValueError("`draft_tokenizer` has no effect without `tokenizer`, to compare it with: give both.")
     if isinstance(draft_model, str) and Path(draft_model).is_dir():
-        draft_model = _written(Path(draft_model).resolve(), folder.resolve(), push_to_hub)
+        draft_model = _written(Path(draft_model).resolve(), folder.resolve())
 
     from .. import __version__
 
@@ -170,6 +166,7 @@ def save_pretrained(
         hf_speculative_version=__version__,
         **{name: getattr(config, name) for name in SETTINGS},
     )
+    files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
     if isinstance(draft_model, PreTrainedModel):
         draft_model.save_pretrained(folder / DRAFT_FOLDER)
@@ -184,16 +181,14 @@ def save_pretrained(
         api.upload_folder(repo_id=push_to_hub, folder_path=folder, commit_message="A target and its draft")
 
 
-def _written(draft: Path, folder: Path, push_to_hub: str | None) -> str:
+def _written(draft: Path, folder: Path) -> str:
     """How the file names a draft that lies in a folder."""
-    if draft.is_relative_to(folder):
-        return f"./{draft.relative_to(folder).as_posix()}"
-    if push_to_hub is not None:
+    if not draft.is_relative_to(folder):
         raise ValueError(
-            f"`draft_model={str(draft)!r}` is a folder of this machine, which nobody else has: give the loaded model, which is "
-            "saved along, or a Hub name."
+            f"`draft_model={str(draft)!r}` is a folder of this machine, which no pairing names: give the loaded model, which "
+            "is saved along, or a Hub name."
         )
-    return str(draft)
+    return f"./{draft.relative_to(folder).as_posix()}"
 
 
 def _check_no_setting(kwargs: dict[str, Any], option: str) -> None:
@@ -220,11 +215,20 @@ def _names_a_source(repo: str, loading: dict[str, Any]) -> bool:
 
 def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the keywords to load `source` by: a subfolder of the target's repository, or a repository of its own."""
-    if not source.startswith("."):
+    if not is_inside(source):
+        if Path(source).exists():  # transformers would take it, whoever wrote the file
+            raise ValueError(
+                f"{FILE_NAME} of {repo} names {source} on the Hub, and in the working directory lies something of that name, "
+                "which would be loaded in its place: call this from another directory, or rename that."
+            )
         return source, elsewhere
     subfolder = Path(source).as_posix()
-    if Path(repo).is_dir() and not (Path(repo) / subfolder).is_dir():
-        raise OSError(f"{FILE_NAME} of {repo} names {source}, and there is no such subfolder.")
+    if Path(repo).is_dir():
+        folder = (Path(repo) / subfolder).resolve()
+        if not folder.is_dir():
+            raise OSError(f"{FILE_NAME} of {repo} names {source}, and there is no such subfolder.")
+        if not folder.is_relative_to(Path(repo).resolve()):
+            raise ValueError(f"{FILE_NAME} of {repo} names {source}, a link that leads out of it: put the draft there.")
     return repo, here if subfolder == "." else here | {"subfolder": subfolder}
 
 

@@ -6,15 +6,34 @@ transformers does not read that file: `AutoModelForCausalLM.from_pretrained` loa
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
+from .. import files
 from ..checks import check_positive_int
+from ..verification import rule_for
 
 FILE_NAME = "speculative_config.json"
+
+
+def is_inside(source: str) -> bool:
+    """Whether a file names the repository itself, or a subfolder of it."""
+    return (source == "." or source.startswith("./")) and ".." not in re.split(r"[/\\]", source)
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether a file names a repository of the Hub, with its owner."""
+    try:
+        validate_repo_id(source)
+    except HFValidationError:
+        return False
+    return "/" in source
 
 
 @dataclass(frozen=True)
@@ -22,12 +41,12 @@ class Pairing:
     """What `speculative_config.json` holds; every key may be left out.
 
     Attributes:
-        draft_model: a Hub name or an absolute folder; `./draft` is the subfolder `draft` of the target's own repository. None
-            where the target's `generation_config` names a source of drafts.
+        draft_model: `org/name` on the Hub, or `./draft`, the subfolder `draft` of the target's own repository; nothing else of
+            the machine that it is loaded on. None where the target's `generation_config` names a source of drafts.
         draft_revision: a branch, tag or commit of a draft given by name.
         tokenizer, draft_tokenizer: where both models' tokenizers are, written like `draft_model` (`.` is the target's own
             repository); only where the vocabularies differ.
-        num_draft_tokens, reproducible, compile, cuda_graphs, vocabulary_mapping: as in `SpeculativeConfig`.
+        num_draft_tokens, reproducible, compile, cuda_graphs, vocabulary_mapping, rule: as in `SpeculativeConfig`.
         hf_speculative_version: who wrote the file.
     """
 
@@ -40,6 +59,7 @@ class Pairing:
     compile: bool | None = None
     cuda_graphs: bool | None = None
     vocabulary_mapping: str | None = None
+    rule: str | None = None
     hf_speculative_version: str | None = None
 
     def __post_init__(self):
@@ -53,13 +73,15 @@ class Pairing:
             kind = bool if name in ("reproducible", "compile", "cuda_graphs") else str
             if not isinstance(value, kind):
                 raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: write a {kind.__name__}.")
+        rule_for(self.rule)
         for name in ("draft_model", "tokenizer", "draft_tokenizer"):
             source = getattr(self, name)
-            if source is not None and source.startswith(".") and ".." in Path(source).parts:
+            if source is not None and not (is_inside(source) or is_hub_name(source)):
                 raise ValueError(
-                    f"`{name}={source!r}` leads out of the repository: name a subfolder, or a Hub repository."
+                    f"`{name}={source!r}` is neither a subfolder of the repository, as ./draft, nor a repository on the Hub, "
+                    "as org/name: write one of them."
                 )
-        if self.draft_revision is not None and (self.draft_model is None or self.draft_model.startswith(".")):
+        if self.draft_revision is not None and (self.draft_model is None or is_inside(self.draft_model)):
             raise ValueError(
                 f"`draft_revision={self.draft_revision!r}` has no effect without a `draft_model` given by name: leave it out."
             )
@@ -78,7 +100,7 @@ class Pairing:
             return cls.from_dict(json.loads(Path(found).read_text(encoding="utf-8")))
         except TypeError as error:
             raise TypeError(f"{FILE_NAME} of {repo}: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{FILE_NAME} of {repo}: {error}") from error
 
     @classmethod
@@ -93,4 +115,4 @@ class Pairing:
 
     def save(self, folder: Path) -> None:
         values = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        (folder / FILE_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        files.write(folder / FILE_NAME, json.dumps(values, indent=2) + "\n")

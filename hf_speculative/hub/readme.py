@@ -6,6 +6,7 @@ beyond its `EvalResult`. Here only the keys that change are written; all other t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,18 +15,48 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import yaml_dump
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..pages import visible
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in."""
+    """A template of this folder, filled in. Text that is no `Markup` is shown as it is, whatever Markdown would make of it."""
     environment = Environment(
         loader=PackageLoader("hf_speculative.hub", "."),
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=lambda value: escaped(value) if type(value) is str else value,
     )
+    environment.filters |= {"code": code, "fenced": fenced, "repr": lambda value: Markup(repr(value))}
     return environment.get_template(template).render(**values).strip()
+
+
+def escaped(text: str) -> str:
+    """Text in a line or a cell: no tag, code, emphasis, link, cell or item of its own."""
+    text = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    text = re.sub(r"([\\`*_\[\]>|~#])", r"\\\1", text)
+    return re.sub(r"^(\d*)([-+=.)])(?=[\s=-]|$)", r"\1\\\2", text)
+
+
+def code(text: str) -> Markup:
+    """Code in a line, between more backticks than it holds."""
+    text = " ".join(visible(text).split())
+    ticks = "`" * (_longest_ticks(text) + 1)
+    space = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return Markup(f"{ticks}{space}{text}{space}{ticks}")
+
+
+def fenced(text: str, language: str) -> Markup:
+    """A block of code, which no line of it can end."""
+    ticks = "`" * max(3, _longest_ticks(text) + 1)
+    return Markup(f"{ticks}{language}\n{visible(text)}\n{ticks}")
+
+
+def _longest_ticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
@@ -109,6 +140,10 @@ def _with_keys(block: str, existing: dict[str, Any], metadata: dict[str, Any]) -
 
 def _with_section(text: str, section: str, body: str) -> str:
     begin, end = f"<!-- hf_speculative {section}: begin -->", f"<!-- hf_speculative {section}: end -->"
+    if begin in body or end in body:
+        raise ValueError(
+            f"a name in the results holds `{begin}` or `{end}`, which mark what this writes: change it there."
+        )
     ours = f"{begin}\n{body}\n{end}"
     if (text.count(begin), text.count(end)) == (0, 0):
         return f"{text.rstrip()}\n\n{ours}\n" if text.strip() else f"{ours}\n"

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..evaluation import Evaluation, Setting
 from ..options import DEFAULT_MAX_NGRAM
-from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of
+from ..pages import visible
+from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
 #: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
@@ -98,7 +99,7 @@ class VllmSettings:
     """Settings for `vllm serve`.
 
     Attributes:
-        target: the model to serve.
+        target: the model to serve, a name on the Hub or a folder.
         config: the speculative config; `LLM(model, speculative_config=config)` takes it as it is.
         figure: the measurement that the number of tokens comes from.
         notes: what may differ there from what was measured here.
@@ -112,7 +113,9 @@ class VllmSettings:
     @property
     def command(self) -> str:
         """The line for a shell."""
-        return shlex.join(["vllm", "serve", self.target, "--speculative-config", json.dumps(self.config)])
+        # A folder may be called like an option; a model on the Hub may not.
+        target = f"./{self.target}" if self.target.startswith("-") else self.target
+        return shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(self.config)])
 
 
 def export_vllm(
@@ -136,7 +139,7 @@ def export_vllm(
         **fields: further keys of vLLM's speculative config, which come before what is chosen here.
 
     Raises:
-        ValueError: no constant draft length was measured, or a field is not one that vLLM documents.
+        ValueError: no constant draft length was measured, all figures are noise, or a field is not one that vLLM documents.
     """
     found = by_use_case(evaluation)
     figures = _figures(found, draft_model)
@@ -151,7 +154,12 @@ def export_vllm(
             f"vLLM drafts a constant number of tokens, and none was measured: {', '.join(f.setting.name for f in figures)}. "
             "Evaluate with `num_draft_tokens=[2, 4, 6]` as well."
         )
-    best = max(constant, key=lambda figure: figure.totals.speedup or 0.0)
+    best = fastest(constant)
+    if best is None:
+        first = constant[0]
+        raise ValueError(
+            f"every figure is noise, {first.setting.name!r} with {first.speedup.why_noise}: evaluate again on a quiet machine."
+        )
     header, setting = best.evaluation.header, best.setting
     if setting.draft is None:
         max_ngram = setting.options.get("max_matching_ngram_size", DEFAULT_MAX_NGRAM)
@@ -162,7 +170,12 @@ def export_vllm(
         config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.num_draft_tokens}
         if setting.draft in header["draft_tokenizers"]:
             config["use_heterogeneous_vocab"] = True
-    return VllmSettings(target_name or header["target"], validate(config | fields), best, tuple(_notes(best, figures)))
+    target = target_name or header["target"]
+    if visible(target) != target:
+        raise ValueError(
+            f"the target's name, {target!r}, has characters that cannot be seen: give `target_name=` (`--target-name`)."
+        )
+    return VllmSettings(target, validate(config | fields), best, tuple(_notes(best, figures)))
 
 
 def _figures(found: dict[str, Evaluation], draft_model: str | None) -> list[Figure]:
@@ -184,14 +197,16 @@ def _is_constant(setting: Setting) -> bool:
 
 def _notes(best: Figure, figures: list[Figure]) -> list[str]:
     """What may differ in vLLM from what was measured here."""
-    speedup = best.totals.speedup or 0.0
+    speedup = best.speedup
     notes = [
-        f"{best.setting.label} gave {speedup:.2f}x plain decoding at batch size {best.evaluation.header['batch_size']} in "
+        f"{best.setting.label} gave {speedup} plain decoding at batch size {best.evaluation.header['batch_size']} in "
         "transformers. What is accepted carries over to vLLM, what a pass costs does not: measure there, at your load."
     ]
-    if speedup < 1:
+    if speedup.is_loss:
         notes.append("Plain decoding was faster: think twice before serving with this draft.")
-    if max(figure.totals.speedup or 0.0 for figure in figures) > speedup:
+    elif not speedup.is_gain:
+        notes.append("That is too close to plain decoding, or from too few prompts, to tell that it is faster.")
+    if fastest(figures) is not best:
         notes.append("A length chosen round by round was faster still; vLLM has a constant one.")
     if best.setting.temperature and best.setting.draft is not None:
         notes.append("Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic`.")

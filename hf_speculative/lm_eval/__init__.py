@@ -23,10 +23,10 @@ except ImportError as error:
 
 from ..checks import unwrap
 from ..generation import Attached, generate, prepare
+from ..loading import auto_class_for, load_model
 from ..models import device_of
 from ..options import DRAFTING_OPTIONS
 from ..pairing import tokenizer_of_draft
-from ..self_drafting import auto_class_for
 from ..statistics import Statistics, record
 
 #: a child of lm-eval's, whose verbosity the user sets
@@ -83,16 +83,17 @@ class SpeculativeLM(HFLM):
             "trust_remote_code": bool(kwargs.get("trust_remote_code")),
         }
         # A name that leads nowhere is met here, before the target takes minutes to load.
-        auto_class = auto_class_for(draft_model, **loading) if isinstance(draft_model, str) else None
+        if isinstance(draft_model, str):
+            auto_class_for(draft_model, **loading)
         super().__init__(pretrained, **kwargs)
 
         draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]
-        self.draft_name = draft_model if auto_class is not None else getattr(draft_model, "name_or_path", None)
-        if auto_class is not None:
+        self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
+        if isinstance(draft_model, str):
             target = unwrap(self.model, "pretrained")
             dtype = target.dtype if of_draft["draft_dtype"] is None else get_dtype(of_draft["draft_dtype"])
-            name, draft_model = draft_model, auto_class.from_pretrained(draft_model, dtype=dtype, **loading)
-            draft_model = draft_model.to(device_of(target)).eval()
+            name, draft_model = draft_model, load_model(draft_model, dtype=dtype, **loading)
+            draft_model = draft_model.to(device_of(target))
             draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
         if isinstance(draft_tokenizer, str):
             draft_tokenizer = AutoTokenizer.from_pretrained(draft_tokenizer)

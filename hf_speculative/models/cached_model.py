@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Hashable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -103,10 +105,15 @@ class CachedModel:
         """Start from transformers' own `cache`, filled with the first columns of `batch`."""
         raise NotImplementedError
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
 
-        Written into the user's own cache if one was `given`; `None` where this kind of cache cannot tell.
+        Written into the user's own cache if one was `given`. Called once a call, when all rows are done.
+
+        Args:
+            sequences: `(batch, columns)`, those of the call.
+            padding: columns that are hidden in each row's prompt.
+            lengths: columns of each row up to its own end; plain decoding goes on with pad tokens, and so does the cache.
         """
         raise NotImplementedError
 
@@ -130,17 +137,46 @@ def last_id(model: PreTrainedModel) -> int:
     return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
 
 
+def num_logits(model: PreTrainedModel) -> int:
+    """Width of the model's logits: that of its head where it has one, which need not be the vocabulary's (ImageGPT)."""
+    width = getattr(model.get_output_embeddings(), "out_features", None)
+    return width or model.config.get_text_config(decoder=True).vocab_size
+
+
+#: how many calls keep a module's attribute switched off, by its name
+_num_off: dict[str, WeakKeyDictionary[nn.Module, int]] = {
+    "training": WeakKeyDictionary(),
+    "gradient_checkpointing": WeakKeyDictionary(),
+}
+_lock = threading.Lock()
+
+
 @contextmanager
-def without_dropout(model: nn.Module | None):
-    """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
-    training = [module for module in model.modules() if module.training] if model is not None else []
+def _switched_off(model: nn.Module, name: str):
+    """Modules whose attribute `name` is true have it false for a while.
+
+    Calls may overlap, in threads or as open generators: the last one out puts back what the first one found.
+    """
+    num_off = _num_off[name]
+    with _lock:
+        modules = [module for module in model.modules() if module in num_off or getattr(module, name, False)]
+        for module in modules:
+            num_off[module] = num_off.get(module, 0) + 1
+            setattr(module, name, False)
     try:
-        for module in training:
-            module.training = False
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _lock:
+            for module in modules:
+                num_off[module] -= 1
+                if num_off[module] == 0:
+                    del num_off[module]
+                    setattr(module, name, True)
+
+
+def without_dropout(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
+    return _switched_off(model, "training")
 
 
 @contextmanager
@@ -150,12 +186,6 @@ def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
     Layers under checkpointing drop the cache that they are given in training mode, so that a target would read each token as
     if it came first. Its dropout stays as it is: that is the model plain decoding samples from.
     """
-    checkpointed = [module for module in target.modules() if getattr(module, "gradient_checkpointing", False)]
-    with without_dropout(draft if draft is not target else None):
-        try:
-            for module in checkpointed:
-                module.gradient_checkpointing = False
-            yield
-        finally:
-            for module in checkpointed:
-                module.gradient_checkpointing = True
+    has_own_mode = draft is not None and draft is not target
+    with without_dropout(draft) if has_own_mode else nullcontext(), _switched_off(target, "gradient_checkpointing"):
+        yield

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..batch import padding_of
 from .inputs import Inputs
 from .probe import fits_ragged
 
@@ -33,7 +32,7 @@ def choose(model: PreTrainedModel) -> Path:
     """The path of `model` for prompts of token ids; a type that the tests do not cover is tried on random tokens, once."""
     reason = why_not_ragged(model)
     if reason is None and not fits_ragged(model):
-        reason = "gives other logits through a ragged cache than in one forward"
+        reason = "gives other logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 
 
@@ -52,27 +51,22 @@ def _why_not_ids_alone(inputs: Inputs) -> str | None:
         return "reads its prompt in chunks"
     if config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions):
         return "is asked for hidden states or attentions"
-    cache = kwargs.get(inputs.cache_name)
-    if getattr(cache, "_is_user_defined", False) and inputs.input_ids.shape[0] > 1:
-        return "is given a cache for several rows"
-    positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
-    if positions is not None and not _is_plain(positions, mask, inputs.input_ids):
+    if not inputs.prompt.is_left_padded:
+        return "is given an `attention_mask` that hides more than left padding"
+    positions = kwargs.get("position_ids")
+    if positions is not None and not _is_plain(positions, inputs):
         return "is given positions of its own"
     return None
 
 
-def _is_plain(positions: torch.Tensor, mask: torch.Tensor | None, input_ids: torch.Tensor) -> bool:
+def _is_plain(positions: torch.Tensor, inputs: Inputs) -> bool:
     """Positions count from each row's first token that is not padding."""
-    width = input_ids.shape[1]
-    if positions.shape not in (input_ids.shape, (1, width)):
+    width = inputs.input_ids.shape[1]
+    if positions.shape not in (inputs.input_ids.shape, (1, width)):
         return False
-    padding = torch.tensor(padding_of(mask, input_ids), device=positions.device)
+    padding = torch.tensor(inputs.prompt.padding, device=positions.device)
     plain = torch.arange(width, device=positions.device) - padding[:, None]
     return bool((positions.expand_as(plain) == plain)[plain >= 0].all())
-
-
-#: types whose steps see padding in another way than one forward does, which the probe cannot tell
-ODD_TYPES = ("git",)
 
 
 def why_not_ragged(model: PreTrainedModel) -> str | None:
@@ -81,8 +75,6 @@ def why_not_ragged(model: PreTrainedModel) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config.is_encoder_decoder:
         return "is an encoder-decoder model"
-    if model.config.model_type in ODD_TYPES:
-        return "sees left padding in a way of its own"
     if "local" in (getattr(config, "attention_layers", None) or []):
         return "has local attention that counts its window from the cache's end"
     if getattr(model, "_is_stateful", False):

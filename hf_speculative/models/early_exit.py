@@ -105,8 +105,12 @@ class EarlyExitModel(CachedModel):
         self.upper.load(cache, batch)
         self._agree()
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
-        return self.upper.store(given, sequences, padding)
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
+        batch = self.upper.recall(sequences, padding, lengths)
+        self._agree()
+        if batch is not None:
+            self.logits(batch, ahead=0, num_last=1)
+        return self.upper.exported(given, sequences.shape[1] - 1, padding)
 
 
 class Handover:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import (
     Cache,
     DynamicCache,
@@ -20,12 +23,14 @@ from transformers import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
-from ..types import Batch
+from ..batch import Batch, Prompt
 from .rewind import copy_of
 from .shallow import duplicate
 
 #: what any model is given with its ids
 TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *ALL_CACHE_NAMES}
+#: what stands at each column of the prompt, 0 for text
+TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Inputs:
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
 
     @property
+    def attention_mask(self) -> Tensor | None:
+        """That of the decoder's prompt."""
+        is_encoder_decoder = "encoder_outputs" in self.model_kwargs
+        return self.model_kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+
+    @functools.cached_property
+    def prompt(self) -> Prompt:
+        """The decoder's prompt, on the host."""
+        return Prompt(self.input_ids, self.attention_mask)
+
+    @property
     def is_text(self) -> bool:
         """Nothing but ids and what follows from them."""
         return not self.others
@@ -60,6 +76,12 @@ class Inputs:
             return value is None or value is False or (isinstance(value, dict) and not value)
 
         return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
+
+    @property
+    def hides_columns(self) -> bool:
+        """Whether the mask over an encoder-decoder model's prompt for the decoder hides any of it."""
+        mask = self.model_kwargs.get("decoder_attention_mask")
+        return mask is not None and not bool(mask.all())
 
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
@@ -96,18 +118,40 @@ def inputs_for_draft(
     if draft.config.is_encoder_decoder:
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
-        if _share_encoder(draft, target):
+        encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
+        if encoded or _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
         elif target.main_input_name == draft.main_input_name or draft.main_input_name not in given:
             given = {name: value for name, value in given.items() if value is not inputs_tensor}  # under another name
-            given[draft.main_input_name] = inputs_tensor
+            is_embedded = inputs_tensor is not None and inputs_tensor is call.get("inputs_embeds")
+            given["inputs_embeds" if is_embedded else draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
-        if target.config.is_encoder_decoder:  # a decoder that reads the target's encoder, or none at all
-            given.pop("attention_mask", None)
-            if "encoder_outputs" in inspect.signature(draft.forward).parameters:
-                given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+        for name in TOKEN_TYPES & given.keys():  # of an earlier turn, whose cache the target has; since then it is text
+            given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
+        given.pop("attention_mask", None)
+        parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
+        if "attention_mask" in parameters:  # always, or it would be made up from ids that look like padding
+            given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]
+        # A decoder that reads the target's encoder, or none at all.
+        if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
+            given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
     return _captured(draft, given, inputs.generation_config.max_length, num_copies)
+
+
+def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:
+    """Which of `inputs_embeds` and `encoder_outputs` in a call has another width than the draft's own encoder; `None` if none.
+
+    Of the same width, the draft reads what the target reads: drafts are made from their targets, embeddings and all.
+    """
+    if not draft.config.is_encoder_decoder or _share_encoder(draft, target):
+        return None
+    encoder, embeds, outputs = draft.get_encoder(), call.get("inputs_embeds"), call.get("encoder_outputs")
+    if embeds is not None and embeds.shape[-1] != encoder.get_input_embeddings().embedding_dim:
+        return "inputs_embeds"
+    if outputs is not None and outputs.last_hidden_state.shape[-1] != encoder.config.hidden_size:
+        return "encoder_outputs"
+    return None
 
 
 def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
@@ -141,9 +185,24 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
         num_beams=1,
         use_cache=True,
     )
-    # The class's own `generate`, past what is attached to the object and what a subclass does around it.
-    GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)
+    with _noted_positions(model):
+        # The class's own `generate`, past what is attached to the object and what a subclass does around it.
+        GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)
     return prepared[0]
+
+
+@contextmanager
+def _noted_positions(model: PreTrainedModel):
+    """Models with positions in 2-D note on themselves how far images moved the text, for turns that go on from a cache.
+
+    That of the user's own calls stays, also where the model drafts for itself or is tried out.
+    """
+    noted = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        yield
+    finally:
+        for module, deltas in noted:
+            module.rope_deltas = deltas
 
 
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:

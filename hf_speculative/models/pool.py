@@ -45,7 +45,7 @@ _lock = threading.Lock()
 
 
 def kept(model: PreTrainedModel) -> Kept:
-    """What is kept of `model`; nothing yet, if its weights are not where they were."""
+    """What is kept of `model`; nothing yet, if it is not as it was: see `_state`."""
     state = _state(model)
     with _lock:
         if model not in _kept or _kept[model].state != state:
@@ -74,13 +74,20 @@ def release(model: PreTrainedModel | None) -> None:
 
 
 def _state(model: PreTrainedModel) -> tuple:
-    """Where the weights are, how attention is computed, and in which modes: a captured pass does the same each time.
+    """What a captured or compiled pass takes for granted, and what a cache was built from.
 
+    Where the weights are, what the config says (windows, how attention is computed), which hooks there are, and the modes.
     Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
     """
+    modules = list(model.modules())
     weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
+    # By the ids of their handles, which torch gives once.
+    hooks = tuple(
+        tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part
+    )
     device = device_of(model).type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    training = tuple(module.training for module in model.modules())  # a twin and a captured pass keep theirs
+    training = tuple(module.training for module in modules)  # a twin and a captured pass keep theirs
     modes = autocast, torch.is_inference_mode_enabled(), training
-    return weights, model.dtype, model.device, model.config._attn_implementation, modes
+    settings = repr(vars(model.config.get_text_config(decoder=True)))
+    return weights, model.dtype, model.device, settings, hooks, modes

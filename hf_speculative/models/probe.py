@@ -1,8 +1,11 @@
-"""Does a model give the same logits through a cache of ours as without one? Asked once a model, by running it."""
+"""Does a model give the same logits through a cache of ours as in plain `generate`? Asked once a model, by running it.
+
+The reference are steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +36,7 @@ LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], float]] = WeakKeyDictionary()
+_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()
 _early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
 
@@ -43,21 +46,22 @@ def fits_ragged(model: PreTrainedModel) -> bool:
 
 
 def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
-    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of one
-    forward, once a model object and layer."""
+    """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of plain
+    steps, once a model object and layer."""
     if model.config.model_type in TESTED_TYPES:
         return True
     known = _early_exit.setdefault(model, {})
     if exit_layer not in known:
         with without_dropout(model):
-            known[exit_layer] = _deviation_from_one_forward(model, lambda model: _Drafting(model, exit_layer))
+            known[exit_layer] = _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer))
     return known[exit_layer] <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
-    """True for a type that tests/architectures compares; otherwise compares logits on the call's own prompt: passes of several
-    tokens, taken back, with plain steps of one token."""
-    return is_tested_universal(model) or universal_deviation(model, inputs, is_draft) <= tolerance(model)
+    """True for a type and inputs that tests/architectures compares; otherwise compares logits on the call's own prompt: passes
+    of several tokens, taken back, with plain steps of one token."""
+    is_tested = is_tested_universal(model) and not inputs.hides_columns
+    return is_tested or universal_deviation(model, inputs, is_draft) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -66,10 +70,10 @@ def tolerance(model: PreTrainedModel) -> float:
 
 
 def ragged_deviation(model: PreTrainedModel) -> float:
-    """How far the ragged cache's logits lie from those of one forward, in their standard deviations; infinite if it fails."""
+    """How far the ragged cache's logits lie from those of plain steps, in their standard deviations; infinite if it fails."""
     if model not in _ragged:
         with without_dropout(model):
-            _ragged[model] = _deviation_from_one_forward(model, RaggedModel)
+            _ragged[model] = _deviation_of_ragged(model, RaggedModel)
     return _ragged[model]
 
 
@@ -80,7 +84,7 @@ def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool =
     is passed on, a draft just does not fit.
     """
     known = _universal.setdefault(model, {})
-    kind = tuple(inputs.others)
+    kind = (*inputs.others, inputs.hides_columns)
     if kind not in known:
         with without_dropout(model), torch.no_grad():
             known[kind] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
@@ -91,7 +95,11 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
     """A long prompt of ids costs time, and near the model's last position there is no room to try; one row says too little."""
     if model.config.is_encoder_decoder:
         kwargs = {name: value for name, value in inputs.model_kwargs.items() if not name.startswith("decoder_")}
-        return Inputs(inputs.input_ids[:, :1], inputs.generation_config, kwargs)
+        ids = inputs.input_ids[:, :1]
+        if inputs.hides_columns:
+            ids = ids.expand(-1, 2)
+            kwargs["decoder_attention_mask"] = torch.tensor([0, 1], device=ids.device).expand(len(ids), -1)
+        return Inputs(ids, inputs.generation_config, kwargs)
     if not inputs.is_text or inputs.input_ids.shape[1] == 0:
         return inputs
     ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
@@ -109,7 +117,7 @@ class _Drafting(EarlyExitModel):
 
 
 @torch.no_grad()
-def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
+def _deviation_of_ragged(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
@@ -117,7 +125,7 @@ def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[P
     device = device_of(model)
     tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(device)
     padding = [0, 1, 3]
-    batch = Batch(tokens[:, :width], padding, max_length=width + 6)
+    batch, prompts = (Batch(tokens[:, :width], padding, max_length=width + 6) for _ in range(2))
     try:
         cached = make_cached(model)
         cached.prefill(batch)
@@ -128,13 +136,10 @@ def _deviation_from_one_forward(model: PreTrainedModel, make_cached: Callable[[P
         batch.host_lengths = [width + 1, width, width + 2]
         cached.rollback(batch)
         found = cached.logits(batch, ahead=1, num_last=2)
-        # Compared with what plain `generate` computes: the padded batch, as its mask and positions describe it.
-        mask = torch.arange(width + 3, device=device) >= batch.padding[:, None]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        fresh = model(batch.tokens[:, : width + 3], attention_mask=mask.long(), position_ids=positions).logits
-        return max(
-            _deviation(found[row], fresh[row, length - 1 : length + 1]) for row, length in enumerate(batch.host_lengths)
-        )
+        stepwise = UniversalModel(model, text_inputs(model, prompts))
+        plain = torch.cat(list(_plain_steps(stepwise, prompts, tokens[:, width:])), 1)
+        steps = [length - width for length in batch.host_lengths]
+        return max(_deviation(found[row], plain[row, step : step + 2]) for row, step in enumerate(steps))
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
@@ -150,10 +155,7 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
     plain: list[Tensor] = []
     try:
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
-        plain.append(cached.logits(batch, ahead=0, num_last=1))
-        for i in range(5):
-            _extend(batch, kept[:, i : i + 1])
-            plain.append(cached.logits(batch, ahead=0, num_last=1))
+        plain += _plain_steps(cached, batch, kept)  # those before an error stay
         cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
         cached.logits(batch, ahead=0, num_last=1)
         _extend(batch, kept[:, :1])
@@ -170,6 +172,14 @@ def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool
             raise
         return torch.inf
     return _deviation(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
+
+
+def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Iterator[Tensor]:
+    """Logits `(batch, 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
+    yield cached.logits(batch, ahead=0, num_last=1)
+    for i in range(tokens.shape[1]):
+        _extend(batch, tokens[:, i : i + 1])
+        yield cached.logits(batch, ahead=0, num_last=1)
 
 
 def _extend(batch: Batch, tokens: Tensor) -> None:

@@ -11,8 +11,8 @@ import inspect
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ..types import Batch
 from . import pool
@@ -44,6 +44,8 @@ class RaggedModel(CachedModel):
             self.cache = pool.take(self.original) or RaggedCache(self.layers.windows)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
+        #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
+        self.done: list[tuple[int, int]] = []
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, width = self._begin(batch, ahead)
@@ -58,7 +60,7 @@ class RaggedModel(CachedModel):
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids[:1], self.cache, self.model.dtype)
+            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
@@ -117,6 +119,7 @@ class RaggedModel(CachedModel):
     def rollback(self, batch: Batch) -> None:
         if self.seen is None:
             return
+        self.rows = batch.rows
         self.host_seen = [
             min(seen, n - pad - 1)
             for seen, n, pad in zip(self.host_seen, batch.host_lengths, batch.host_padding, strict=True)
@@ -124,8 +127,10 @@ class RaggedModel(CachedModel):
         self.seen = torch.minimum(self.seen, batch.lengths - batch.padding - 1)
 
     def select(self, indices: list[int]) -> None:
-        if not indices or self.seen is None:  # the last rows stay where they are, for `store`
+        if self.seen is None:
             return
+        leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
+        self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[torch.tensor(indices, dtype=torch.long, device=self.seen.device)]
         self.cache.select(indices)
@@ -161,7 +166,10 @@ class RaggedModel(CachedModel):
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
-        for layer, given in zip(self.cache.layers, cache.layers, strict=True):
+        # Layers that read the keys of others hold none, and older transformers do not list them.
+        listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
+        layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]
+        for layer, given in zip(layers, [given for given in cache.layers if given.keys is not None], strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
             for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
@@ -170,15 +178,32 @@ class RaggedModel(CachedModel):
                 layer.keys[row, :, seen - num_kept + skip : seen] = given.keys[row, :, skip:]
                 layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
-        if sequences.shape[0] > 1:  # rows that were done early have left
-            return None
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
+        batch = self.recall(sequences, padding, lengths)
+        if batch is not None:
+            self.logits(batch, ahead=0, num_last=1)
+        return self.exported(given, sequences.shape[1] - 1, padding)
+
+    def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
+        """The rows that are done come back; as a batch, if something is left to read: what plain decoding feeds after ends."""
+        rows, self.done = self.done, []
+        self.rows = [row for row, _ in rows]
+        self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
+        self.seen = torch.tensor(self.host_seen, device=sequences.device)
+        self.cache.num_rows = len(rows)
+        batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
+        return batch if self._begin(batch, ahead=0)[1] else None
+
+    def exported(self, given, num_columns: int, padding: list[int]):
+        """The first `num_columns` columns of all rows as a transformers cache; 0 where left padding stands."""
         stored = DynamicCache(config=self.layers.config)
-        num_columns = sequences.shape[1] - 1 - padding[0]
         for index, layer in enumerate(self.cache.layers):
             if layer.is_initialized:
-                kept = [part[:, :, :num_columns].clone() for part in layer.filled()]
-                stored.update(*(functional.pad(part, (0, 0, padding[0], 0)) for part in kept), index)
+                parts = [part.new_zeros(*part.shape[:2], num_columns, part.shape[3]) for part in layer.filled()]
+                for part, filled in zip(parts, layer.filled(), strict=True):
+                    for lane, row in enumerate(self.rows):
+                        part[row, :, padding[row] :] = filled[lane, :, : num_columns - padding[row]]
+                stored.update(*parts, index)
         if given is None:
             return stored
         given.layers = stored.layers

@@ -59,7 +59,7 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
 
     def filled(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the rows still running; rows that left keep their lanes behind them."""
+        """Keys and values of the rows still running; those that left are behind them, the last ones first."""
         return self.keys[: self.cache.num_rows], self.values[: self.cache.num_rows]
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
@@ -77,10 +77,15 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             return
         if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
-            for lane, row in enumerate(indices):
-                if lane != row:
-                    self.keys[lane] = self.keys[row]
-                    self.values[lane] = self.values[row]
+            leaving = [row for row in range(self.cache.num_rows) if row not in indices]
+            moved = [lane for lane, row in enumerate([*indices, *leaving]) if lane != row]
+            if not moved:
+                return
+            for part in (self.keys, self.values):
+                behind = part[leaving]
+                for lane in range(moved[0], len(indices)):
+                    part[lane] = part[indices[lane]]
+                part[len(indices) : self.cache.num_rows] = behind
         else:
             index = torch.tensor(indices, device=self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
@@ -117,6 +122,11 @@ class RaggedCache(Cache):
         self.slots: Tensor | None = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
 
+    @property
+    def allocated(self) -> list[RaggedLayer]:
+        """Layers with keys and values of their own, from the first pass on; others may read theirs."""
+        return [layer for layer in self.layers if layer.is_initialized]
+
     def first(self, window: int | None) -> int:
         """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""
         return 0 if window is None else max(0, self.lowest + 1 - window)
@@ -138,7 +148,7 @@ class RaggedCache(Cache):
         """A call begins: what is allocated stays if it is about what the request needs, emptied; else it goes."""
         if self.num_rows:
             return
-        allocated = [layer for layer in self.layers if layer.is_initialized]
+        allocated = self.allocated
         if allocated and num_rows <= allocated[0].keys.shape[0] and self.capacity <= 4 * max(limit, MAX_AHEAD):
             for part in (part for layer in allocated for part in (layer.keys, layer.values)):
                 # No mask hides an inf: its weight is 0, and 0 times inf is not a number.

@@ -58,6 +58,25 @@ def _is_fsdp(module: nn.Module) -> bool:
     return isinstance(module, tuple(kind for kind in kinds if kind is not None))
 
 
+def weights_of_a_pass(model: PreTrainedModel) -> int:
+    """How many weights a pass over one token computes with: of experts those that it is sent to, of embeddings none."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    num_experts = next((n for name in names if (n := getattr(config, name, None))), 1)
+    num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
+    # A tied embedding is the head as well, and computes there.
+    tables, heads = (
+        {id(module.weight) for module in model.modules() if isinstance(module, kind)}
+        for kind in (nn.Embedding, nn.Linear)
+    )
+    total = 0.0
+    for name, weight in model.named_parameters():
+        if id(weight) not in tables - heads:
+            share = num_chosen / num_experts if ".experts." in name else 1
+            total += getattr(weight, "ds_numel", weight.numel()) * share
+    return round(total)
+
+
 def num_parameters(model: PreTrainedModel) -> int:
     """Those of the whole model; ZeRO-3 leaves a rank's own with none."""
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())

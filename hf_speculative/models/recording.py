@@ -8,6 +8,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
+from ..types import Batch
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
 
@@ -48,6 +49,10 @@ class RecordingModel(RaggedModel):
         super().select(indices)
         if indices and self.states is not None:
             self.states = self.states[torch.tensor(indices, dtype=torch.long, device=self.states.device)]
+
+    def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
+        self.states = None  # of rows that run
+        return super().recall(sequences, padding, lengths)
 
     def _grow(self) -> None:
         assert self.states is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin
 
 
 class Crop:
@@ -90,13 +92,15 @@ def copy_of(cache):
     return new
 
 
-def rewinder(cache, column: int) -> Crop | Snapshot:
-    """The way that fits `cache`, which holds `column` columns."""
-    if not getattr(cache, "is_croppable", False):
+def rewinder(cache, column: int, image_layers: Collection[int] = ()) -> Crop | Snapshot:
+    """The way that fits `cache`, which holds `column` columns; `image_layers` of it hold an image, which must not be cut."""
+    if image_layers or not getattr(cache, "is_croppable", False):
         return Snapshot(cache, column)
-    # Layers that hold an image beside those that hold the text have another length, and must not be cut.
     layers = getattr(cache, "self_attention_cache", cache).layers
-    lengths = {layer.get_seq_length() for layer in layers if getattr(layer, "is_initialized", False)}
+    # Those that read the keys of others are no `CacheLayerMixin`, and those of another length hold something else than text.
+    lengths = {
+        layer.get_seq_length() for layer in layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized
+    }
     return Crop(cache, column) if len(lengths) <= 1 else Snapshot(cache, column)
 
 

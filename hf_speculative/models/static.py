@@ -206,7 +206,7 @@ class StaticModel(RaggedModel):
             self.kept.compiled[kind] = torch.compile(twin)
         for tensor, sizes in ((input_ids, (0, 1)), (first, 0), (seen, 0), (slots, 0)):
             torch._dynamo.maybe_mark_dynamic(tensor, sizes)
-        for layer in self.cache.layers:
+        for layer in self.cache.allocated:
             for part in (layer.keys, layer.values):
                 torch._dynamo.maybe_mark_dynamic(part, (0, 2))
         return self.kept.compiled[kind]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
@@ -50,7 +51,6 @@ class UniversalModel(CachedModel):
         self.ids = self.inputs.input_ids.long().clone()
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
-        self.settled = torch.iinfo(torch.int64).max  # columns that are right for the rows that are done, too
         self.has_prompt = False  # from then on there is a rewinder, and a cache in it
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
@@ -89,19 +89,15 @@ class UniversalModel(CachedModel):
 
     def select(self, indices: list[int]) -> None:
         """Rows that are done stay in the cache, as in plain `generate`."""
-        done = set(range(len(self.rows))) - set(indices)
-        self.settled = min([self.settled, *(self.lengths[i] - 1 for i in done)])
         self.rows = [self.rows[i] for i in indices]
 
     def load(self, cache, batch: Batch) -> None:
         """Nothing to do: the cache is among the inputs."""
 
-    def store(self, given, sequences: Tensor, padding: list[int]):
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         # A stop inside a block and rows that were done early leave columns that are not those of the final text.
-        width = min(sequences.shape[1], self.ids.shape[1])
-        differing = (self.ids[:, :width] != sequences[:, :width]).any(0).nonzero().flatten().tolist()
         last = sequences.shape[1] - 1
-        self._go_back(min(self.covered, self.settled, last, *differing[:1]))
+        self._go_back(min(self.covered, min(lengths) - 1))
         self.ids = sequences.clone()
         if not self.has_prompt:
             self._prefill()
@@ -115,23 +111,39 @@ class UniversalModel(CachedModel):
 
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
         first, outputs, is_prompt = self.last
-        layers = outputs[name]
-        if is_prompt:  # all its columns, as in plain `generate`
-            return tuple(layer[row : row + 1] for layer in layers)
-        i = column - first
-        if name.endswith("hidden_states"):
-            return tuple(layer[row : row + 1, i : i + 1] for layer in layers)
-        queries = tuple(layer[row : row + 1, :, i : i + 1] for layer in layers)
-        if name == "cross_attentions":
+        layers, i = outputs[name], column - first
+        columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
+        if name.endswith(
+            "hidden_states"
+        ):  # `(batch, columns, hidden)`, Gemma 3n's with several states a token in front
+            return tuple(layer[..., row : row + 1, columns, :] for layer in layers)
+        queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
+        if is_prompt or name == "cross_attentions":
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        windows = [getattr(layer, "sliding_window", None) for layer in _attention_layers(self.rewinder.cache)]
-        later = layers[0].shape[2] - 1 - i if layers else 0
+        later, image_layers = layers[0].shape[2] - 1 - i if layers else 0, self.image_layers
         return tuple(
-            query[..., max(0, end - min(column + 1, window or column + 1)) : end]
-            for query, window in zip(queries, windows, strict=False)
+            query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            for query, (layer, window) in zip(queries, self._attending(), strict=True)
             for end in [query.shape[3] - later]
         )
+
+    @property
+    def image_layers(self) -> list[int]:
+        """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
+        return getattr(self.model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
+
+    def _attending(self) -> list[tuple[int, int | None]]:
+        """The layers that attend, with their windows; one that reads the keys of another of its type has that one's."""
+        cache = self.rewinder.cache
+        layers = getattr(cache, "self_attention_cache", cache).layers
+        types = getattr(self.model.config.get_text_config(decoder=True), "layer_types", None) or range(len(layers))
+        windows = {
+            kind: getattr(layer, "sliding_window", None)
+            for kind, layer in zip(types, layers, strict=False)
+            if isinstance(layer, CacheLayerMixin) and layer.is_initialized
+        }
+        return [(index, windows[kind]) for index, kind in enumerate(types) if kind in windows]
 
     def _read(self, batch: Batch) -> None:
         """The rows' own tokens; those that are done keep what they had."""
@@ -139,7 +151,6 @@ class UniversalModel(CachedModel):
         if self.ids.shape[1] < width:
             self.ids = functional.pad(self.ids, (0, width - self.ids.shape[1]))
         self.ids[self.rows, :width] = batch.tokens
-        self.lengths = batch.host_lengths
 
     def _go_back(self, column: int) -> None:
         """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""
@@ -147,9 +158,9 @@ class UniversalModel(CachedModel):
             return
         covered = self.rewinder.take_back(self.covered, column)
         if covered is None:
-            ids, rows, settled = self.ids, self.rows, self.settled
+            ids, rows = self.ids, self.rows
             self._begin()
-            self.ids, self.rows, self.settled = ids, rows, settled
+            self.ids, self.rows = ids, rows
         else:
             self.covered, self.kwargs[self.cache_name] = covered, self.rewinder.cache
 
@@ -173,7 +184,8 @@ class UniversalModel(CachedModel):
         self.cache_name = next(
             (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
         )
-        self.has_prompt, self.rewinder = True, rewinder(self.kwargs.get(self.cache_name), self.covered)
+        self.has_prompt = True
+        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, self.image_layers)
         return outputs.logits[:, -1:]
 
     def _feed(self, end: int, num_logits: int) -> Tensor:
@@ -236,7 +248,3 @@ class TextModel(UniversalModel):
     def select(self, indices: list[int]) -> None:
         if not self.is_waiting:
             super().select(indices)
-
-
-def _attention_layers(cache) -> list:
-    return getattr(getattr(cache, "self_attention_cache", cache), "layers", [])

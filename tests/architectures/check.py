@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -19,7 +20,7 @@ from hf_speculative import assembly
 from hf_speculative.models import choose_for
 
 from .configs import tiny_config
-from .inputs import prompts
+from .inputs import prompts, words
 from .recipes import RECIPES
 
 PACKAGE = str(Path(hs.__file__).parent)
@@ -147,19 +148,19 @@ def examine(mapping: str, model_type: str) -> Result:
 
 
 def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: int) -> None:
-    """Batches of 3 and of 1, and what became of them, into `result`."""
+    """Batches of several kinds, and what became of them, into `result`; text alone is one more to compare."""
     model = build(mapping, model_type, seed, spreads)
     notes: list[str] = []
-    for batch_size in (3, 1):
-        inputs = prompts(mapping, model, batch_size, seed)
-        if mapping in ("image-text", "speech") and not any(value.is_floating_point() for value in inputs.values()):
+    for kind, batch_size, inputs in batches(mapping, model, seed):
+        if kind == "one row" and mapping in ("image-text", "speech") and not has_media(inputs):
             notes = ["compared on text alone"]
         try:
             expected = plain(model, inputs)
         except Exception as error:
-            if batch_size == 1:
+            if kind == "one row":
                 raise
-            notes.append(f"plain `generate` takes one row only: {named(error)}")
+            if kind == "rows":
+                notes.append(f"plain `generate` takes one row only: {named(error)}")
             continue
         check_not_degenerate(expected, num_prompt_tokens(model, expected))
         for noise in NOISES:
@@ -170,6 +171,8 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
                 if not is_refusal(error):
                     raise Raised(f"{named(error)} [{where(error)}]") from error
                 check_refused_before_any_forward(model, draft, inputs)
+                if kind == "text":
+                    break
                 result.outcome, result.message, result.notes = "refused", str(error), notes
                 return
             try:
@@ -178,7 +181,23 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
                 raise Wrong(f"{wrong}{without_padding(model, inputs, found)}") from None
             if 0 < result.acceptance < 1:
                 break
-    result.outcome, result.message, result.notes = path, "", notes
+        if kind == "one row":
+            result.outcome, result.message, result.notes = path, "", notes
+
+
+def batches(mapping: str, model, seed: int) -> Iterator[tuple[str, int, dict]]:
+    """Kinds of batches with their sizes: unequal rows, rows that stay as long as each other throughout, one row, and text
+    without the image that a model may be given."""
+    several, one = (prompts(mapping, model, size, seed) for size in (3, 1))
+    yield "rows", 3, several
+    yield "equal rows", 2, {name: torch.cat([value, value]) for name, value in one.items()}
+    yield "one row", 1, one
+    if mapping == "image-text" and has_media(one) and "input_ids" in one:
+        yield "text", 3, words(model, 3, seed)
+
+
+def has_media(inputs: dict) -> bool:
+    return any(value.is_floating_point() for value in inputs.values())
 
 
 GREEDY = {

@@ -53,8 +53,7 @@ AFTER = {
 def prompts(mapping: str, model, batch_size: int, seed: int = 0) -> dict:
     """What `generate` takes; the first row is the longest."""
     generator, config = torch.Generator().manual_seed(seed), model.config
-    kind, side = config.model_type, "right" if config.is_encoder_decoder else "left"
-    words = text(batch_size, generator, side)
+    kind, given = config.model_type, text(batch_size, generator, padding_side(model))
     if mapping == "image-text":
         media, token = image_inputs(model, batch_size, generator), first_of(config, IMAGE_NAMES)
         function = "get_video_features" if kind == "instructblipvideo" else "get_image_features"
@@ -62,13 +61,22 @@ def prompts(mapping: str, model, batch_size: int, seed: int = 0) -> dict:
         media, token = audio_inputs(model, batch_size, generator), first_of(config, AUDIO_NAMES)
         function = "get_audio_features"
     else:
-        return words
+        return given
     if config.is_encoder_decoder and (mapping == "speech" or kind in NO_TEXT):
         return media
     token = LAST_TEXT if kind in MASKED else token
     count = COUNTS[kind](config) if kind in COUNTS else num_features(model, function, media, batch_size)
-    inputs = placeholders(model, words, token, count) | media
+    inputs = placeholders(model, given, token, count) | media
     return inputs | AFTER[kind](inputs, token) if kind in AFTER else inputs
+
+
+def words(model, batch_size: int, seed: int = 0) -> dict:
+    """The text alone."""
+    return text(batch_size, torch.Generator().manual_seed(seed), padding_side(model))
+
+
+def padding_side(model) -> str:
+    return "right" if model.config.is_encoder_decoder else "left"
 
 
 def text(batch_size: int, generator, padding_side: str, width: int = WIDTH) -> dict:

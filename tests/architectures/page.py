@@ -31,9 +31,9 @@ INTRO = """# Supported models
 
 Every model type that transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings list was built
 tiny and random ({built}), and greedy speculative decoding was compared with plain `generate`, token by token. In float32;
-a batch of three rows of unequal length and a batch of one; {new_tokens} new tokens, attention windows of 8; the draft is a
-noisy copy of the target; an image or a recording in each row where the mapping is one of images or speech. This page is
-written by
+batches of three rows of unequal length, of two rows that stay equally long, and of one row; {new_tokens} new tokens,
+attention windows of 8; the draft is a noisy copy of the target; an image or a recording in each row where the mapping is one of
+images or speech, and text alone as well where it is one of images. This page is written by
 
 ```sh
 python -m tests.architectures --jobs 2

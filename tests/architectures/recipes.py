@@ -4,6 +4,8 @@
 """
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+#: the last layers read the keys and values of earlier ones
+SHARED_KEYS = {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 2}
 
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 SMALL_VISION = {
@@ -86,6 +88,9 @@ RECIPES: dict[str, dict] = {
         }
     },
     "emu3_vqgan": {"config": {"base_channels": 64, "codebook_size": 8, "channel_multiplier": [1, 1], "embed_dim": 4}},
+    "gemma3n_text": {"config": SHARED_KEYS | {"intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4}},
+    "gemma4_text": {"config": SHARED_KEYS},
+    "gemma4_unified_text": {"config": SHARED_KEYS},
     "gemma4": {"config": {"vision_config": {"model_type": "gemma4_vision", **SMALL_VISION}}},
     "gemma4_unified": {
         "config": {

@@ -41,6 +41,11 @@ def generate(*args, model, **kwargs):
 def _draft_of(model, draft: str) -> str:
     """The name or folder of the default draft."""
     if not draft.startswith("."):
+        if os.path.exists(draft):
+            raise ValueError(
+                f"the default draft is {draft} on the Hub, and in the working directory lies something of that name, which "
+                "would be loaded in its place: pass `draft_model=`, or call this from another directory."
+            )
         return draft
     folder = model.name_or_path
     if not os.path.isdir(folder):

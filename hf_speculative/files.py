@@ -1,0 +1,69 @@
+"""Files that are written for a user: only regular ones, each whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
+ERRORS = "backslashreplace"
+
+
+def check_output(option: str, path: str | Path, makes_folders: bool = False) -> None:
+    """Whether a file can be where `option` wants it, before anything else is done.
+
+    Args:
+        makes_folders: the folder it lies in is made where it is missing.
+
+    Raises:
+        ValueError: a folder, a device or a pipe, which writing would replace, or a file in a folder that is not there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{option} {path} is no regular file, and no other is written to: name another.")
+    if not path.parent.is_dir() and not (makes_folders and not path.parent.exists()):
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}.")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Whether files can be written into a folder, which is made where it is missing.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{option} {folder} is no folder: name one, or a new one.")
+
+
+def write(path: str | Path, content: str | bytes) -> None:
+    """The whole file in one step: a kill, or a full disk, leaves the old one. A link stays one.
+
+    Raises:
+        ValueError: there can be no file of that name.
+        OSError: naming the file.
+    """
+    check_output("the file", path)
+    place = Path(os.path.realpath(path))
+    beside = place.with_name(place.name + ".new")
+    with named(path, "the file is left as it was"):
+        try:
+            beside.write_bytes(content.encode(errors=ERRORS) if isinstance(content, str) else content)
+            if place.exists():
+                shutil.copymode(place, beside)
+            os.replace(beside, place)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def named(path: str | Path, kept: str) -> Iterator[None]:
+    """An error of the system, such as a full disk, says which file it is about, and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {kept}", str(path)) from error

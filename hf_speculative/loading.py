@@ -1,0 +1,66 @@
+"""Models given by name: which class loads them, and whether their files fill it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+)
+
+#: keywords of `from_pretrained` that say how files come here, whatever the repository
+LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
+#: and those that are about one repository: its version, and whether its code may run
+OF_REPOSITORY = ("revision", "trust_remote_code")
+#: so many keys of each kind are named in an error
+MAX_NAMED = 4
+
+
+def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
+    """The model that a Hub repository or a folder holds, in eval mode.
+
+    Args:
+        **kwargs: as in transformers' `from_pretrained`.
+
+    Raises:
+        ValueError: its files do not fill its class, so that it would run with newly initialised weights, or without some of
+            its own.
+    """
+    places = (*LOADING, *OF_REPOSITORY, "subfolder")
+    auto_class = auto_class_for(name, **{key: kwargs[key] for key in places if key in kwargs})
+    model, info = auto_class.from_pretrained(name, output_loading_info=True, **kwargs)
+    # A mismatched key comes with both of its shapes.
+    mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    kinds = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
+    misfits = [f"{kind}: {_listed(sorted(keys))}" for kind, keys in kinds.items() if keys]
+    if misfits:
+        raise ValueError(
+            f"{name} does not hold the weights of a {type(model).__name__}, which its config names ({'; '.join(misfits)}): it "
+            "would compute something else than what was trained. Give another model; if this is meant, load it by "
+            "transformers and save it anew, or pass the loaded model."
+        )
+    return model.eval()
+
+
+def _listed(keys: list[str]) -> str:
+    more = len(keys) - MAX_NAMED
+    return ", ".join(keys[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def auto_class_for(name: str | Path, **kwargs):
+    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others.
+
+    Args:
+        **kwargs: where its files come from, as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
+    """
+    config = AutoConfig.from_pretrained(name, **kwargs)
+    classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
+    if config.is_encoder_decoder:  # some have a decoder-only class as well
+        del classes[0]
+    return next((kind for kind in classes if type(config) in kind._model_mapping), AutoModel)

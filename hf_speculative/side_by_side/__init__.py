@@ -1,0 +1,1 @@
+"""Text with a draft and without, side by side: the command `hf-speculative generate`."""

@@ -1,0 +1,177 @@
+"""What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
+
+import queue
+import threading
+from collections import deque
+from types import GeneratorType, SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_symptoms import NEW, Collect, ours, plain
+from transformers import LogitsProcessor, StoppingCriteria
+
+import hf_speculative as hs
+
+#: where a stop button may keep its state: how it is made, pressed, and read
+STATES = {
+    "number": (lambda: 0, None, bool),
+    "dict": (lambda: {"stop": 0}, lambda held: held.update(stop=1), lambda held: held["stop"]),
+    "list": (lambda: [], lambda held: held.append(1), bool),
+    "tuple": (lambda: ([0],), lambda held: held[0].append(1), lambda held: len(held[0]) > 1),
+    "set": (set, lambda held: held.add(1), bool),
+    "deque": (lambda: deque([0]), lambda held: held.append(1), lambda held: len(held) > 1),
+    "tensor": (lambda: torch.zeros(1), lambda held: held.add_(1), bool),
+    "array": (lambda: np.zeros(1), lambda held: held.fill(1), bool),
+    "object": (lambda: SimpleNamespace(stop=0), lambda held: setattr(held, "stop", 1), lambda held: held.stop),
+}
+
+
+class Button(StoppingCriteria):
+    """A stop button, pressed from outside, which also counts by row: it ends a row at its third `token`."""
+
+    def __init__(self, kind, token, batch_size):
+        self.token, (make, self.on_press, self.is_pressed) = token, STATES[kind]
+        self.num_presses = 0
+        self.held, self.counts, self.also = make(), [0] * batch_size, {"counts": torch.zeros(batch_size)}
+
+    def press(self):
+        self.num_presses += 1
+        if self.on_press is None:
+            self.held = 1
+        else:
+            self.on_press(self.held)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        hits = input_ids[:, -1] == self.token
+        self.counts = [n + int(hit) for n, hit in zip(self.counts, hits, strict=True)]
+        self.also["counts"] += hits
+        assert self.also["counts"].tolist() == self.counts
+        return (self.also["counts"] >= 3) | bool(self.num_presses and self.is_pressed(self.held))
+
+
+class Presses(Collect):
+    def __init__(self, button, at):
+        super().__init__()
+        self.button, self.at = button, at
+
+    def put(self, value):
+        super().put(value)
+        if len(self.pieces) == self.at:
+            self.button.press()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", STATES)
+def test_a_stop_button(target, draft, kind, batch_size):
+    """Wherever it keeps its state it ends all rows, and none of them loses its own count."""
+    inputs = tiny.prompts(batch_size)
+    token = plain(target, inputs)[-1, 7:].mode().values.item()
+    settings = {"draft_model": draft, "num_draft_tokens": 1}
+    for at, eos in ((4, 60), (99, 60)):
+        pressed, other = Button(kind, token, batch_size), Button(kind, token, batch_size)
+        streamer = Presses(pressed, at)
+        found = ours(target, inputs, stopping_criteria=[pressed], streamer=streamer, eos_token_id=eos, **settings)
+        expected = plain(target, inputs, stopping_criteria=[other], streamer=Presses(other, at), eos_token_id=eos)
+        width = min(found.shape[1], expected.shape[1])
+        assert found[:, :width].tolist() == expected[:, :width].tolist()
+        assert abs(found.shape[1] - expected.shape[1]) <= (at == 4), "a round may bring a token more"
+        assert pressed.counts[0] == pressed.also["counts"][0] == (found[0, 7:] == token).sum()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_what_the_users_objects_saw(target, draft, batch_size):
+    """Lists that the user holds are filled, with what the first row saw."""
+
+    seen, asked = [], []
+
+    class Notes(LogitsProcessor):
+        def __init__(self):
+            self.seen = {"widths": seen}
+
+        def __call__(self, input_ids, scores):
+            self.seen["widths"].append(input_ids.shape[1])
+            return scores
+
+    class Asked(StoppingCriteria):
+        def __init__(self):
+            self.asked = asked
+
+        def __call__(self, input_ids, scores, **kwargs):
+            self.asked.append(input_ids.shape[1])
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    inputs = tiny.prompts(batch_size)
+    found = ours(target, inputs, draft_model=draft, logits_processor=[Notes()], stopping_criteria=[Asked()])
+    assert found.tolist() == plain(target, inputs).tolist()
+    assert seen == list(range(7, 7 + NEW)) and asked == list(range(8, 8 + NEW))
+
+
+class Banned(LogitsProcessor):
+    """What is banned is changed from outside; holds things that have to be shared, however deep."""
+
+    def __init__(self, model):
+        self.banned, self.calls, self.itself = [], 0, self
+        self.held = {"models": [model], "weights": [next(model.parameters())], "lock": [threading.Lock()]}
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        with self.held["lock"][0]:
+            return scores.index_fill(1, torch.tensor(self.banned, dtype=torch.long), -torch.inf)
+
+    def press(self):
+        self.banned.append(self.token)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_processor_that_is_changed_from_outside(target, draft, batch_size, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "__deepcopy__", lambda *args: pytest.fail("copied"), raising=False)
+    inputs = tiny.prompts(batch_size)
+    processor = Banned(target)
+    processor.token = plain(target, inputs)[0, 7:].mode().values.item()
+    streamer = Presses(processor, 3)
+    found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=streamer)
+    assert processor.token not in found[:, 7 + 7 :] and processor.calls == NEW
+    without = ours(target, inputs, draft_model=draft, logits_processor=[Banned(target)])
+    assert without.tolist() == plain(target, inputs).tolist()
+
+
+class Uncopyable(LogitsProcessor):
+    """Puts out what it sees, to a consumer that reads it."""
+
+    def __init__(self, channel):
+        self.channel = channel
+
+    def __call__(self, input_ids, scores):
+        next(self.channel) if isinstance(self.channel, GeneratorType) else self.channel.put(input_ids.shape[1])
+        return scores
+
+
+CHANNELS = {"queue": queue.Queue, "simple queue": queue.SimpleQueue, "generator": lambda: (n for n in range(NEW))}
+
+
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_a_processor_that_cannot_be_copied(target, draft, kind):
+    """Nothing is drafted ahead of it, and it is called as in plain generate; a row of a batch would need a copy."""
+    inputs, channel = tiny.prompts(1), CHANNELS[kind]()
+    with pytest.warns(
+        UserWarning, match=r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
+    ):
+        found = ours(target, inputs, draft_model=draft, logits_processor=[Uncopyable(channel)])
+    assert found.tolist() == plain(target, inputs).tolist()
+    if kind != "generator":
+        assert [channel.get() for _ in range(channel.qsize())] == list(range(7, 7 + NEW))
+    else:
+        assert next(channel, None) is None
+    part = Uncopyable(CHANNELS[kind]())
+    for settings in ({"logits_processor": [part]}, {"stopping_criteria": [part]}):
+        name = next(iter(settings))
+        with (
+            tiny.CountForwards(target) as forwards,
+            pytest.raises(TypeError, match=rf"`{name}`: Uncopyable .*`clone\(\)`"),
+        ):
+            ours(target, tiny.prompts(3), draft_model=draft, **settings)
+        assert not forwards.lengths
+    with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
+        hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
