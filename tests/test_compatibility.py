@@ -46,7 +46,7 @@ def test_what_does_not_work_says_why():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "comparison"), [("llama", "_deviation_from_one_forward"), ("bloom", "_deviation_from_steps")]
+    ("model_type", "comparison"), [("llama", "_deviation_of_ragged"), ("bloom", "_deviation_from_steps")]
 )
 def test_wrong_logits_are_found(model_type, comparison, monkeypatch):
     """Compared also where the tests cover the type."""
