@@ -1,9 +1,11 @@
-"""What rounds cost on this machine: measured once for a pair of models, before the first round, then kept.
+"""What rounds cost on this machine: measured in a bounded time before a call's first round, and kept for later calls.
 
-Wall time differs from run to run, and draft lengths that followed it would too: a seed would give other tokens each time. So
-the costs of a pair are frozen in memory with the first call that asks for them. They are those of whole rounds of the loop
-itself, on parts of their own and the last words of the call's prompts, with chance of their own: nothing that the call will
-use is touched. No draft token is kept, so that each round of the measurement is like the next.
+Measuring takes no longer than a few plain steps, nor than a small share of what the call is going to take. So a round of it is
+begun only where it is expected to fit, the most telling first. What was not reached is assumed, and later calls go on from
+there until times agree; within a call the costs do not change.
+
+What is timed are whole rounds of the loop itself, on parts of their own and the last token of each prompt, with chance of their
+own: nothing that the call will use is touched. No draft token is kept, so that each round is like the next.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from .agreement import Alone, ranks_of
+from .agreement import ranks_of
 from .assembly import default_rule, make_sampler, target_and_drafter
 from .configuration import Options
 from .lookahead import Costs
@@ -28,18 +30,18 @@ from .pairing import max_positions_of
 from .processing import CONTEXT_FREE, Processors
 from .sampling import Sampler
 from .stopping import Stopping
+from .timings import LENGTHS, Budget, Timings
 from .types import Batch, Draft, Drafter, NoDistribution, Rule, Schedule, Verdict
 
-#: draft lengths that are timed; what lies between them and beyond is interpolated
-LENGTHS = (0, 1, 2, 4, 8)
-#: all are timed until the two best times of each are as close as this, which on a quiet machine takes two repeats
-MAX_REPEATS, CLOSE = 6, 1.1
-#: tokens of the prompts that are read, and columns that the measurement may need beyond them
-PROMPT_WIDTH, MAX_COLUMNS = 16, 2 + (1 + MAX_REPEATS) * len(LENGTHS) + max(LENGTHS)
-#: verifying a draft token beside a plain step, where nothing can be measured
+#: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
+MAX_STEPS, MAX_SHARE = 8, 0.1
+#: columns that it may need beyond the prompt's: a token a round, those included that compile and read, and a draft at the end
+MAX_COLUMNS = 2 + len(LENGTHS) + MAX_STEPS + max(LENGTHS)
+#: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
-_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Costs]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, dict[int, Timings]]]]
+_known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
 
 
@@ -69,16 +71,19 @@ class Probe:
         self.processors = LogitsProcessorList(p for p in processors if type(p) in CONTEXT_FREE)
 
     def __call__(self) -> Costs:
-        start, config = time.perf_counter(), self.options.config
+        config = self.options.config
         # Drafters of a user's are known by their class: a new object in each call shall not be measured each time.
         source = self.options.draft_model or (type(config.drafter) if config.drafter is not None else self.model)
         with _lock:
-            known = _known.setdefault(self.model, WeakKeyDictionary()).setdefault(source, {})
-            kind = self._kind()
-            if kind not in known:
-                known[kind] = self._measured()
-                self.seconds = time.perf_counter() - start
-            return known[kind]
+            kinds, kind = _known.setdefault(self.model, WeakKeyDictionary()).setdefault(source, {}), self._kind()
+            if kind not in kinds:
+                kinds[kind] = {len(self.batch.rows): Timings(self._assumed_per_token())}
+            known = kinds[kind]
+            # Ranks that wait for each other's forwards would measure each other's work.
+            if not (self.options.synced_gpus or is_sharded(self.model) or is_sharded(self.options.draft_model)):
+                self._measure(known)
+            measured = {num_rows: timings.best() for num_rows, timings in known.items() if timings.are_measured}
+            return Costs(measured or {num_rows: timings.best() for num_rows, timings in known.items()})
 
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
@@ -88,110 +93,115 @@ class Probe:
         place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
         return (*drafts, options.config.vocabulary_mapping, *law, *self.inputs.others, *place)
 
-    def _measured(self) -> Costs:
-        # Ranks that wait for each other's forwards would measure each other's work.
-        if self.options.synced_gpus or is_sharded(self.model) or is_sharded(self.options.draft_model):
-            return self._assumed()
-        num_rows, device = len(self.batch.rows), self.model.device
+    def _assumed_per_token(self) -> float:
+        """By the number of weights alone, which is what small batches are bound by."""
+        draft = self.options.draft_model
+        if draft is not None:
+            share = num_parameters(draft) / num_parameters(self.model)
+        elif num_layers := self.options.early_exit or int(bool(self.options.use_mtp)):
+            share = num_layers / self.model.config.get_text_config(decoder=True).num_hidden_layers
+        else:
+            share = 0.0
+        return share + ASSUMED_VERIFICATION
+
+    def _measure(self, known: dict[int, Timings]) -> None:
+        """Lengthens `known`, by batch size: the call's and, as rows that are done leave, one row."""
+        num_steps = min(MAX_STEPS, MAX_SHARE * (self.batch.max_length - self.batch.prompt_width))
+        if all(timings.wanted(num_steps - 1) is None for timings in known.values()):
+            return  # beside the step that the prompt takes there is time for nothing, or all is known
+        device, start = self.model.device, time.perf_counter()
+        budget = Budget(num_steps, ranks_of(self.options, self.model))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                rounds = {num_rows: self._time(num_rows)}
-                if num_rows > 1 and not self.keeps_rows_together:
-                    rounds[1] = self._time(1)  # rows that are done leave: a batch ends with one
+                for num_rows in sorted(known, key=lambda size: known[size].are_measured):
+                    if known[num_rows].wanted(budget.left(known[len(self.batch.rows)].plain_step) - 1) is not None:
+                        self._time(num_rows, known, budget)
         except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
-            return self._assumed()
-        return Costs(rounds)
+            for timings in known.values():
+                timings.can_grow = False  # nor in a later call
+        self.seconds = time.perf_counter() - start
 
-    def _time(self, num_rows: int) -> dict[int, float]:
-        """Seconds of rounds of `num_rows` rows, by draft length."""
-        ranks = ranks_of(self.options, self.model)
-        target, drafter = target_and_drafter(self.options, self.model, self.inputs, self.inputs_tensor)
+    def _time(self, num_rows: int, known: dict[int, Timings], budget: Budget) -> None:
+        """Times rounds of `num_rows` rows, as long as the budget lasts."""
+        options, ranks = self.options, budget.ranks
+        target, drafter = target_and_drafter(options, self.model, self.inputs, self.inputs_tensor)
         drafter = ranks.drafter(drafter)
         drafter.follow(target)
-        self.keeps_rows_together = target.keeps_rows_together or drafter.keeps_rows_together
-        batch = self._scratch(num_rows)
+        # Parts that keep their rows together were prepared for these very prompts: they read them whole, which may take long.
+        is_whole = target.keeps_rows_together or drafter.keeps_rows_together
+        if not is_whole:
+            known.setdefault(1, Timings(self._assumed_per_token()))
+        elif known[num_rows].wanted(budget.num_steps - self._steps_to_read()) is None:
+            return
+        batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
         generator = torch.Generator(batch.tokens.device).manual_seed(0)
-        config = replace(self.options.config, generator=generator)
+        config = replace(options.config, generator=generator)
         processors = Processors(self.processors, num_rows)
         sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
         drafter.begin(batch, sampler)
-        warm_up = bool(config.compile or config.cuda_graphs)
         rule = ranks.rule(default_rule(sampler, drafter))
-        return time_rounds(batch, target, drafter, rule, ranks.sampler(sampler), warm_up, ranks)
+        rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
+        if options.config.compile or options.config.cuda_graphs:
+            rounds.compile()
+        elif is_whole:  # by the target, and by the draft
+            rounds.seconds_of_next(0)
+            rounds.seconds_of_next(1)
+        # Where the prompt is a token that nobody has read, this is a plain step as well.
+        known[num_rows].samples[0].append(rounds.seconds_of_next(0))
+        for _ in range(MAX_STEPS):
+            length = known[num_rows].wanted(budget.left(known[len(self.batch.rows)].plain_step))
+            if length is None:
+                break
+            known[num_rows].samples[length].append(rounds.seconds_of_next(length))
+        rounds.close()
 
-    def _scratch(self, num_rows: int) -> Batch:
-        """The last words of the prompts; all of them where the parts were prepared for these very prompts."""
-        models = [model for model in (self.model, self.options.draft_model) if model is not None]
-        limit = min(limit for model in models if (limit := max_positions_of(model) or 2**30))
+    def _steps_to_read(self) -> float:
+        """Plain steps that target and draft are assumed to take for the whole prompt."""
         width = self.batch.prompt_width
-        kept = width if self.keeps_rows_together else min(PROMPT_WIDTH, width, max(1, limit - MAX_COLUMNS))
-        if kept + MAX_COLUMNS > limit:
+        if not self.model.config.is_encoder_decoder and self.inputs_tensor is not None:
+            width = max(width, self.inputs_tensor.shape[1])  # embeddings, perhaps
+        return 2 + self._assumed_per_token() + 2 * ASSUMED_VERIFICATION * width
+
+    def _scratch(self, num_rows: int, kept: int) -> Batch:
+        """The last `kept` columns of the prompts."""
+        models = [model for model in (self.model, self.options.draft_model) if model is not None]
+        if kept + MAX_COLUMNS > min(limit for model in models if (limit := max_positions_of(model) or 2**30)):
             raise _NoRoom
-        tokens = self.batch.tokens[:num_rows, width - kept : width]
-        padding = [max(0, pad - (width - kept)) for pad in self.batch.host_padding[:num_rows]]
+        left_out = self.batch.prompt_width - kept
+        tokens = self.batch.tokens[:num_rows, left_out : self.batch.prompt_width]
+        padding = [max(0, pad - left_out) for pad in self.batch.host_padding[:num_rows]]
         history = [row[-kept:] for row in self.batch.history[:num_rows]]
         return Batch(tokens, padding, kept + MAX_COLUMNS, history)
-
-    def _assumed(self) -> Costs:
-        """By the number of weights alone, which is what small batches are bound by."""
-        draft, size = self.options.draft_model, num_parameters(self.model)
-        share = 0.0 if draft is None or draft is self.model else num_parameters(draft) / size
-        return Costs({1: {0: 1.0, 1: 1 + share + ASSUMED_VERIFICATION}})
 
 
 class _NoRoom(Exception):
     """The models' context is too short to measure in."""
 
 
-def time_rounds(
-    batch: Batch,
-    target: CachedModel,
-    drafter: Drafter,
-    rule: Rule,
-    sampler: Sampler,
-    warm_up: bool = False,
-    ranks: Alone | None = None,
-) -> dict[int, float]:
-    """Seconds of a round by the number of tokens drafted, the best of some repeats: the loop itself is run on `batch`.
+class TimedRounds:
+    """The loop itself, run on `batch` a round at a time, on the time of `budget`."""
 
-    `warm_up`: each kind of round is run once before; the first one compiles, say. `ranks`: those who run the model.
-    """
-    script = _Script()
-    stopping = Stopping([], len(batch.rows))
-    rounds = speculate(batch, target, _Filled(drafter), _KeepNothing(rule), script, sampler, stopping)
-    on_gpu = batch.tokens.device.type == "cuda"
+    def __init__(
+        self, batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule, sampler: Sampler, budget: Budget
+    ):
+        self.script, self.budget, self.device = _Script(), budget, batch.tokens.device
+        stopping = Stopping([], len(batch.rows))
+        self.rounds = speculate(batch, target, _Filled(drafter), _KeepNothing(rule), self.script, sampler, stopping)
+        self.close = self.rounds.close
+        budget.lap()
 
-    def seconds_of_next(num_tokens: int) -> float:
-        script.num_tokens = num_tokens
-        start = time.perf_counter()
-        next(rounds)
-        if on_gpu:
-            torch.cuda.synchronize(batch.tokens.device)
-        seconds = time.perf_counter() - start
-        return ranks.number(seconds) if ranks is not None else seconds  # clocks differ, and all have to repeat alike
+    def seconds_of_next(self, num_tokens: int, is_spent: bool = True) -> float:
+        """What a round takes that drafts `num_tokens` a row."""
+        self.script.num_tokens = num_tokens
+        next(self.rounds)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.budget.lap(is_spent)
 
-    seconds_of_next(0)  # the prompt, read by the target
-    seconds_of_next(1)  # and by the draft
-    if warm_up:
-        for n in LENGTHS:
-            seconds_of_next(n)
-    samples: dict[int, list[float]] = {n: [] for n in LENGTHS}
-    for repeat in range(MAX_REPEATS):
-        for n in LENGTHS:
-            samples[n].append(seconds_of_next(n))
-            if min(samples[n]) > (n + 1) * min(samples[0]):
-                break  # not even a draft accepted whole would pay
-        if repeat and all(_is_settled(times) for times in samples.values()):
-            break
-    rounds.close()
-    # Drafting more cannot take less: what says so is noise.
-    best = {n: min(times) for n, times in samples.items() if times}
-    return {n: min(seconds for wider, seconds in best.items() if wider >= n) for n in best}
-
-
-def _is_settled(times: list[float]) -> bool:
-    fastest, *others = sorted(times) or [0.0, 0.0]
-    return bool(others) and others[0] <= CLOSE * fastest
+    def compile(self) -> None:
+        """Each kind of round once: whoever asks for compiled passes asks for that time, now or in the call."""
+        for n in (0, *LENGTHS):
+            self.seconds_of_next(n, is_spent=False)
 
 
 class _Script(Schedule):

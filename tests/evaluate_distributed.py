@@ -18,6 +18,9 @@ WORLD_SIZE = 2
 
 def evaluate(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
+    # They meet in a file: a port that is free now may be taken when they come to use it.
+    meeting = f"file://{folder / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)
     target = tiny.llama()
     trainer = SpeculativeTrainer(
         target,

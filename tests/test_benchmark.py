@@ -19,6 +19,7 @@ from hf_speculative import benchmark
 from hf_speculative.benchmark import measure, methods, page, passes, plots, random_weights, screen, shapes
 from hf_speculative.benchmark.results import CellResult, MethodResult, Report, Sample
 from hf_speculative.cli import app
+from hf_speculative.statistics import STAGES, Statistics, publish
 
 TINY = shapes.SHAPES["tiny"]
 OTHERS = {
@@ -497,3 +498,10 @@ def test_nothing_is_timed_but_decoding(pair, monkeypatch):
     long, short = (measure.Call(pair, benchmark.Cell(context=8), methods.PLAIN, n, seed=0) for n in (16, 4))
     sample = long.less(short)
     assert (sample.seconds, sample.call_seconds, sample.num_tokens, sample.num_rounds) == (1.5, 3.0, 12, 12)
+
+
+def test_measuring_costs_is_not_timed(pair, monkeypatch):
+    monkeypatch.setattr(measure, "timed", lambda function, device: (function(), 5.0)[1])
+    seconds = dict.fromkeys(STAGES, 0.0) | {"probe": 2.0}
+    own = benchmark.Method("own", lambda *args: publish(Statistics(seconds=seconds)), "says what it measured")
+    assert measure.Call(pair, benchmark.Cell(context=8), own, 16, seed=0).seconds == 3.0

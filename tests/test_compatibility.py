@@ -23,7 +23,7 @@ def test_the_path_and_its_proof(model_type, path):
     answer = hs.check(model, tiny.noisy_copy(model))
     assert answer and answer.target.path == answer.draft.path == path
     assert (answer.target.why is None) == (path == "ragged")
-    assert 0 < answer.target.deviation < 1e-3, "compared, also where the tests cover the type"
+    assert answer.target.deviation < 1e-3
 
 
 def test_encoder_decoder_and_whisper():
@@ -45,9 +45,13 @@ def test_what_does_not_work_says_why():
     assert not answer and "`draft_model`: MambaForCausalLM" in answer.reason and "use another draft" in answer.reason
 
 
-def test_wrong_logits_are_found(monkeypatch):
-    model = build("causal", "bloom")
-    monkeypatch.setattr(probe, "_deviation_from_steps", lambda *args: 0.3)
+@pytest.mark.parametrize(
+    ("model_type", "comparison"), [("llama", "_deviation_of_ragged"), ("bloom", "_deviation_from_steps")]
+)
+def test_wrong_logits_are_found(model_type, comparison, monkeypatch):
+    """Compared also where the tests cover the type."""
+    model = build("causal", model_type)
+    monkeypatch.setattr(probe, comparison, lambda *args: 0.3)
     answer = hs.check(model)
     assert not answer and "other logits" in answer.reason and answer.target.deviation == 0.3
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -21,12 +20,9 @@ from hf_speculative.models import ranks
 def test_two_ranks(tmp_path):
     """All checks in one pair of processes, which takes seconds to start, and in one test, which runs in one worker."""
     processes = []
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     for rank in range(2):
-        command = [sys.executable, two_ranks.__file__, str(rank), port, str(tmp_path)]
+        command = [sys.executable, two_ranks.__file__, str(rank), str(tmp_path)]
         with (tmp_path / f"{rank}.log").open("w") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     try:

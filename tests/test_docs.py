@@ -20,6 +20,10 @@ TRAINING = "train_embedded_pair.py"
 RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py")
 
 
+#: seconds after which a page or an example hangs
+TIMEOUT = 300
+
+
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
@@ -98,6 +102,8 @@ def forked(folder: Path, arguments: list[str], run) -> str:
             "ignore", DeprecationWarning
         )  # from Python 3.12 on, about forking beside pytest's own threads
         process.start()
+    process.join(TIMEOUT)
+    process.kill()
     process.join()
     assert process.exitcode == 0, out.read_text()
     return out.read_text()
@@ -109,6 +115,7 @@ def run_python(arguments: list[str], folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
+        timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

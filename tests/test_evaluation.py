@@ -381,7 +381,8 @@ def test_rouge_and_pass_at_1(monkeypatch):
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
     row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 3\n"}
     texts = ["    return x + 1\n\ndef g(): syntax error", "    return x\n", "    while True: pass\n"]
-    assert scores.pass_at_1(timeout=1)(texts, [row] * 3) == {"pass@1": 1 / 3}
+    assert scores.pass_at_1()(texts[:2], [row] * 2) == {"pass@1": 1 / 2}
+    assert scores.pass_at_1(timeout=1)(texts[2:], [row]) == {"pass@1": 0}
 
 
 @pytest.mark.parametrize(

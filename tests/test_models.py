@@ -105,12 +105,6 @@ def test_the_probe_compares_with_what_plain_generate_feeds():
         assert found.tolist() == model.generate(**settings).tolist()
 
 
-def test_half_precision_runs(target, draft):
-    model, small = tiny.llama().to(torch.bfloat16), tiny.noisy_copy(tiny.llama()).to(torch.bfloat16)
-    out = hs.generate(model, **tiny.prompts(3), draft_model=small, max_new_tokens=10, do_sample=False, pad_token_id=0)
-    assert out.shape == (3, 17)
-
-
 def test_dropout_of_a_model_in_training_mode_does_not_reach_the_draft(target):
     model = tiny.build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     draft = tiny.noisy_copy(model, noise=0).train()

@@ -1,6 +1,9 @@
 """Where weights lie and in what form: offloaded, quantised, of another dtype, on another device."""
 
 import copy
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -13,11 +16,16 @@ import hf_speculative as hs
 NEW = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
 
-def quantised(model):
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+@pytest.fixture
+def torchao(monkeypatch):
+    """From a folder of its own, unless it is installed: wherever transformers finds it, it says much on stderr."""
+    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "torchao"))
+    return importlib.import_module("torchao.quantization")
 
+
+def quantised(model, torchao):
     model = copy.deepcopy(model)
-    quantize_(model, Int8WeightOnlyConfig())
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
     assert type(model.get_output_embeddings().weight) is not torch.nn.Parameter
     return model
 
@@ -30,10 +38,10 @@ def kind(request):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_quantised_weights(kind):
+def test_quantised_weights(kind, torchao):
     """Each with its own plain decoding: int8 weights on either side."""
     model, inputs = kind
-    small, draft = quantised(model), tiny.noisy_copy(model, 0.05)
+    small, draft = quantised(model, torchao), tiny.noisy_copy(model, 0.05)
     assert hs.generate(small, **inputs, **NEW, draft_model=draft).tolist() == small.generate(**inputs, **NEW).tolist()
     with hs.record() as stats:
         found = hs.generate(model, **inputs, **NEW, draft_model=small)
@@ -46,6 +54,17 @@ def test_a_draft_of_another_dtype(kind):
     with hs.record() as stats:
         found = hs.generate(model, **inputs, **NEW, draft_model=draft)
     assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_target_in_half_precision(kind, dtype):
+    model, inputs = kind
+    model = copy.deepcopy(model).to(dtype)
+    with hs.record() as stats:
+        found = hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model, 0.15), num_draft_tokens=4)
+    length = {"max_new_tokens": NEW["max_new_tokens"], "pad_token_id": 0}
+    assert tiny.num_equal_tokens(model, inputs, found, **length) > 20, "rows are compared for a while"
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])

@@ -2,11 +2,14 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import tiny
+import torch
 
 import hf_speculative as hs
+from hf_speculative import statistics
 from hf_speculative.statistics import RowStatistics, Statistics, Stopwatch
 from hf_speculative.types import Round
 
@@ -89,27 +92,39 @@ def test_nothing_drafted_is_nan_and_null_in_json():
     assert json.loads(json.dumps(Statistics().to_dict()))["draft_acceptance_rate"] is None
 
 
-def test_time_is_split_by_stage(target, draft):
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands still unless it is moved: the seconds are its only entry."""
+    seconds = [0.0]
+    monkeypatch.setattr(statistics, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    return seconds
+
+
+def test_time_is_split_by_stage(target, draft, clock):
+    def takes(seconds):
+        return lambda *args: clock.__setitem__(0, clock[0] + seconds)
+
+    hooks = [model.register_forward_pre_hook(takes(seconds)) for model, seconds in ((target, 5.0), (draft, 1.0))]
     with hs.record() as stats:
         hs.generate(target, **tiny.prompts(2), draft_model=draft, max_new_tokens=20, pad_token_id=0)
-    assert set(stats.seconds) == {"draft", "verify", "accept", "rest", "probe"} and stats.seconds.pop("probe") == 0
-    assert all(seconds > 0 for seconds in stats.seconds.values())
-    assert stats.seconds["draft"] > stats.seconds["accept"]
+    for hook in hooks:
+        hook.remove()
+    passes = {"verify": 5.0 * stats.num_target_forwards, "draft": 1.0 * stats.num_draft_forwards}
+    assert stats.seconds == passes | {"accept": 0, "rest": 0, "probe": 0} and passes["draft"] > 0
 
 
-def test_the_stopwatch_changes_no_part():
+def test_the_stopwatch_changes_no_part(clock):
     class Part:
         level = 3
 
         def work(self, value):
+            clock[0] += 2.0
             return value + self.level
-
-    import torch
 
     stopwatch, part = Stopwatch(torch.device("cpu")), Part()
     watched = stopwatch.watch("draft", part, "work")
     assert watched.work(1) == 4 and watched.level == 3 and vars(part) == {}
-    assert stopwatch.seconds()["draft"] > 0
+    assert stopwatch.seconds()["draft"] == 2.0
 
 
 def test_statistics_come_back_from_json(target, draft):

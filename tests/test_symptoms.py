@@ -533,16 +533,12 @@ def test_learned_positions_where_every_row_is_padded():
 
 def test_num_return_sequences_beyond_the_drafts_context(target):
     short = tiny.build("gpt2", n_positions=8)
-    out = hs.generate(
-        target,
-        **tiny.prompts(1, width=12),
-        draft_model=short,
-        do_sample=True,
-        num_return_sequences=2,
-        max_new_tokens=4,
-        pad_token_id=0,
-    )
-    assert out.shape == (2, 16)
+    settings = tiny.prompts(1, width=12) | {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 4}
+    settings["pad_token_id"] = 0
+    set_seed(0)
+    expected = target.generate(**settings)
+    set_seed(0)
+    assert hs.generate(target, **settings, draft_model=short, reproducible=True).tolist() == expected.tolist()
 
 
 def test_statistics_from_a_thread(target, draft):

@@ -18,6 +18,9 @@ COMMON = {
 SMALL = COMMON | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
 GATED = SMALL | {"intermediate_size": 64, "num_key_value_heads": 2}
 
+#: what logits in half precision may differ by, in their standard deviations
+ROUNDING = 0.05
+
 #: one config per attention layout: rotary, learned, partial and ALiBi-free; grouped queries; sliding windows; experts
 ARCHITECTURES = {
     "llama": GATED,
@@ -97,6 +100,23 @@ def unpadded(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tenso
     keep = inputs["attention_mask"][row].bool()
     ids = inputs["input_ids"][row, keep][None]
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def num_equal_tokens(model, inputs: dict[str, torch.Tensor], found: torch.Tensor, **settings) -> int:
+    """How many tokens of `found` are those of plain greedy decoding in half precision.
+
+    Rows may part only where plain decoding's two best logits lie as close as rounding; what comes after is another text.
+    """
+    plain = model.generate(**inputs, **settings, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    logits = torch.stack(plain.logits, 1).float()
+    lead = logits.topk(2).values.diff(dim=-1)[..., 0].abs() / logits.std()
+    assert found.shape == plain.sequences.shape
+    num_equal = 0
+    for row, same in enumerate((found == plain.sequences)[:, -logits.shape[1] :].tolist()):
+        length = (*same, False).index(False)
+        assert all(same) or lead[row, length] < ROUNDING, f"row {row}, token {length}: {lead[row, length]:.3f} ahead"
+        num_equal += length
+    return num_equal
 
 
 class CountForwards:
