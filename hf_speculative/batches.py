@@ -19,11 +19,12 @@ from . import checks
 from .configuration import SpeculativeConfig
 from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
-from .generation import Attached, plain_generate_of, prepare, with_stop_strings
+from .generation import attached_to, plain_generate_of
 from .lookahead import Constant
 from .memory import clone
 from .models import device_of, modes_of_a_call
 from .options import with_settings
+from .preparation import prepare, with_stop_strings
 from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .statistics import RowStatistics, Statistics
 from .turnstile import refuse_in_step, turnstile
@@ -119,11 +120,8 @@ class _Run:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.pad = kwargs["pad_token_id"]
         own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
-        kwargs, attached = with_settings(model, kwargs, own), vars(model).get("generate")
-        self.plain_generate, draft, config = plain_generate_of(model), None, None
-        if isinstance(attached, Attached):
-            draft, config = attached.draft_model, attached.config
-        options = prepare(model, kwargs, draft, config)
+        kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
+        options = prepare(model, kwargs, *attached_to(model))
         if options is None:
             options = prepare(model, kwargs | {"speculative_config": NO_DRAFT}, None, None)
         assert options is not None

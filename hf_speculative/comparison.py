@@ -12,9 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from . import theory
 from .benchmark.passes import timed
-from .decoding import SpeculativeDecoding
-from .generation import generate, plain_generate_of, prepare, with_stop_strings
-from .models import modes_of_a_call
+from .generation import generate_rounds
+from .output import Rows
 from .pieces import Pieces
 from .speedup import Speedup, Work, quartiles
 from .statistics import RowStatistics, Statistics, record
@@ -103,13 +102,10 @@ class Runner:
     def stream(self, prompt: str) -> Iterator[tuple[str, bool]]:
         """Speculative decoding of one prompt: the text as it comes, each piece with whether the draft had guessed it."""
         inputs = self._inputs([prompt])
-        options = prepare(self.target, inputs | self._both_kwargs() | self._draft_kwargs(), None, None)
-        assert options is not None  # a draft is given
         pieces = Pieces(self.tokenizer.decode, before=inputs["input_ids"][0].tolist())
         set_seed(self.seed)
-        plain_generate = plain_generate_of(self.target)
-        kwargs = with_stop_strings(self.target, options) | {"custom_generate": SpeculativeDecoding(options).rounds}
-        with modes_of_a_call(self.target, self.draft), closing(plain_generate(**kwargs)) as rounds:
+        kwargs = inputs | self._both_kwargs() | self._draft_kwargs()
+        with closing(generate_rounds(self.target, **kwargs)) as rounds:
             for round, _ in rounds:
                 for index, token in enumerate(round.tokens[0]):
                     is_last = round.done[0] and index == len(round.tokens[0]) - 1
@@ -138,8 +134,7 @@ class Runner:
             plain, speculative = self._plain(inputs), self._speculative(inputs)
         expected = [self._until_end(row) for row in plain.result[:, width:].tolist()]
         statistics, num_steps = speculative.statistics, plain.result.shape[1] - width
-        ids = speculative.result.sequences[:, width:].tolist()
-        new = [row[: counts.num_new_tokens] for row, counts in zip(ids, statistics.rows, strict=True)]
+        new, survival = speculative.result.new_tokens, speculative.result.survival
         comparison.pairs.append(
             (
                 Work(sum(map(len, new)), speculative.seconds, statistics.num_rounds),
@@ -151,7 +146,8 @@ class Runner:
         if not again:
             comparison.num_prompts += len(prompts)
             comparison.num_identical += sum(ours == theirs for ours, theirs in zip(new, expected, strict=True))
-        prompt_ids, from_draft = inputs["input_ids"].tolist(), speculative.result.from_draft.tolist()
+        prompt_ids = inputs["input_ids"].tolist()
+        from_draft = [[chance == chance for chance in row] for row in survival]
         return [self._row(*row) for row in zip(prompt_ids, new, expected, from_draft, statistics.rows, strict=True)]
 
     def _row(
@@ -177,8 +173,13 @@ class Runner:
         return self._timed(lambda: self.target.generate(**inputs, **self._both_kwargs()))
 
     def _speculative(self, inputs: dict[str, Tensor]) -> _Timed:
-        kwargs = self._both_kwargs() | self._draft_kwargs() | {"return_dict_in_generate": True}
-        return self._timed(lambda: generate(self.target, **inputs, **kwargs))
+        def decode() -> Rows:
+            rows = Rows(len(inputs["input_ids"]))
+            for round, _ in generate_rounds(self.target, **inputs, **self._both_kwargs(), **self._draft_kwargs()):
+                rows.follow(round)
+            return rows
+
+        return self._timed(decode)
 
     def _timed(self, call: Callable[[], Any]) -> _Timed:
         set_seed(self.seed)
@@ -197,7 +198,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class _Timed:
-    """What one `generate` call returned, how long it took, and what it counted if it was speculative."""
+    """What one call gave, how long it took, and what it counted if it was speculative."""
 
     result: Any
     seconds: float

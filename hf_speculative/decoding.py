@@ -159,7 +159,7 @@ class SpeculativeDecoding:
         if not as_dict:
             return sequences
         result = self._as_dict(model, inputs, output, stored)
-        result.survival, result.statistics = output.survival(), statistics
+        result.survival, result.statistics = output.survival_matrix(), statistics
         result.from_draft = ~result.survival.isnan()
         return result
 

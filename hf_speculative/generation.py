@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import SimpleNamespace
+from collections.abc import Generator
+from contextlib import closing
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 from transformers import (
     GenerationMixin,
     PreTrainedModel,
-    StoppingCriteriaList,
-    StopStringCriteria,
 )
 
-from . import checks, input_checks, self_drafting
-from .configuration import Options, SpeculativeConfig
+from . import checks, self_drafting
+from .configuration import SpeculativeConfig
 from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .loading import load_model
-from .models import device_of, modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES, check_names, plain_kwargs, read_options, with_settings
-from .pairing import check_pair, check_tokenizers
-from .turnstile import check_synced, refuse_in_step
+from .models import modes_of_a_call, pool
+from .options import CONFIGURED_SOURCES
+from .preparation import checked, load_draft
+from .statistics import Statistics
+from .types import Round
 
 
 def generate(
@@ -82,81 +79,33 @@ def plain_generate_of(model):
 
 def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
     """One call: plain if nothing asks for speculation, else through transformers' hook."""
-    input_checks.check_ids(kwargs)
-    options = prepare(model, kwargs, attached_draft, attached_config)
+    options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
     if options is None:
-        return plain_generate(**plain_kwargs(model, kwargs))
-    input_checks.check_inputs(options, checks.unwrap(model, "model"))
-    kwargs = _healed(model, plain_generate, with_stop_strings(model, options), options)
+        return plain_generate(**kwargs)
     with modes_of_a_call(model, options.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
 
-def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
-    """One call's options, checked; `None` if nothing asks for speculation."""
-    target = checks.unwrap(model, "model")
-    check_names(target, kwargs)
-    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
-    options = read_options(model, kwargs, draft, config, load_draft)
+def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
+    """`generate` with a draft, a round at a time as it is asked for, with the counts so far.
+
+    For who streams, counts or times: nothing is put together at the end but the tokens, which are the generator's result, no
+    cache above all. Closing it early leaves both models usable.
+
+    Raises:
+        ValueError, TypeError: as `generate`; nothing asks for a draft.
+    """
+    model = checks.unwrap(model, "model")
+    plain_generate = plain_generate_of(model)
+    options, kwargs = checked(model, plain_generate, generate_kwargs, *attached_to(model))
     if options is None:
-        return None
-    checks.check_options(options)
-    check_tokenizers(options)
-    checks.check_model(target, "model")
-    check_synced(options, target)
-    options = self_drafting.prepare(target, options)
-    check_pair(options, target)
-    return options
-
-
-def with_stop_strings(model, options: Options) -> dict[str, Any]:
-    """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
-    kwargs = dict(options.generate_kwargs)
-    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
-    configured = [config.stop_strings for config in levels if config is not None and config.stop_strings is not None]
-    stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
-    if stop_strings is None:
-        return kwargs
-    if options.config.tokenizer is None:
-        raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
-    if configured:
-        kwargs = with_settings(model, kwargs, {"stop_strings": None})
-    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
-    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
-    return kwargs
-
-
-def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
-    """`token_healing` needs the tokenizer as well: the last token of each row's prompt is chosen anew, by plain decoding."""
-    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
-    settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
-    if not next((value for value in settings if value is not None), False):
-        return kwargs
-    refuse_in_step(
-        options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
-    )
-    input_checks.check_healing(model, kwargs, options.config.tokenizer)
-    name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
-    healed = GenerationMixin.heal_tokens(
-        SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
-    )
-    input_checks.check_healed(healed, kwargs[name])
-    mask = kwargs.get("attention_mask")
-    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
-    return with_settings(model, kwargs | prompt, {"token_healing": False})
-
-
-_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
-
-
-def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
-    """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
-    if not isinstance(draft_model, str):
-        return checks.unwrap(draft_model, "draft_model")
-    drafts = _loaded.setdefault(target, {})
-    if draft_model not in drafts:
-        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
-    return drafts[draft_model]
+        raise ValueError("nothing asks for a draft: give `draft_model=` or `prompt_lookup_num_tokens=`.")
+    decode = SpeculativeDecoding(options).rounds
+    with (
+        modes_of_a_call(model, options.draft_model),
+        closing(plain_generate(**kwargs, custom_generate=decode)) as rounds,
+    ):
+        return (yield from rounds)
 
 
 def _bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +131,12 @@ class SpeculativeGenerationMixin:
         if kwargs.get("custom_generate") is not None:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
         return _generate(self, super().generate, _bind(super().generate, args, kwargs))  # type: ignore[misc]
+
+
+def attached_to(model) -> tuple[PreTrainedModel | None, SpeculativeConfig | None]:
+    """The draft and the settings that `attach` gave a model, if it did."""
+    attached = vars(model).get("generate")
+    return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
 
 
 class Attached:

@@ -26,7 +26,25 @@ def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str,
     return tuple(name for option, group in names.items() if getattr(config, option) for name in group)
 
 
-class Output:
+class Rows:
+    """The rows of one call, gathered from its rounds.
+
+    Attributes:
+        new_tokens: of each row.
+        survival: for each of them `Verdict.survival`, nan for the target's own.
+    """
+
+    def __init__(self, num_rows: int):
+        self.new_tokens: list[list[int]] = [[] for _ in range(num_rows)]
+        self.survival: list[list[float]] = [[] for _ in range(num_rows)]
+
+    def follow(self, round: Round) -> None:
+        for row, tokens, survival in zip(round.rows, round.tokens, round.survival_of_tokens, strict=True):
+            self.new_tokens[row] += tokens
+            self.survival[row] += survival
+
+
+class Output(Rows):
     """Collects the rounds of one call.
 
     Args:
@@ -41,8 +59,7 @@ class Output:
         self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
         as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]
-        self.new_tokens: list[list[int]] = [[] for _ in range(batch_size)]
-        self.survival_of: list[list[float]] = [[] for _ in range(batch_size)]
+        super().__init__(batch_size)
         self.running = set(range(batch_size))
         self.num_streamed = 0
         self.kept: dict[str, list[list[Tensor]]] = {
@@ -59,16 +76,13 @@ class Output:
             newest = self.input_ids.shape[1] + len(self.new_tokens[row]) - 1  # the column the first of them came from
             for name, rows in self.kept_layers.items():
                 rows[row] += [self.target.step_output(name, row, newest + i) for i in range(len(round.tokens[b]))]
-            self.new_tokens[row] += round.tokens[b]
-            num_from_draft = round.num_from_draft[b]
-            num_own = len(round.tokens[b]) - num_from_draft
-            self.survival_of[row] += round.survival[b][:num_from_draft] + [math.nan] * num_own
             for name, rows in self.kept.items():
                 # Copied, so that one row does not keep the whole round's tensor.
                 steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
                 rows[row] += steps.unbind(0)
             if round.done[b]:
                 self.running.discard(row)
+        super().follow(round)
         if self.streamer is not None:
             self._stream()
 
@@ -84,10 +98,10 @@ class Output:
         """Columns of each row up to its own end, the prompt's included."""
         return [self.input_ids.shape[1] + len(tokens) for tokens in self.new_tokens]
 
-    def survival(self) -> Tensor:
+    def survival_matrix(self) -> Tensor:
         """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
         longest = self._longest()
-        rows = [row + [math.nan] * (longest - len(row)) for row in self.survival_of]
+        rows = [row + [math.nan] * (longest - len(row)) for row in self.survival]
         return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
 
     def steps(self, name: str) -> tuple[Tensor, ...] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import nan
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,6 +106,12 @@ class Round:
         tokens plus rounds is the number of new tokens, always.
         """
         return [len(tokens) - 1 for tokens in self.tokens]
+
+    @property
+    def survival_of_tokens(self) -> list[list[float]]:
+        """`survival` of each new token, nan for the target's own."""
+        rows = zip(self.tokens, self.num_from_draft, self.survival, strict=True)
+        return [chances[:num] + [nan] * (len(tokens) - num) for tokens, num, chances in rows]
 
     @property
     def is_cut(self) -> list[bool]:

@@ -21,10 +21,11 @@ from transformers import (
 )
 
 from ..configuration import SpeculativeConfig, first_given
-from ..generation import Attached, generate
+from ..generation import Attached, generate, generate_rounds
 from ..memory import clone
 from ..models import device_of
 from ..options import DEFAULT_MAX_DRAFT_TOKENS
+from ..output import Rows
 from ..pieces import Pieces
 from ..prompts import padded
 from .drafts import NamedDraft
@@ -66,22 +67,25 @@ class Decoder:
         ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
         if setting.is_plain and ends.criteria:
             kwargs |= {"stopping_criteria": StoppingCriteriaList([ends]), "stop_strings": None}
+        decoded = Rows(len(indices))
         with self._seeded(batch):
             start = time.perf_counter()
-            output: Any = generate(self.target, **inputs, **kwargs)
+            if setting.is_plain:
+                sequences: Any = generate(self.target, **inputs, **kwargs)
+            else:
+                for round, counts in generate_rounds(self.target, **inputs, **kwargs):  # noqa: B007, the last counts are whole
+                    decoded.follow(round)
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)
             seconds = time.perf_counter() - start
-        width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        new = output.sequences[:, width:].tolist()
         if setting.is_plain:
+            width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+            new = sequences[:, width:].tolist()
             lengths = [ends.by_row.get(row, math.inf) - width for row in range(len(new))]
             return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, lengths, prompts)))
-        counts, survival = output.statistics, output.survival.tolist()
         rows = []
-        for index, ids, chances, of_row in zip(indices, new, survival, counts.rows, strict=True):
-            ids = ids[: of_row.num_new_tokens]
-            known = [None if chance != chance else round(chance, 4) for chance in chances[: len(ids)]]
+        for index, ids, chances, of_row in zip(indices, decoded.new_tokens, decoded.survival, counts.rows, strict=True):
+            known = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in chances]
             rows.append(Row(index, ids, self._text(ids), None, self._pieces(ids), known, of_row))
         return Call(setting.name, batch, seconds, rows, counts)
 
@@ -111,7 +115,7 @@ class Decoder:
         draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}
         if setting.draft is not None:
             draft = self.drafts[setting.draft].generate_kwargs | self._length_of(setting)
-        return {**self._own_kwargs(), **draft, **setting.generate_kwargs, "return_dict_in_generate": True}
+        return {**self._own_kwargs(), **draft, **setting.generate_kwargs}
 
     def _length_of(self, setting: Setting) -> dict[str, Any]:
         """What the setting's name says, also where a config or what is attached would say something else."""

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import checks
-from ..generation import Attached, load_draft
+from ..generation import Attached
 from ..pairing import tokenizer_of_draft
+from ..preparation import load_draft
 
 
 @dataclass(frozen=True)

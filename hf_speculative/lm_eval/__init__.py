@@ -22,11 +22,12 @@ except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
 from ..checks import unwrap
-from ..generation import Attached, generate, prepare
+from ..generation import Attached, generate
 from ..loading import auto_class_for, load_model
 from ..models import device_of
 from ..options import DRAFTING_OPTIONS
 from ..pairing import tokenizer_of_draft
+from ..preparation import prepare
 from ..statistics import Statistics, record
 
 #: a child of lm-eval's, whose verbosity the user sets

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from .. import checks
 from ..configuration import SpeculativeConfig, first_given
-from ..generation import prepare
+from ..preparation import prepare
 from .measuring import Measured, measure
 from .prompts import completions_of, prompts_of
 
