@@ -15,8 +15,8 @@ from typing import Annotated
 import ray
 import typer
 
-from hf_speculative.batch_inference import SpeculativePredictor
 from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.integrations.ray_data import SpeculativePredictor
 
 COUNTS = ("num_new_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 

@@ -1,6 +1,6 @@
 """The command `hf-speculative`, also as `python -m hf_speculative`."""
 
-from .interrupts import ends_at_once
+from .command.interrupts import ends_at_once
 
 
 def main() -> None:

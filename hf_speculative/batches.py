@@ -15,19 +15,24 @@ from typing import Any
 
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from . import checks
-from .configuration import SpeculativeConfig
-from .decoding import CannotRefill, SpeculativeDecoding
+from .call import checks
+from .call.configuration import SpeculativeConfig
+from .call.decoding import CannotRefill, SpeculativeDecoding
+from .call.options import with_settings
+from .call.preparation import prepare, with_stop_strings
+from .call.prompts import (
+    check_prompts,
+    padded,
+    prompt_ids,
+    settings_of_rows,
+)
+from .call.statistics import RowStatistics, Statistics
+from .distributed.synced_gpus import refuse_in_step, turnstile
 from .drafting import Nothing
 from .generation import attached_to, plain_generate_of
-from .lookahead import Constant
-from .memory import clone
 from .models import device_of, modes_of_a_call
-from .options import with_settings
-from .preparation import prepare, with_stop_strings
-from .prompts import check_prompts, padded, prompt_ids, settings_of_rows
-from .statistics import RowStatistics, Statistics
-from .turnstile import refuse_in_step, turnstile
+from .sampling.memory import clone
+from .schedules import Constant
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare

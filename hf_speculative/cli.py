@@ -12,13 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
-from .arguments import DTYPES, check_dtype, help_of, load_pair
 from .benchmark.cli import bench
+from .command.arguments import (
+    DTYPES,
+    check_dtype,
+    help_of,
+    load_pair,
+)
+from .command.interrupts import ends_at_once
+from .command.side_by_side.cli import generate
+from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
-from .interrupts import ends_at_once
-from .side_by_side.cli import generate
-from .terminal import clean_exits, quiet_transformers
 
 if TYPE_CHECKING:
     from .compatibility import Compatibility
@@ -77,7 +82,7 @@ def check(
     check_dtype(dtype)
     with ends_at_once(), Console(stderr=True).status("loading both models and comparing logits"):
         from . import compatibility
-        from .pairing import tokenizer_of_draft
+        from .call.draft_models import tokenizer_of_draft
 
         quiet_transformers()
         target, draft, tokenizer = load_pair(model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"))

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from . import checks
+from .call import checks
+from .call.draft_models import check_one_vocabulary
+from .call.self_drafting import check_draft_model, tied_drafter
 from .models import (
     Inputs,
     choose,
@@ -20,10 +22,8 @@ from .models import (
     universal_deviation,
     why_eager,
 )
-from .pairing import check_one_vocabulary
-from .self_drafting import check_draft_model, tied_drafter
+from .tokenizers.vocabulary import VocabularyMatch, compare_vocabularies
 from .types import Batch
-from .vocabulary import VocabularyMatch, compare_vocabularies
 
 
 @dataclass(frozen=True)

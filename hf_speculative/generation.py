@@ -18,13 +18,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from . import checks, self_drafting
-from .configuration import SpeculativeConfig
-from .decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .call import checks, self_drafting
+from .call.configuration import SpeculativeConfig
+from .call.decoding import GenerateSpeculativeOutput, SpeculativeDecoding
+from .call.options import CONFIGURED_SOURCES
+from .call.preparation import checked, load_draft
+from .call.statistics import Statistics
 from .models import modes_of_a_call, pool
-from .options import CONFIGURED_SOURCES
-from .preparation import checked, load_draft
-from .statistics import Statistics
 from .types import Round
 
 

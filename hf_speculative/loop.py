@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from .models import CachedModel
-from .sampling import Sampler
-from .stopping import Stopping
-from .types import Batch, Draft, Drafter, Round, Rule, Schedule
+from .sampling.samplers import Sampler
+from .sampling.stopping import Stopping
+from .types import (
+    Batch,
+    Draft,
+    Drafter,
+    Round,
+    Rule,
+    Schedule,
+)
 
 
 def speculate(

@@ -17,9 +17,9 @@ from torch.nn import functional
 from .batch import Batch
 
 if TYPE_CHECKING:
-    from .lookahead import Costs
     from .models import CachedModel
-    from .sampling import Sampler
+    from .sampling.samplers import Sampler
+    from .schedules import Costs
 
 
 class NoDistribution(RuntimeError):

@@ -5,8 +5,8 @@ import tiny
 import torch
 import transformers
 
-from hf_speculative import costs
-from hf_speculative.lookahead import Costs
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.schedules import Costs
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ray
 
-from hf_speculative.batch_inference import SpeculativePredictor
+from hf_speculative.integrations.ray_data import SpeculativePredictor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import ray_batch_inference

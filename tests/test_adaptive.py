@@ -14,9 +14,16 @@ from branching import Laws, branches, distance, plain_law
 from transformers import GenerationConfig
 
 from hf_speculative import Draft, SpeculativeConfig, theory
-from hf_speculative.assembly import make_schedule
-from hf_speculative.lookahead import Adaptive, ConfidenceStop, Constant, Costs, Heuristic, Together
-from hf_speculative.options import read_options
+from hf_speculative.call.options import read_options
+from hf_speculative.call.parts import make_schedule
+from hf_speculative.schedules import (
+    Adaptive,
+    ConfidenceStop,
+    Constant,
+    Costs,
+    Heuristic,
+    Together,
+)
 from hf_speculative.verification import BlockVerification, TokenVerification
 
 #: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any

@@ -17,8 +17,8 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
-from hf_speculative.lookahead import Constant
-from hf_speculative.options import check_names
+from hf_speculative.call.options import check_names
+from hf_speculative.schedules import Constant
 from hf_speculative.verification import BlockVerification
 
 

@@ -22,9 +22,10 @@ from transformers import (
 )
 
 import hf_speculative as hs
-from hf_speculative import costs, timings
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import timings
 from hf_speculative.drafting import PromptLookup
-from hf_speculative.lookahead import Adaptive, Constant, Costs
+from hf_speculative.schedules import Adaptive, Constant, Costs
 
 pytestmark = pytest.mark.measures
 SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))

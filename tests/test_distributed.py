@@ -14,7 +14,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 import hf_speculative as hs
 from hf_speculative import models
-from hf_speculative.models import ranks
+from hf_speculative.models import sharding as ranks
 
 
 def test_two_ranks(tmp_path):

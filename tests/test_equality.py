@@ -9,7 +9,7 @@ from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling, set_see
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.lookahead import ConfidenceStop, Constant, Heuristic
+from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 
 NEW = 24
 
@@ -166,7 +166,7 @@ def test_reproducible_sampling_equals_plain_sampling(target, draft, unrelated):
 
 def test_reproducible_sampling_redraws_noise_rather_than_keep_it(target, draft, unrelated, monkeypatch):
     """Rows that drift apart need noise of many steps: with room for one step only, the output is the same."""
-    from hf_speculative import assembly
+    from hf_speculative.call import parts as assembly
 
     class Forgetful(assembly.Coupled):
         def __init__(self, *args):

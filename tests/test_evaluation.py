@@ -27,14 +27,20 @@ from transformers import (
 )
 
 import hf_speculative as hs
+from hf_speculative.call.statistics import RowStatistics, Statistics
 from hf_speculative.embedded import FOLDER
 from hf_speculative.evaluation import decoder, scores
-from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.evaluation.journal import (
+    BadRow,
+    Call,
+    Difference,
+    Journal,
+    Row,
+)
 from hf_speculative.evaluation.plan import Plan
 from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader
 from hf_speculative.evaluation.settings import Setting, with_baselines
-from hf_speculative.statistics import RowStatistics, Statistics
 from hf_speculative.verification import RULES
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]

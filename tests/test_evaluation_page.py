@@ -11,11 +11,24 @@ import browser
 import pytest
 from rich.console import Console
 
-from hf_speculative import pages, plotting
-from hf_speculative.evaluation import Evaluation, page, plots, screen, texts, wording
-from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
+from hf_speculative.call.statistics import RowStatistics, Statistics
+from hf_speculative.evaluation import (
+    Evaluation,
+    page,
+    plots,
+    screen,
+    texts,
+    wording,
+)
+from hf_speculative.evaluation.journal import (
+    BadRow,
+    Call,
+    Difference,
+    Journal,
+    Row,
+)
 from hf_speculative.evaluation.settings import Setting, with_baselines
-from hf_speculative.statistics import RowStatistics, Statistics
+from hf_speculative.reports import pages, plotting
 
 HOSTILE = [
     "</script><script>window.hacked = 1</script><img src='http://example.invalid/a.png' onerror='window.hacked = 1'>",

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative import files
 from hf_speculative.cli import app
 from hf_speculative.evaluation import decoder
 from hf_speculative.evaluation.journal import Recorder
 from hf_speculative.hub.export import export_generate
+from hf_speculative.reports import files
 
 ROWS = ["import os\n", "def main():\n", "class A:\n"]
 

@@ -112,7 +112,7 @@ def test_a_call_overrides_what_is_attached(attached, draft, unrelated):
 
 
 def test_the_call_overrides_an_attached_schedule(draft):
-    from hf_speculative.lookahead import Constant
+    from hf_speculative.schedules import Constant
 
     model = hs.attach(tiny.llama(), draft, hs.SpeculativeConfig(schedule=Constant(1)))
     for kwargs, longest in (({}, 1), ({"num_draft_tokens": 6}, 6)):

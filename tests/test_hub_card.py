@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from hf_speculative.environment import environment
 from hf_speculative.evaluation.journal import Journal
 from hf_speculative.hub import card as card_module
 from hf_speculative.hub.figures import choose_draft, data_set_name
 from hf_speculative.hub.pairing_file import FILE_NAME
 from hf_speculative.hub.vllm import export_vllm, validate
-from hf_speculative.pages import visible
+from hf_speculative.reports.environment import environment
+from hf_speculative.reports.pages import visible
 
 PROMPTS = ("import os\n", "def main():\n")
 

@@ -17,7 +17,7 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative.models import Inputs, inputs_for_draft
-from hf_speculative.models.rewind import copy_of
+from hf_speculative.models.rollback import copy_of
 
 # Mllama's own, in older transformers
 pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")

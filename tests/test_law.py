@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.lookahead import ConfidenceStop, Constant, Heuristic
+from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 
 VOCAB, NEW, SAMPLES = 7, 5, 16_640

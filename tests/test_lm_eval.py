@@ -20,9 +20,9 @@ from lm_eval.models.huggingface import HFLM, stop_sequences_criteria
 from lm_eval.tasks import TaskManager
 
 import hf_speculative as hs
-from hf_speculative import processing
 from hf_speculative.embedded import FOLDER
-from hf_speculative.lm_eval import EachRow, SpeculativeLM
+from hf_speculative.integrations.lm_eval import EachRow, SpeculativeLM
+from hf_speculative.sampling import logits_processors as processing
 
 ROOT = Path(__file__).parent.parent
 #: strings of one token and of several; the model writes all of them, in the middle of drafts, too
@@ -244,11 +244,11 @@ def test_the_command(tasks, tmp_path, monkeypatch, capsys, caplog):
         "output_path": str(tmp_path / "results"),
     }
     command = [part for name, value in arguments.items() for part in (f"--{name}", value)]
-    monkeypatch.setattr(sys, "argv", ["hf_speculative.lm_eval", *command])
+    monkeypatch.setattr(sys, "argv", ["hf_speculative.integrations.lm_eval", *command])
     monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)  # its handler would outlive this test
     monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
     with caplog.at_level("INFO", "lm_eval"):
-        runpy.run_module("hf_speculative.lm_eval", run_name="__main__")
+        runpy.run_module("hf_speculative.integrations.lm_eval", run_name="__main__")
     assert "|completes|" in capsys.readouterr().out and "of the draft tokens accepted" in caplog.text
     saved = json.loads(next((tmp_path / "results").rglob("results*.json")).read_text())
     assert saved["config"]["speculative_decoding"]["statistics"]["num_draft_tokens"] > 0

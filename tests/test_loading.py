@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from hf_speculative.loading import load_model
+from hf_speculative.models.loading import load_model
 
 
 @pytest.fixture

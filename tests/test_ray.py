@@ -13,8 +13,8 @@ import tongues
 import torch
 
 import hf_speculative as hs
-from hf_speculative import batch_inference
-from hf_speculative.batch_inference import COLUMNS, SpeculativePredictor
+from hf_speculative.integrations import ray_data as batch_inference
+from hf_speculative.integrations.ray_data import COLUMNS, SpeculativePredictor
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = ["import os\n", "def main():\n", "class A:\n", "x = [1, 2,", "return ", "for i in", "import sys\n", "print("]

@@ -8,8 +8,13 @@ import torch
 from branching import Laws, distance, one_hot, plain_law, round_law, sequence_law
 
 from hf_speculative import Draft, Rule, Verdict
-from hf_speculative.sampling import Greedy, Independent
-from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification
+from hf_speculative.sampling.samplers import Greedy, Independent
+from hf_speculative.verification import (
+    RULES,
+    BlockVerification,
+    SampledVerification,
+    TokenVerification,
+)
 from hf_speculative.verification.residual import draw_next_token, is_proposed, probability_of
 
 EXACT = 1e-12

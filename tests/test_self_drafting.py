@@ -12,7 +12,7 @@ from transformers import GenerationConfig, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.checks import check_eager
+from hf_speculative.call.checks import check_eager
 from hf_speculative.models import EarlyExitModel, probe
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch

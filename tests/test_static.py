@@ -17,7 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import RaggedModel, StaticModel, pool, static, why_eager
+from hf_speculative.models import (
+    RaggedModel,
+    StaticModel,
+    pool,
+    static,
+    why_eager,
+)
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -66,8 +72,8 @@ def recorded(monkeypatch):
     capture = Recorded()
     pool._kept.clear()
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
-    monkeypatch.setattr("hf_speculative.assembly.ragged_model", make)
-    monkeypatch.setattr("hf_speculative.pairing.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.call.draft_models.ragged_model", make)
     return capture
 
 

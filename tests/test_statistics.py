@@ -9,8 +9,8 @@ import tiny
 import torch
 
 import hf_speculative as hs
-from hf_speculative import statistics
-from hf_speculative.statistics import RowStatistics, Statistics, Stopwatch
+from hf_speculative.call import statistics
+from hf_speculative.call.statistics import RowStatistics, Statistics, Stopwatch
 from hf_speculative.types import Round
 
 

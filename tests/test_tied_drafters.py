@@ -13,10 +13,17 @@ from transformers import DynamicCache, set_seed
 from transformers.cache_utils import DFlashCache, MtpCache
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig, checks, self_drafting
-from hf_speculative.drafting import TIED_DRAFTERS, DFlash, EarlyExit, Gemma4Assistant, Mtp
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call import checks, self_drafting
+from hf_speculative.drafting import (
+    TIED_DRAFTERS,
+    DFlash,
+    EarlyExit,
+    Gemma4Assistant,
+    Mtp,
+)
 from hf_speculative.drafting.stepwise import Stepwise
-from hf_speculative.lookahead import ConfidenceStop, Constant, Heuristic
+from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 
 SMALL = {"vocab_size": test_law.VOCAB}

@@ -21,7 +21,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import StringMatch, TokenIntersection
 from hf_speculative.models import RaggedModel
-from hf_speculative.translation import Translation
+from hf_speculative.tokenizers.alignment import Translation
 
 TARGET, DRAFT, TOKENIZER = tongues.pair()
 TEXTS = ["def main():\n    ", "import os\nimport sys\n\nclass Foo(", "x = [1, 2,", "def run(self, "]
@@ -456,7 +456,7 @@ def test_lookbehinds_are_honoured():
             seen.append((self.target_lookbehind, self.draft_lookbehind))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.pairing.Translation", Noted)
+        patch.setattr("hf_speculative.call.draft_models.Translation", Noted)
         kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, "strings")
         expected = target.generate(**prompts(tokenizer), do_sample=False, max_new_tokens=16)
         for lookbehinds in ({}, {"target_lookbehind": 3, "assistant_lookbehind": 2}):
@@ -475,7 +475,7 @@ def test_tokenizers_of_one_vocabulary_draft_as_without():
     with hs.record() as without:
         expected = hs.generate(TARGET, **kwargs)
     with hs.record() as stats, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.pairing.Translation", None)
+        patch.setattr("hf_speculative.call.draft_models.Translation", None)
         found = hs.generate(TARGET, **kwargs, tokenizer=TOKENIZER, assistant_tokenizer=longer)
     assert found.tolist() == expected.tolist()
     assert stats.num_accepted_draft_tokens == without.num_accepted_draft_tokens

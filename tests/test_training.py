@@ -22,14 +22,14 @@ from transformers import (
 )
 
 import hf_speculative as hs
-from hf_speculative.models import pool
-from hf_speculative.training import (
+from hf_speculative.integrations.trainer import (
     SpeculativeEvalCallback,
     SpeculativeSeq2SeqTrainer,
     SpeculativeTrainerMixin,
     measuring,
 )
-from hf_speculative.training.prompts import completions_of, prompts_of
+from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
+from hf_speculative.models import pool
 
 NUM_ROWS, BATCH = 20, 8
 CONSTANT = hs.SpeculativeConfig(num_draft_tokens=4)
@@ -396,7 +396,7 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
 
 def test_names_that_are_imported_when_asked_for():
     assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
-    assert vars(hs).pop("training") is hs.training, "without `import hf_speculative.training`, too"
+    assert vars(hs).pop("training") is hs.training, "without `import hf_speculative.integrations.trainer`, too"
 
 
 def test_a_missing_extra_says_how_to_install_it(monkeypatch):

@@ -5,7 +5,7 @@ import random
 import pytest
 import tongues
 
-from hf_speculative.translation import Transcript, Translation
+from hf_speculative.tokenizers.alignment import Transcript, Translation
 
 EMBEDDED = tongues.pair()[2]
 TEXT = (

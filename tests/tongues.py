@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.vocabulary import shared_tokens, vocabulary_of
+from hf_speculative.tokenizers.vocabulary import shared_tokens, vocabulary_of
 
 CORPUS = [
     "def mean(values):\n    return sum(values) / len(values)\n",

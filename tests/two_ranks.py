@@ -34,9 +34,10 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
-from hf_speculative import costs, timings
-from hf_speculative.lookahead import Adaptive, Costs
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import timings
 from hf_speculative.models import probe, why_eager
+from hf_speculative.schedules import Adaptive, Costs
 from hf_speculative.types import Draft, Drafter, Schedule
 
 TIMEOUT = timedelta(seconds=60)

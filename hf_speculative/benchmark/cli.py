@@ -12,10 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from .. import files
-from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
-from ..interrupts import STOPPED, ends_at_once
-from ..terminal import quiet_transformers
+from ..command.arguments import (
+    DTYPES,
+    check_device,
+    check_dtype,
+    check_outputs,
+    naming,
+)
+from ..command.interrupts import STOPPED, ends_at_once
+from ..command.terminal import quiet_transformers
+from ..reports import files
 from .cells import sweep
 from .methods import DEFAULT_METHODS, METHODS
 from .shapes import SHAPES
@@ -95,7 +101,7 @@ def bench(
     Ctrl-C keeps what was measured.
     """
     with ends_at_once():
-        from .. import plotting
+        from ..reports import plotting
         from . import screen
         from .measure import run
 
@@ -139,7 +145,7 @@ def bench(
 
 
 def _write(result: Report, json_file: Path | None, plot: Path | None, report: Path | None, console: Console) -> None:
-    from .. import plotting
+    from ..reports import plotting
     from . import page, plots
 
     if json_file is not None:
@@ -189,8 +195,8 @@ def _pair(
 def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
     from transformers import AutoTokenizer
 
-    from ..loading import load_model
-    from ..pairing import tokenizer_of_draft
+    from ..call.draft_models import tokenizer_of_draft
+    from ..models.loading import load_model
     from .pairs import Pair
 
     with naming("--model", model):

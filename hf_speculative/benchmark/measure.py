@@ -11,13 +11,18 @@ from typing import Any
 
 import torch
 
-from ..environment import environment
-from ..statistics import record
+from ..call.statistics import record
+from ..reports.environment import environment
 from .cells import Cell
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
 from .passes import PassTimer, copy_bandwidth, timed
-from .results import CellResult, MethodResult, Report, Sample
+from .results import (
+    CellResult,
+    MethodResult,
+    Report,
+    Sample,
+)
 
 #: called before each step with what comes next and how many of how many steps are done
 Watch = Callable[[str, int, int], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .. import pages, plotting
+from ..reports import pages, plotting
 from . import plots, wording
 from .results import Report
 

@@ -6,8 +6,15 @@ import io
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..plotting import INK, as_svg, label, new_axes, require, style
+from ..reports import files
+from ..reports.plotting import (
+    INK,
+    as_svg,
+    label,
+    new_axes,
+    require,
+    style,
+)
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..speedup import Speedup, Work, quartiles
-from ..statistics import Statistics, without_nan
+from ..call.statistics import Statistics, without_nan
+from ..reports.speedup import Speedup, Work, quartiles
 from .cells import Cell
 from .pairs import Calibration
 from .passes import Passes

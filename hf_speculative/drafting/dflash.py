@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots, with_folded_attention
-from ..sampling import Sampler
+from ..models import (
+    AttentionLayers,
+    CachedModel,
+    RaggedCache,
+    exchanged,
+    fed_slots,
+    with_folded_attention,
+)
+from ..sampling.samplers import Sampler
 from ..types import Batch
 from .stepwise import Stepwise
 

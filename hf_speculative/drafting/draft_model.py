@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models import CachedModel
-from ..sampling import Sampler
+from ..sampling.samplers import Sampler
 from ..types import Batch, Draft, Schedule
 from .stepwise import Stepwise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..models import CachedModel
-from ..translation import Transcript, Translation
+from ..tokenizers.alignment import Transcript, Translation
 from ..types import Batch
 
 ENDLESS = 2**30

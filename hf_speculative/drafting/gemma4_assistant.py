@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..models import AttentionLayers, CachedModel, exchanged, with_folded_attention
+from ..models import (
+    AttentionLayers,
+    CachedModel,
+    exchanged,
+    with_folded_attention,
+)
 from ..types import Batch
 from .stepwise import Stepwise
 

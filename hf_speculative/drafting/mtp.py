@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..models import AttentionLayers, CachedModel, RaggedCache, exchanged, fed_slots, with_folded_attention
-from ..sampling import Sampler
+from ..models import (
+    AttentionLayers,
+    CachedModel,
+    RaggedCache,
+    exchanged,
+    fed_slots,
+    with_folded_attention,
+)
+from ..sampling.samplers import Sampler
 from ..types import Batch, Draft, Schedule
 from .stepwise import Stepwise
 

@@ -1,7 +1,12 @@
 """No guesses: each round is a step of plain decoding, through the same cache."""
 
-from ..sampling import Sampler
-from ..types import Batch, Draft, Drafter, Schedule
+from ..sampling.samplers import Sampler
+from ..types import (
+    Batch,
+    Draft,
+    Drafter,
+    Schedule,
+)
 
 
 class Nothing(Drafter):

@@ -11,8 +11,13 @@ from collections import defaultdict
 
 import torch
 
-from ..sampling import Sampler
-from ..types import Batch, Draft, Drafter, Schedule
+from ..sampling.samplers import Sampler
+from ..types import (
+    Batch,
+    Draft,
+    Drafter,
+    Schedule,
+)
 
 
 class PromptLookup(Drafter):

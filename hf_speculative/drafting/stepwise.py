@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..sampling import Sampler
-from ..types import Batch, Draft, Drafter, Schedule
+from ..sampling.samplers import Sampler
+from ..types import (
+    Batch,
+    Draft,
+    Drafter,
+    Schedule,
+)
 
 
 class Stepwise(Drafter):

@@ -13,9 +13,14 @@ import math
 import torch
 
 from ..models import CachedModel
-from ..sampling import Sampler
-from ..translation import Translation
-from ..types import Batch, Draft, Drafter, Schedule
+from ..sampling.samplers import Sampler
+from ..tokenizers.alignment import Translation
+from ..types import (
+    Batch,
+    Draft,
+    Drafter,
+    Schedule,
+)
 from .draft_side import DraftSide
 
 

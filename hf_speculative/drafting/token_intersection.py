@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..models import CachedModel
-from ..sampling import Sampler
-from ..translation import Translation
+from ..sampling.samplers import Sampler
+from ..tokenizers.alignment import Translation
 from ..types import Batch
 from .draft_side import DraftSide
 from .stepwise import Stepwise

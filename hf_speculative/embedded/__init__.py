@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..loading import load_model
+from ..models.loading import load_model
 
 FOLDER = Path(__file__).parent
 #: that the pair knows how to go on with

@@ -12,10 +12,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .. import files
-from ..arguments import DTYPES, check_device, check_dtype, check_outputs, naming
-from ..interrupts import STOPPED, ends_at_once
-from ..terminal import quiet_transformers
+from ..command.arguments import (
+    DTYPES,
+    check_device,
+    check_dtype,
+    check_outputs,
+    naming,
+)
+from ..command.interrupts import STOPPED, ends_at_once
+from ..command.terminal import quiet_transformers
+from ..reports import files
 from .scores import SCORES
 
 ADAPTIVE = "adaptive"
@@ -164,7 +170,7 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     from transformers import AutoTokenizer
 
     from ..embedded import embedded_pair
-    from ..loading import auto_class_for, load_model
+    from ..models.loading import auto_class_for, load_model
 
     if model is None and draft_models:
         raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")

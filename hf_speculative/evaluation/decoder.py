@@ -20,14 +20,14 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..configuration import SpeculativeConfig, first_given
+from ..call.configuration import SpeculativeConfig, first_given
+from ..call.options import DEFAULT_MAX_DRAFT_TOKENS
+from ..call.output import Rows
+from ..call.prompts import padded
 from ..generation import Attached, generate, generate_rounds
-from ..memory import clone
 from ..models import device_of
-from ..options import DEFAULT_MAX_DRAFT_TOKENS
-from ..output import Rows
-from ..pieces import Pieces
-from ..prompts import padded
+from ..sampling.memory import clone
+from ..tokenizers.pieces import Pieces
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
 from .settings import Setting

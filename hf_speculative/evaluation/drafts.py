@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import checks
+from ..call import checks
+from ..call.draft_models import tokenizer_of_draft
+from ..call.preparation import load_draft
 from ..generation import Attached
-from ..pairing import tokenizer_of_draft
-from ..preparation import load_draft
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..prompts import prompt_ids
+from ..call.prompts import prompt_ids
 from . import scores
 from .journal import BadRow
 from .results import Evaluation

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .. import files
-from ..speedup import Work
-from ..statistics import RowStatistics, Statistics, without_nan
+from ..call.statistics import RowStatistics, Statistics, without_nan
+from ..reports import files
+from ..reports.speedup import Work
 
 FORMAT = 1
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import pages, plotting
+from ..reports import pages, plotting
 from . import plots, texts, wording
 from .results import Evaluation
 

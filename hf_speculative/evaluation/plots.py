@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import plotting
-from ..speedup import Speedup
+from ..reports import plotting
+from ..reports.speedup import Speedup
 from . import wording
 from .results import Evaluation, Totals
 from .settings import Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tqdm.auto import tqdm
 
-from ..statistics import Statistics
+from ..call.statistics import Statistics
 from .journal import Call
 
 

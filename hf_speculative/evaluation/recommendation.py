@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..speedup import FEWEST, Speedup
+from ..reports.speedup import FEWEST, Speedup
 from .settings import Setting, temperature_name
 
 

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..speedup import Speedup, Work, interval
-from ..statistics import Statistics, without_nan
-from .journal import BadRow, Call, Difference, Journal, Row
+from ..call.statistics import Statistics, without_nan
+from ..reports.speedup import Speedup, Work, interval
+from .journal import (
+    BadRow,
+    Call,
+    Difference,
+    Journal,
+    Row,
+)
 from .recommendation import Recommendation
 from .settings import Setting
 

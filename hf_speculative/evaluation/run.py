@@ -9,12 +9,13 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import checks, files
-from ..configuration import first_given
-from ..environment import environment
+from ..call import checks
+from ..call.configuration import first_given
+from ..call.draft_models import tokenizer_of
+from ..call.prompts import settings_of_rows
 from ..generation import Attached
-from ..pairing import tokenizer_of
-from ..prompts import settings_of_rows
+from ..reports import files
+from ..reports.environment import environment
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
 from .fingerprint import fingerprint

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..pages import visible
+from ..reports.pages import visible
 from . import wording
 from .results import Evaluation, Recommendation, Totals
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .. import checks
-from ..options import CONFIGURED_SOURCES, DRAFTING_OPTIONS
+from ..call import checks
+from ..call.options import CONFIGURED_SOURCES, DRAFTING_OPTIONS
 from ..verification import RULES, rule_for
 
 #: what a setting says by fields of its own

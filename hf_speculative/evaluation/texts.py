@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..speedup import Speedup
+from ..reports.speedup import Speedup
 from .journal import Row
 from .results import Evaluation
 from .settings import Setting

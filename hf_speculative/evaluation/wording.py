@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..speedup import FEWEST, Speedup, remarks
+from ..reports.speedup import FEWEST, Speedup, remarks
 from .results import Evaluation, Totals
 from .settings import Setting, temperature_name
 

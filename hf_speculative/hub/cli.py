@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .. import files
-from ..arguments import check_outputs
-from ..interrupts import ends_at_once
+from ..command.arguments import check_outputs
+from ..command.interrupts import ends_at_once
+from ..reports import files
 
 RESULTS = typer.Argument(
     metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .. import files
-from ..checks import check_positive_int
+from ..call.checks import check_positive_int
+from ..reports import files
 from .pairing_file import Pairing
 from .readme import edit, grown, render
 

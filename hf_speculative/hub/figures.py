@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from ..evaluation import Evaluation, Setting, Totals
-from ..speedup import Speedup
+from ..reports.speedup import Speedup
 
 #: endings of files that hold prompts
 FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")

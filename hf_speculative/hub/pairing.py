@@ -11,12 +11,12 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
-from .. import files
-from ..configuration import SpeculativeConfig
+from ..call.configuration import SpeculativeConfig
+from ..call.options import CONFIGURED_SOURCES
 from ..generation import Attached, attach
-from ..loading import LOADING, OF_REPOSITORY, load_model
 from ..models import device_of
-from ..options import CONFIGURED_SOURCES
+from ..models.loading import LOADING, OF_REPOSITORY, load_model
+from ..reports import files
 from .pairing_file import FILE_NAME, Pairing, is_inside
 
 DRAFT_FOLDER = "draft"

@@ -15,8 +15,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
-from .. import files
-from ..checks import check_positive_int
+from ..call.checks import check_positive_int
+from ..reports import files
 from ..verification import rule_for
 
 FILE_NAME = "speculative_config.json"

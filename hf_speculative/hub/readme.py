@@ -17,7 +17,7 @@ from huggingface_hub.utils import yaml_dump
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..pages import visible
+from ..reports.pages import visible
 
 
 def render(template: str, **values: Any) -> str:

@@ -2,20 +2,53 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, modes_of_a_call, num_logits, without_dropout
-from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
+from .cached_model import (
+    CachedModel,
+    device_of,
+    modes_of_a_call,
+    num_logits,
+    without_dropout,
+)
+from .choice import (
+    ATTENTION,
+    LAYER_TYPES,
+    Path,
+    choose,
+    choose_for,
+    why_not_ragged,
+)
 from .early_exit import EarlyExitModel
-from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
+from .inputs import (
+    Inputs,
+    inputs_for_draft,
+    misfit_of_encoder,
+    prepared_inputs,
+    text_inputs,
+)
 from .masks import AttentionLayers
-from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
+from .probe import (
+    fits_early_exit,
+    fits_universal,
+    ragged_deviation,
+    tolerance,
+    universal_deviation,
+)
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .ranks import are_several, group_of, has_sharded_weights, is_sharded, is_staged, num_parameters, weights_of_a_pass
 from .recording import RecordingModel, fed_slots
 from .shallow import exchanged
+from .sharding import (
+    are_several,
+    group_of,
+    has_sharded_weights,
+    is_sharded,
+    is_staged,
+    num_parameters,
+    weights_of_a_pass,
+)
 from .static import StaticModel, ragged_model, why_eager
-from .tested import is_tested_universal
 from .universal import TextModel, UniversalModel
+from .verified_types import is_tested_universal
 
 __all__ = [
     "ATTENTION",

@@ -17,8 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .ranks import is_sharded
 from .shallow import has_own_forward, shallow
+from .sharding import is_sharded
 
 NAME = "hf_speculative_sdpa"
 #: queries of a pass beyond which it is a prompt's: a mask for each query head would weigh what the copies weigh

@@ -24,7 +24,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
 from ..batch import Batch, Prompt
-from .rewind import copy_of
+from .rollback import copy_of
 from .shallow import duplicate
 
 #: what any model is given with its ids

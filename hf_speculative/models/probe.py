@@ -13,12 +13,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch
-from .cached_model import CachedModel, device_of, last_id, without_dropout
+from .cached_model import (
+    CachedModel,
+    device_of,
+    last_id,
+    without_dropout,
+)
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel
-from .tested import TESTED_TYPES, is_tested_universal
 from .universal import UniversalModel
+from .verified_types import TESTED_TYPES, is_tested_universal
 
 #: what a model raises that does not run through a cache of ours at all
 DOES_NOT_RUN = (

@@ -23,7 +23,7 @@ from .capture import Capture, CudaGraphs
 from .masks import AttentionLayers
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .ranks import group_of, is_sharded
+from .sharding import group_of, is_sharded
 
 #: passes of more columns than this, prompts, run eagerly: they are few, and of all lengths
 MAX_COLUMNS = 32

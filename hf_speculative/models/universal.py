@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 from ..types import Batch
 from .cached_model import CachedModel, device_of, last_id
 from .inputs import Inputs, text_inputs
-from .rewind import Crop, Snapshot, rewinder
+from .rollback import Crop, Snapshot, rewinder
 
 
 class UniversalModel(CachedModel):

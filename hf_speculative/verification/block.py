@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..sampling import Sampler
+from ..sampling.samplers import Sampler
 from ..types import Draft, Rule, Verdict
 from .residual import draw_next_token, is_proposed, probability_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..sampling import Sampler
+from ..sampling.samplers import Sampler
 from ..types import Draft, Rule, Verdict
 from .residual import draw_next_token, is_proposed, probability_of
 

@@ -16,7 +16,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 import hf_speculative as hs
-from hf_speculative import assembly
+from hf_speculative.call import parts as assembly
 from hf_speculative.models import choose_for
 
 from .configs import tiny_config

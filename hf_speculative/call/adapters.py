@@ -1,0 +1,99 @@
+"""A PEFT model drafts for itself: with another adapter than its own, or with none.
+
+PEFT's own `disable_adapter()` and `set_adapter()` flip switches on the layers that target and draft share, which another thread
+would see, and leave `requires_grad` changed. Here the draft is a shallow copy whose adapter layers have switches of their own.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..models import exchanged
+from ..models.shallow import install_capturing_hooks
+from .checks import unwrap
+
+
+def without_adapter(model) -> PreTrainedModel:
+    """The model that a PEFT model was made from, adapters left out: `draft_model=hs.without_adapter(model)`, or a target.
+
+    It shares all weights with `model`, which stays as it is and can be used at the same time.
+
+    Args:
+        model: a PEFT model with LoRA-style adapters, or a transformers model that `load_adapter` gave some.
+
+    Raises:
+        ImportError: peft is not installed.
+        TypeError: not such a model.
+        ValueError: it has no adapter layers, or they are merged into the weights.
+    """
+    return _switched(model, {"_disable_adapters": True})
+
+
+def with_adapter(model, adapter_name: str) -> PreTrainedModel:
+    """The same model with another of its adapters: `draft_model=hs.with_adapter(model, "small")`, or a target.
+
+    It shares all weights with `model`, which stays as it is and can be used at the same time.
+
+    Args:
+        model: as in `without_adapter`.
+        adapter_name: the adapter to use, and no other.
+
+    Raises:
+        ImportError, TypeError, ValueError: as in `without_adapter`; there is no adapter of this name.
+    """
+    return _switched(model, {"_disable_adapters": False, "_active_adapter": [adapter_name]}, adapter_name)
+
+
+def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrainedModel:
+    layers = _adapter_layers(model)
+    base = unwrap(model, "model")
+    name = type(model).__name__
+    if not layers:
+        raise ValueError(f"`model`: {name} has no adapter layers: pass a PEFT model with LoRA-style adapters.")
+    if any(getattr(layer, "merged", False) for layer in layers.values()):
+        raise ValueError(
+            f"`model`: the adapters of {name} are merged into its weights: call `unmerge_adapter()` first."
+        )
+    known = {known for layer in layers.values() for known in layer._get_available_adapters()}
+    if adapter_name is not None and adapter_name not in known:
+        raise ValueError(
+            f"`adapter_name={adapter_name!r}` is not one of the model's adapters: {', '.join(sorted(known))}."
+        )
+    install_capturing_hooks(base)
+    twin = exchanged(base, {path: exchanged(layer, {}) for path, layer in layers.items()})
+    for path in layers:
+        vars(twin.get_submodule(path)).update(switches)
+    vars(twin).pop("generate", None)  # what `attach` put there runs the original
+    return twin
+
+
+def _adapter_layers(model) -> dict[str, nn.Module]:
+    """All modules of the model without its wrapper that switch adapters, by path."""
+    try:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
+    except ImportError as error:
+        raise ImportError("adapters need peft: pip install 'hf_speculative[peft]'") from error
+    base = unwrap(model, "model")
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(
+            f"`model` is a {type(model).__name__}: pass a PEFT model, or a transformers model with adapters."
+        )
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    return {path: module for path, module in base.named_modules() if isinstance(module, kinds)}
+
+
+def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
+    """PEFT's `adapter_names=`, which gives each row of a call an adapter of its own.
+
+    Raises:
+        ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow.
+    """
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    names = next((names for hook in hooks if (names := getattr(hook, "keywords", {}).get("adapter_names"))), None)
+    if names is not None and num_rows > 1:
+        raise ValueError(
+            f"`adapter_names={names!r}` gives each row an adapter, and rows leave the batch as they are done: generate for "
+            "the rows of each adapter apart, after `model.set_adapter(...)`, or pass `draft_model=None` for plain decoding."
+        )

@@ -1,0 +1,224 @@
+"""Every error a user can meet, raised before the first forward: the argument, the value, the way out."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation.utils import ALL_CACHE_NAMES
+
+from ..models import Inputs, Path, fits_universal
+from ..schedules import SCHEDULE_NAMES
+from ..types import Drafter, Schedule
+from ..verification import SampledVerification, rule_for
+from .configuration import Options, SpeculativeConfig
+
+_FORGETS = (
+    "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
+)
+_HEADS = "has an output layer for each position, a codebook each, and as many positions"
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
+    "csm_depth_decoder_model": _HEADS
+}
+
+
+def check_options(options: Options) -> None:
+    """The values of the options, as far as they can be judged without the models."""
+    check_positive_int("num_draft_tokens", options.num_draft_tokens)
+    check_positive_int("max_matching_ngram_size", options.max_ngram)
+    for name in options.lookbehinds:
+        check_positive_int(name, options.lookbehinds[name])
+    if options.schedule_name not in SCHEDULE_NAMES:
+        raise ValueError(
+            f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
+            "own, pass `speculative_config=SpeculativeConfig(schedule=...)`."
+        )
+    threshold = options.confidence_threshold
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        raise ValueError(f"`assistant_confidence_threshold={threshold!r}` is a probability: give a number from 0 to 1.")
+    config = options.config
+    if config.drafter is not None and not isinstance(config.drafter, Drafter):
+        raise TypeError(f"`drafter` is a {type(config.drafter).__name__}: subclass hf_speculative.Drafter.")
+    if config.schedule is not None and not isinstance(config.schedule, Schedule):
+        raise TypeError(f"`schedule={config.schedule!r}`: pass an object of a subclass of hf_speculative.Schedule.")
+    for name in ("reproducible", "compile", "cuda_graphs"):
+        if getattr(config, name) not in (None, True, False):
+            raise TypeError(f"`{name}={getattr(config, name)!r}`: pass True or False.")
+    if config.cuda_graphs and not torch.cuda.is_available():
+        raise ValueError(
+            "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
+        )
+    rule = rule_for(config.rule)
+    if rule is not None and not rule.lossless and not config.allow_lossy:
+        raise ValueError(
+            f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
+            "target's law: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
+        )
+    if config.reproducible and rule is not None and not isinstance(rule, SampledVerification):
+        raise ValueError(
+            f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
+            f"{type(rule).__name__}: leave one of the two out."
+        )
+    if config.generator is not None and not isinstance(config.generator, torch.Generator):
+        raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
+
+
+def check_generation(
+    options: Options,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    generation_config: GenerationConfig,
+    has_early_stops: bool,
+) -> None:
+    """The call as `generate` prepared it."""
+    config = generation_config
+    if config.num_beams is not None and config.num_beams > 1:
+        raise ValueError(
+            f"`num_beams={config.num_beams}` searches, a draft samples or follows the argmax: set `num_beams=1`, or pass "
+            "`draft_model=None` for plain beam search."
+        )
+    if config.use_cache is False:
+        raise ValueError("`use_cache=False` leaves nothing to verify drafts with: set `use_cache=True`.")
+    if options.generator_in_call and not config.do_sample:
+        raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
+    unsupported = {
+        "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
+        "dola_layers": config.dola_layers is not None,
+        "constraints": config.constraints is not None,
+        "force_words_ids": config.force_words_ids is not None,
+        "compile_config": config.compile_config is not None,
+    }
+    for name, is_used in unsupported.items():
+        if is_used:
+            raise ValueError(
+                f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
+                "`draft_model=None` for plain decoding."
+            )
+    caches = [name for name in ALL_CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
+        raise ValueError(
+            f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
+            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain "
+            "decoding."
+        )
+    _check_rope(model, input_ids.shape[1], config.max_length)
+    _check_sparse(model, config.max_length)
+    if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
+        raise ValueError(
+            "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
+            "id will do)."
+        )
+
+
+def unwrap(model, argument: str) -> PreTrainedModel:
+    """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
+    if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise ValueError(
+                f"`{argument}` is a {type(model).__name__} that prepends learned prompts, which the cache cannot hold: merge "
+                "it, or use a LoRA adapter."
+            )
+        return model.get_base_model()
+    return model
+
+
+def check_model(model, argument: str) -> None:
+    """Refuse, by name, a model that no cache of ours fits.
+
+    Raises:
+        TypeError: not a transformers model.
+        ValueError: what about it does not fit, and the way out.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
+    reason = why_not_speculative(model)
+    if reason is not None:
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
+
+
+def check_universal(model, inputs: Inputs, argument: str) -> None:
+    """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
+    if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        where = ""
+        if inputs.hides_columns:
+            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
+        raise ValueError(
+            f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
+            f"steps{where}, so that it cannot be verified exactly: {way_out}."
+        )
+
+
+def check_ragged(model, path: Path, what: str) -> None:
+    """Drafts that read the target's own layers or states need the cache they lie in."""
+    if path.name != "ragged":
+        raise ValueError(
+            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: use `draft_model=` or "
+            "`prompt_lookup_num_tokens=` instead, or leave it out for plain decoding."
+        )
+
+
+def check_eager(config: SpeculativeConfig, what: str) -> None:
+    """Drafts that read the target's own layers or states take them out of eager passes."""
+    for name in ("compile", "cuda_graphs"):
+        if getattr(config, name):
+            raise ValueError(
+                f"`{name}=True` has no effect on drafts by `{what}`, which reads the target's states out of eager passes: "
+                "leave it out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
+            )
+
+
+def why_not_speculative(model) -> str | None:
+    """What about `model` no cache of ours can take back; `None` if nothing is known."""
+    if not model.can_generate():
+        return "has no `generate`"
+    if type(model)._sample is not GenerationMixin._sample:
+        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
+    return REFUSED_TYPES.get(model.config.model_type)
+
+
+def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
+    """Rotary tables that change with the text's length: what plain decoding computes then depends on its steps."""
+    config = model.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rope in (parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))):
+        kind = rope.get("rope_type")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = config.max_position_embeddings
+        if kind == "longrope":
+            limit = rope.get(
+                "original_max_position_embeddings", getattr(config, "original_max_position_embeddings", limit)
+            )
+        crosses = max_length > limit and (kind == "dynamic" or prompt_width <= limit)
+        if crosses:
+            raise ValueError(
+                f"the model's {kind} position embeddings change at {limit} tokens and `max_length={max_length}` is beyond: "
+                f"generate up to {limit} tokens, prompt included, or pass `draft_model=None` for plain decoding."
+            )
+
+
+def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
+    """Attention that keeps the best keys: past that many, what it keeps depends on how many tokens a pass has."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("index_topk", "keep_window_size"):
+        limit = getattr(config, name, None)
+        if limit is not None and max_length > limit:
+            raise ValueError(
+                f"{type(model).__name__} attends to the best {name}={limit} keys, with ties broken by the shape of a pass, and "
+                f"`max_length={max_length}` is beyond: generate up to {limit} tokens, prompt included, or pass "
+                "`draft_model=None` for plain decoding."
+            )
+
+
+NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
+
+
+def check_positive_int(name: str, value, otherwise: str = NO_DRAFTS) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: give a whole number, 1 or more.")
+    if value < 1:
+        raise ValueError(f"`{name}={value}` {otherwise}")

@@ -1,0 +1,140 @@
+"""What a call gives to read: prompts, masks, embeddings, caches. Refused before the first forward, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..models import Inputs, misfit_of_encoder
+from .configuration import Options
+
+
+def check_ids(kwargs: dict) -> None:
+    """The prompt, as it was given.
+
+    Raises:
+        TypeError: it is no tensor.
+    """
+    for name in ("inputs", "input_ids"):
+        value = kwargs.get(name)
+        if value is None or isinstance(value, Tensor):
+            continue
+        kind, first = type(value).__name__, next(iter(value), None) if isinstance(value, (list, tuple)) else value
+        way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
+        if isinstance(first, str):
+            way_out = 'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
+        elif isinstance(value, Mapping):
+            way_out = "pass what it holds by name, `generate(model, **encoded)`"
+        raise TypeError(f"`{name}` is a {kind}, and token ids are a tensor: {way_out}.")
+
+
+def check_inputs(options: Options, model: PreTrainedModel) -> None:
+    """What the call gives to read, as far as no device and no encoder has to be asked.
+
+    Raises:
+        TypeError: ids that are no whole numbers.
+        ValueError: an empty batch, or what the draft's encoder cannot read.
+    """
+    call, draft = options.generate_kwargs, options.draft_model
+    names = ["input_ids", "decoder_input_ids", *(["inputs"] if model.main_input_name == "input_ids" else [])]
+    for name in (*names, "inputs_embeds"):
+        value = call.get(name)
+        if not isinstance(value, Tensor):
+            continue
+        if name in names and (value.is_floating_point() or value.is_complex()):
+            raise TypeError(f"`{name}` is of type {value.dtype}: ids are whole numbers, pass `{name}.long()`.")
+        if len(value) == 0:
+            raise ValueError(f"`{name}` has shape {tuple(value.shape)}, an empty batch: give at least one prompt.")
+    misfit = draft is not None and misfit_of_encoder(draft, model, call)
+    if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
+        raise ValueError(
+            f"`{misfit}` has another width than the encoder of `draft_model`, a {type(draft).__name__}, reads: pass "
+            f"`input_ids=` {'instead' if misfit == 'inputs_embeds' else 'as well'}, or use `prompt_lookup_num_tokens=`."
+        )
+
+
+def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """What `token_healing` needs.
+
+    Raises:
+        ValueError: no tokenizer, no ids, or padding that only an attention mask can tell.
+    """
+    if tokenizer is None:
+        raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
+    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    if ids is None or model.config.is_encoder_decoder:
+        raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
+    if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
+        raise ValueError("`token_healing=True` changes the prompt's padding: pass `attention_mask=` as well.")
+
+
+def check_healed(healed: Tensor, ids: Tensor) -> None:
+    """Healing decodes the prompt and encodes it again.
+
+    Raises:
+        ValueError: that gave another number of tokens.
+    """
+    if healed.shape != ids.shape:
+        raise ValueError(
+            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: "
+            "encode it as the tokenizer does, without white space around it, or leave `token_healing` out."
+        )
+
+
+def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
+    """The prompt of a model without an encoder and other embeddings than its ids'.
+
+    Raises:
+        ValueError: it is empty, has a mask of another shape, or ids that a model of text alone has no embedding for.
+    """
+    input_ids, mask = inputs.input_ids, inputs.attention_mask
+    if model.config.is_encoder_decoder or inputs.model_kwargs.get("inputs_embeds") is not None:
+        return
+    if input_ids.shape[1] == 0:
+        raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
+    if mask is not None and mask.shape != input_ids.shape:
+        raise ValueError(
+            f"`attention_mask` has shape {tuple(mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
+            "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
+        )
+    for row, ids in enumerate(inputs.prompt.history):
+        check_known_ids(model, ids, f"row {row} of the prompt")
+
+
+def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> None:
+    """Ids of a model of text alone; others put images and the like in the place of ids that they have no embedding for.
+
+    Raises:
+        ValueError: there is no embedding for one.
+    """
+    num_ids = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if num_ids is None or model.config.sub_configs or not ids:
+        return
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < num_ids:
+            raise ValueError(
+                f"{what} holds the id {token}, but {type(model).__name__} has embeddings for 0 to {num_ids - 1}: encode it "
+                "with the model's own tokenizer."
+            )
+
+
+def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:
+    """A cache that the user gave.
+
+    Raises:
+        ValueError: it is of a kind that cannot be taken back, or the ids are not those of the whole sequence.
+    """
+    own = getattr(cache, "self_attention_cache", cache)
+    if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
+        raise ValueError(
+            f"`past_key_values` is a {type(own).__name__}: pass a DynamicCache, without offloading, or none."
+        )
+    length, width = cache.get_seq_length(), input_ids.shape[1]
+    whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
+    if length and (length >= width or whole != width):
+        raise ValueError(
+            f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
+            "holds included; only the rest is fed."
+        )

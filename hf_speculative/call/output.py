@@ -1,0 +1,146 @@
+"""From rounds to what `generate` returns and streams. Consumes `Round`s; the loop does not know of it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..models import CachedModel
+from ..types import Round
+
+
+def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str, ...]:
+    """What of the model's outputs the call asks for, under the names that the model gives them."""
+    if not config.return_dict_in_generate:
+        return ()
+    names = {
+        "output_hidden_states": ("decoder_hidden_states",) if model.config.is_encoder_decoder else ("hidden_states",),
+        "output_attentions": (
+            ("decoder_attentions", "cross_attentions") if model.config.is_encoder_decoder else ("attentions",)
+        ),
+    }
+    return tuple(name for option, group in names.items() if getattr(config, option) for name in group)
+
+
+class Rows:
+    """The rows of one call, gathered from its rounds.
+
+    Attributes:
+        new_tokens: of each row.
+        survival: for each of them `Verdict.survival`, nan for the target's own.
+    """
+
+    def __init__(self, num_rows: int):
+        self.new_tokens: list[list[int]] = [[] for _ in range(num_rows)]
+        self.survival: list[list[float]] = [[] for _ in range(num_rows)]
+
+    def follow(self, round: Round) -> None:
+        for row, tokens, survival in zip(round.rows, round.tokens, round.survival_of_tokens, strict=True):
+            self.new_tokens[row] += tokens
+            self.survival[row] += survival
+
+
+class Output(Rows):
+    """Collects the rounds of one call.
+
+    Args:
+        input_ids: `(batch, width)` the prompt as given, returned in front of the new tokens.
+        target: keeps the hidden states and attentions of its last pass, if any are asked for.
+        streamer: gets one token a row at a time, in order, and nothing past a stop.
+    """
+
+    def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, target: CachedModel, streamer=None):
+        self.input_ids, self.target, self.streamer = input_ids, target, streamer
+        pad = generation_config._pad_token_tensor
+        self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
+        as_dict = bool(generation_config.return_dict_in_generate)
+        batch_size = input_ids.shape[0]
+        super().__init__(batch_size)
+        self.running = set(range(batch_size))
+        self.num_streamed = 0
+        self.kept: dict[str, list[list[Tensor]]] = {
+            name: [[] for _ in range(batch_size)]
+            for name in ("scores", "logits")
+            if as_dict and getattr(generation_config, f"output_{name}")
+        }
+        self.kept_layers: dict[str, list[list[tuple[Tensor, ...]]]] = {
+            name: [[] for _ in range(batch_size)] for name in target.keep
+        }
+
+    def follow(self, round: Round) -> None:
+        for b, row in enumerate(round.rows):
+            newest = self.input_ids.shape[1] + len(self.new_tokens[row]) - 1  # the column the first of them came from
+            for name, rows in self.kept_layers.items():
+                rows[row] += [self.target.step_output(name, row, newest + i) for i in range(len(round.tokens[b]))]
+            for name, rows in self.kept.items():
+                # Copied, so that one row does not keep the whole round's tensor.
+                steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
+                rows[row] += steps.unbind(0)
+            if round.done[b]:
+                self.running.discard(row)
+        super().follow(round)
+        if self.streamer is not None:
+            self._stream()
+
+    def sequences(self) -> Tensor:
+        """`(batch, width + new)`: prompt, new tokens, pad tokens after the end of rows that stopped earlier."""
+        longest = self._longest()
+        rows = [self._padded(row, longest) for row in range(len(self.new_tokens))]
+        new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
+        return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Columns of each row up to its own end, the prompt's included."""
+        return [self.input_ids.shape[1] + len(tokens) for tokens in self.new_tokens]
+
+    def survival_matrix(self) -> Tensor:
+        """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
+        longest = self._longest()
+        rows = [row + [math.nan] * (longest - len(row)) for row in self.survival]
+        return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
+
+    def steps(self, name: str) -> tuple[Tensor, ...] | None:
+        """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
+        if name not in self.kept:
+            return None
+        longest, rows = self._longest(), [torch.stack(steps) for steps in self.kept[name]]
+        return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
+
+    def layers(self, name: str) -> tuple[tuple[Tensor, ...], ...] | None:
+        """The kept `hidden_states` or `attentions`: a step's layers, `(batch, ...)` each; 0 for rows that are done."""
+        if name not in self.kept_layers:
+            return None
+        rows = self.kept_layers[name]
+        first = max(rows, key=len)
+        # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
+        return tuple(
+            tuple(
+                torch.cat(
+                    [row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows],
+                    like.shape.index(1),
+                )
+                for layer, like in enumerate(step_of_first)
+            )
+            for step, step_of_first in enumerate(first)
+        )
+
+    def _longest(self) -> int:
+        return max(len(tokens) for tokens in self.new_tokens)
+
+    def _padded(self, row: int, length: int) -> list[int]:
+        tokens = self.new_tokens[row][:length]
+        missing = length - len(tokens)
+        return tokens + [self.pad] * missing if missing else tokens
+
+    def _stream(self) -> None:
+        """Pass on every step that all running rows have reached; plain `generate` streams a whole batch a step, too."""
+        ready = min((len(self.new_tokens[row]) for row in self.running), default=self._longest())
+        for step in range(self.num_streamed, ready):
+            column = [tokens[step] if step < len(tokens) else self.pad for tokens in self.new_tokens]
+            self.streamer.put(torch.tensor(column))
+        self.num_streamed = max(self.num_streamed, ready)

@@ -1,0 +1,102 @@
+"""From the keywords of one `generate` to what the loop and transformers are given, all checked before the first forward."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+
+from ..distributed.synced_gpus import check_synced, refuse_in_step
+from ..models import device_of
+from ..models.loading import load_model
+from . import checks, input_checks, self_drafting
+from .configuration import Options, SpeculativeConfig
+from .draft_models import check_pair, check_tokenizers
+from .options import (
+    check_names,
+    plain_kwargs,
+    read_options,
+    with_settings,
+)
+
+
+def checked(
+    model, plain_generate, kwargs: dict[str, Any], attached_draft, attached_config
+) -> tuple[Options | None, dict[str, Any]]:
+    """One call's options, `None` for a plain one, and what transformers' `generate` is given."""
+    input_checks.check_ids(kwargs)
+    options = prepare(model, kwargs, attached_draft, attached_config)
+    if options is None:
+        return None, plain_kwargs(model, kwargs)
+    input_checks.check_inputs(options, checks.unwrap(model, "model"))
+    return options, _healed(model, plain_generate, with_stop_strings(model, options), options)
+
+
+def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options | None:
+    """One call's options, checked; `None` if nothing asks for speculation."""
+    target = checks.unwrap(model, "model")
+    check_names(target, kwargs)
+    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
+    options = read_options(model, kwargs, draft, config, load_draft)
+    if options is None:
+        return None
+    checks.check_options(options)
+    check_tokenizers(options)
+    checks.check_model(target, "model")
+    check_synced(options, target)
+    options = self_drafting.prepare(target, options)
+    check_pair(options, target)
+    return options
+
+
+def with_stop_strings(model, options: Options) -> dict[str, Any]:
+    """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
+    kwargs = dict(options.generate_kwargs)
+    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
+    configured = [config.stop_strings for config in levels if config is not None and config.stop_strings is not None]
+    stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
+    if stop_strings is None:
+        return kwargs
+    if options.config.tokenizer is None:
+        raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
+    if configured:
+        kwargs = with_settings(model, kwargs, {"stop_strings": None})
+    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    return kwargs
+
+
+def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
+    """`token_healing` needs the tokenizer as well: the last token of each row's prompt is chosen anew, by plain decoding."""
+    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
+    settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
+    if not next((value for value in settings if value is not None), False):
+        return kwargs
+    refuse_in_step(
+        options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
+    )
+    input_checks.check_healing(model, kwargs, options.config.tokenizer)
+    name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
+    healed = GenerationMixin.heal_tokens(
+        SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
+    )
+    input_checks.check_healed(healed, kwargs[name])
+    mask = kwargs.get("attention_mask")
+    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
+    return with_settings(model, kwargs | prompt, {"token_healing": False})
+
+
+_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
+
+
+def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
+    """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
+    if not isinstance(draft_model, str):
+        return checks.unwrap(draft_model, "draft_model")
+    drafts = _loaded.setdefault(target, {})
+    if draft_model not in drafts:
+        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
+    return drafts[draft_model]

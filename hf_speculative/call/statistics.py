@@ -1,0 +1,253 @@
+"""Counts of what speculation did, in vLLM's names. Consumes `Round`s; the loop does not know of it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from ..types import Round
+
+STAGES = ("draft", "verify", "accept", "rest", "probe")
+COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
+
+
+@dataclass
+class RowStatistics:
+    """Counts of one sequence. Rates are quotients of counts, so that adding rows up never averages means.
+
+    Attributes:
+        num_rounds: target passes that brought this row tokens, the prompt's own pass included. Accepted draft tokens plus
+            rounds is the number of new tokens, always.
+        num_spec_steps: rounds in which something was drafted.
+        num_draft_tokens: tokens proposed.
+        num_rejections: steps that ended at a draft token the target refused.
+        num_accepted_draft_tokens: of those, kept. Where a stop cuts a block inside its accepted tokens, the last one kept
+            counts as the round's own token.
+        histogram: for each number of accepted tokens, how many speculative steps accepted as many.
+    """
+
+    num_rounds: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_rejections: int = 0
+    histogram: Counter = field(default_factory=Counter)
+
+    def __iadd__(self, other: RowStatistics) -> RowStatistics:
+        for name in (f.name for f in fields(RowStatistics)):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def num_new_tokens(self) -> int:
+        return self.num_accepted_draft_tokens + self.num_rounds
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over proposed draft tokens; nan where nothing was proposed."""
+        return _quotient(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def token_acceptance_rate(self) -> float:
+        """Chance that a draft token which is reached is accepted: the papers' alpha, as if all were alike."""
+        return _quotient(self.num_accepted_draft_tokens, self.num_accepted_draft_tokens + self.num_rejections)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a speculative step brings, **bonus token included**: 1 + accepted / steps."""
+        return 1 + _quotient(self.num_accepted_draft_tokens, self.num_spec_steps)
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Entry i: speculative steps that accepted i draft tokens."""
+        return [self.histogram[i] for i in range(max(self.histogram, default=-1) + 1)]
+
+    @property
+    def per_position_acceptance_rate(self) -> list[float]:
+        """Entry i: steps that accepted draft token i + 1, over all steps (unconditional)."""
+        counts = self.acceptance_histogram
+        return [sum(counts[i:]) / self.num_spec_steps for i in range(1, len(counts))]
+
+    @classmethod
+    def from_dict(cls, values: dict) -> RowStatistics:
+        """The inverse of `to_dict`."""
+        counts = {name: values[name] for name in COUNTS}
+        return cls(**counts, histogram=Counter({i: n for i, n in enumerate(values["acceptance_histogram"]) if n}))
+
+    def to_dict(self) -> dict:
+        """Counts and rates, ready for JSON (nan becomes None)."""
+        names = (
+            "num_new_tokens",
+            "num_rounds",
+            "num_spec_steps",
+            "num_draft_tokens",
+            "num_accepted_draft_tokens",
+            "num_rejections",
+            "draft_acceptance_rate",
+            "token_acceptance_rate",
+            "mean_acceptance_length",
+            "acceptance_histogram",
+            "per_position_acceptance_rate",
+        )
+        values = {name: getattr(self, name) for name in names}
+        return without_nan(values)
+
+
+def without_nan(value: Any) -> Any:
+    """The same with null for numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {str(name): without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _quotient(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else float("nan")
+
+
+@dataclass
+class Statistics(RowStatistics):
+    """Counts over all rows of one call, or of many.
+
+    Attributes:
+        rows: the counts of each sequence, in order.
+        num_calls: calls of `generate`.
+        num_target_forwards, num_draft_forwards: model passes; one pass serves a whole batch.
+        seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`, and `probe`, the measuring of costs before a first
+            call; `total` is their sum.
+    """
+
+    rows: list[RowStatistics] = field(default_factory=list)
+    num_calls: int = 0
+    num_target_forwards: int = 0
+    num_draft_forwards: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    def __iadd__(self, other: RowStatistics) -> Statistics:
+        super().__iadd__(other)
+        if isinstance(other, Statistics):
+            for name in ("rows", "num_calls", "num_target_forwards", "num_draft_forwards"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+            for stage, seconds in other.seconds.items():
+                self.seconds[stage] += seconds
+        return self
+
+    def follow(self, round: Round) -> None:
+        """Count one round."""
+        counts = zip(round.rows, round.num_drafted, round.num_accepted, round.is_cut, strict=True)
+        for row, drafted, accepted, is_cut in counts:
+            while len(self.rows) <= row:
+                self.rows.append(RowStatistics())
+            step = RowStatistics(num_rounds=1)
+            if drafted:
+                is_rejected = accepted < drafted and not is_cut
+                step = RowStatistics(1, 1, drafted, accepted, int(is_rejected), Counter({accepted: 1}))
+            self.rows[row] += step
+            super().__iadd__(step)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Statistics:
+        rows = [RowStatistics.from_dict(row) for row in values.get("rows", [])]
+        seconds = {stage: values["seconds"][stage] for stage in STAGES}
+        passes = {name: values[name] for name in ("num_calls", "num_target_forwards", "num_draft_forwards")}
+        return cls(**vars(RowStatistics.from_dict(values)), rows=rows, seconds=seconds, **passes)
+
+    def to_dict(self) -> dict:
+        total = {
+            "num_calls": self.num_calls,
+            "num_target_forwards": self.num_target_forwards,
+            "num_draft_forwards": self.num_draft_forwards,
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+        }
+        return super().to_dict() | total | {"rows": [row.to_dict() for row in self.rows]}
+
+
+class Stopwatch:
+    """Wall time by stage. On a GPU the stages are measured there, by events, without waiting for it."""
+
+    def __init__(self, device: torch.device):
+        self.on_gpu = device.type == "cuda"
+        self.laps: list[tuple[str, Any, Any]] = []
+        self.start = time.perf_counter()
+
+    def watch(self, stage: str, part, *methods: str) -> Any:
+        """`part`, with the time its `methods` take added to `stage`; the part itself stays as it is."""
+        return Watched(self, stage, part, methods)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage since the start; `rest` is what no stage took."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        total = time.perf_counter() - self.start
+        by_stage = dict.fromkeys(STAGES, 0.0)
+        for stage, start, end in self.laps:
+            by_stage[stage] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
+        by_stage["rest"] = max(0.0, total - sum(by_stage.values()))
+        return by_stage
+
+    def now(self):
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+class Watched:
+    """Stands in for a part of the loop and keeps the time of some of its methods."""
+
+    def __init__(self, stopwatch: Stopwatch, stage: str, part, methods: tuple[str, ...]):
+        self._stopwatch, self._stage, self._part, self._methods = stopwatch, stage, part, methods
+
+    def __getattr__(self, name: str):
+        method = getattr(self._part, name)
+        return functools.partial(self._time, method) if name in self._methods else method
+
+    def __call__(self, *args, **kwargs):
+        return self._time(self._part, *args, **kwargs)
+
+    def _time(self, function, *args, **kwargs):
+        start = self._stopwatch.now()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._stopwatch.laps.append((self._stage, start, self._stopwatch.now()))
+
+
+_recorders: list[Statistics] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def record() -> Iterator[Statistics]:
+    """Collect the statistics of every speculative call made while it is open, whoever makes it, in any thread.
+
+    with hf_speculative.record() as stats:
+        pipe(prompts, batch_size=8)
+    print(stats.mean_acceptance_length)
+    """
+    statistics = Statistics()
+    with _lock:
+        _recorders.append(statistics)
+    try:
+        yield statistics
+    finally:
+        with _lock:
+            _recorders[:] = [other for other in _recorders if other is not statistics]
+
+
+def publish(statistics: Statistics) -> None:
+    """Hand one call's counts to every `record()` that is open."""
+    with _lock:
+        for recorder in _recorders:
+            recorder += statistics

@@ -1,0 +1,104 @@
+"""What is known of how long rounds take, what to time next, and whether there is time for it."""
+
+from __future__ import annotations
+
+import time
+
+from ..distributed.tensor_parallel import Alone
+from ..schedules import Costs
+
+#: draft lengths that are timed, the most telling first; what lies between them and beyond is interpolated
+LENGTHS = (1, 4, 0, 8, 2)
+#: each is timed until its two best times are as close as this
+MAX_REPEATS, CLOSE = 6, 1.1
+#: a draft may take so many times what its weights say
+CAUTION = 2.0
+
+
+class Timings:
+    """Times of rounds of one batch size, by draft length; the best of each counts.
+
+    Args:
+        per_token: what a draft token adds, in plain steps, as long as none was timed.
+
+    Attributes:
+        can_grow: nothing has shown that rounds of this kind cannot be timed.
+    """
+
+    can_grow: bool = True
+
+    def __init__(self, per_token: float):
+        self.per_token = per_token
+        self.samples: dict[int, list[float]] = {n: [] for n in LENGTHS}
+
+    def best(self, without: int | None = None) -> dict[int, float]:
+        """Seconds by draft length; in plain steps where nothing was timed. Drafting more cannot take less: that is noise.
+
+        Args:
+            without: a draft length whose own times do not count.
+        """
+        timed = {n: min(times) for n, times in self.samples.items() if times and n != without} or {0: 1.0}
+        best = {n: min(seconds for wider, seconds in timed.items() if wider >= n) for n in sorted(timed)}
+        return best if len(best) > 1 else best | {1: (1 + self.per_token) * best[0]}
+
+    @property
+    def plain_step(self) -> float:
+        return self.best()[0]
+
+    @property
+    def are_measured(self) -> bool:
+        return bool(self.samples[0])
+
+    def wanted(self, num_steps: float) -> int | None:
+        """The most telling draft length to time within `num_steps` plain steps; `None` if none fits or all are settled.
+
+        A plain step, which all the others are compared with, is timed once more than they are, and not alone.
+        """
+        fitting = [n for n in LENGTHS if self._is_open(n) and self._expected_steps(n) <= num_steps]
+        return min(fitting, key=lambda n: len(self.samples[n]) - (n == 0), default=None)
+
+    def _is_open(self, length: int) -> bool:
+        if self.samples[length]:
+            fastest, *others = sorted(self.samples[length])
+            return self.can_grow and len(others) + 1 < MAX_REPEATS and not (others and others[0] <= CLOSE * fastest)
+        # What would not pay by the times of other lengths, its draft accepted whole, need not be known.
+        can_pay = not self._others(length) or self._expected_steps(length) <= length + 1
+        return self.can_grow and length > 0 and can_pay
+
+    def _expected_steps(self, length: int) -> float:
+        """Plain steps of a round, by other lengths where they say less: its own times may be those of a bad moment."""
+        if length == 0:
+            return 1.0
+        by_others = Costs({1: self.best(without=length)}).curve(1, length)[length] / self.plain_step
+        expected = by_others if self._others(length) else CAUTION * by_others
+        return min([expected, *(seconds / self.plain_step for seconds in self.samples[length])])
+
+    def _others(self, length: int) -> list[int]:
+        """Other draft lengths that were timed."""
+        return [n for n in LENGTHS if n not in (0, length) and self.samples[n]]
+
+
+class Budget:
+    """What is left of the time for measuring, by the clock of the first of `ranks`, all of which have to measure alike.
+
+    Args:
+        num_steps: the whole of it, in plain steps.
+    """
+
+    def __init__(self, num_steps: float, ranks: Alone):
+        self.num_steps, self.ranks, self.spent = num_steps, ranks, 0.0
+        self.last = self._now()
+
+    def _now(self) -> float:
+        return self.ranks.number(time.perf_counter())
+
+    def lap(self, is_spent: bool = True) -> float:
+        """Seconds since the last lap."""
+        last, self.last = self.last, self._now()
+        seconds = self.last - last
+        self.spent += seconds * is_spent
+        return seconds
+
+    def left(self, plain_step: float) -> float:
+        """In plain steps of so many seconds."""
+        return self.num_steps - self.spent / plain_step

@@ -1,0 +1,220 @@
+"""Tensor and pipeline parallel models: several ranks run one model, so that all have to take the same decisions.
+
+Each rank runs the same rounds, and a pass of the model is the work of all of them. Draws of their own, clocks of their own or
+sums that differ in the last bit would lead them apart; so the first rank decides and tells the others: how much to draft, what
+was drafted, what was kept. A draft model that each rank holds whole is run by the first one only, in place of all.
+
+What is told are whole numbers, and with the draft's survival a few floats: three small broadcasts a round, beside the two
+that each layer of a pass needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ..call.configuration import Options
+from ..call.self_drafting import tied_drafter
+from ..models import device_of, group_of, is_sharded
+from ..sampling.samplers import Sampler, default_generator
+from ..sampling.stopping import Stopping
+from ..types import (
+    Batch,
+    Draft,
+    Drafter,
+    Rule,
+    Schedule,
+    Verdict,
+)
+
+
+class Alone:
+    """One process: every part decides for itself."""
+
+    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
+        """A call begins, which draws from `generator` or torch's own."""
+
+    def end(self) -> None:
+        """The call is over."""
+
+    def drafter(self, drafter: Drafter) -> Any:
+        return drafter
+
+    def rule(self, rule: Rule) -> Any:
+        return rule
+
+    def schedule(self, schedule: Schedule) -> Any:
+        return schedule
+
+    def sampler(self, sampler: Sampler) -> Any:
+        return sampler
+
+    def stopping(self, stopping: Stopping) -> Any:
+        return stopping
+
+    def number(self, value: float) -> float:
+        return value
+
+
+class Ranks(Alone):
+    """The ranks of one model: puts something in the place of each part that decides.
+
+    Args:
+        group: their process group.
+        device: of the model.
+        all_draft: the drafter runs a model that the ranks share as well, so that it takes all of them.
+
+    Attributes:
+        decides: this is the first rank.
+    """
+
+    def __init__(self, group, device: torch.device, all_draft: bool):
+        self.group, self.device, self.all_draft = group, device, all_draft
+        self.first = distributed.get_global_rank(group, 0)
+        self.decides = distributed.get_rank(group) == 0
+
+    def told(self, tensor: Tensor) -> Tensor:
+        """`tensor` as the first rank has it; it has the same shape on all of them."""
+        tensor = tensor.to(self.device, copy=True).contiguous()
+        distributed.broadcast(tensor, self.first, group=self.group)
+        return tensor
+
+    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
+        is_known = generator is not None or self.device.type in ("cpu", "cuda")
+        self.generator = (generator or default_generator(self.device)) if do_sample and is_known else None
+        if self.generator is not None:
+            state = self.generator.get_state()
+            self.were_alike = torch.equal(self.told(state).cpu(), state)
+
+    def end(self) -> None:
+        """Only the first rank has drawn. Where all were in one state, as plain sampling needs it, they are so again."""
+        if self.generator is not None:
+            state = self.told(self.generator.get_state()).cpu()
+            if self.were_alike:
+                self.generator.set_state(state)
+
+    def number(self, value: float) -> float:
+        return self.told(torch.tensor([value], dtype=torch.float64)).item()
+
+    def drafter(self, drafter: Drafter) -> Any:
+        return AgreedDrafter(self, drafter) if self.all_draft or self.decides else AgreedDrafter(self, Absent(drafter))
+
+    def rule(self, rule: Rule) -> Any:
+        return AgreedRule(self, rule)
+
+    def schedule(self, schedule: Schedule) -> Any:
+        return AgreedSchedule(self, schedule)
+
+    def sampler(self, sampler: Sampler) -> Any:
+        return AgreedSampler(self, sampler) if self.all_draft else sampler
+
+    def stopping(self, stopping: Stopping) -> Any:
+        return AgreedStopping(self, stopping) if stopping.others else stopping
+
+
+class Agreed:
+    """Stands in for a part of the loop; what is not decided together is the part's own."""
+
+    def __init__(self, ranks: Ranks, part: Any):
+        self.ranks, self.part = ranks, part
+
+    def __getattr__(self, name: str):
+        return getattr(self.part, name)
+
+
+class AgreedDrafter(Agreed):
+    """The first rank's proposal, without its law, which that rank alone needs."""
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        ranks, longest = self.ranks, max(num_tokens)
+        draft = self.part.propose(batch, num_tokens, schedule, sampler)
+        if draft.width > longest:
+            raise ValueError(f"the drafter proposed {draft.width} tokens where at most {longest} were asked for.")
+        tokens = functional.pad(draft.tokens, (0, longest - draft.width))
+        width = torch.full_like(draft.num_tokens, draft.width)
+        told = ranks.told(torch.cat([width[:, None], draft.num_tokens[:, None], tokens], 1))
+        if ranks.decides:
+            return draft
+        told = told.to(batch.tokens.device)
+        return Draft(told[:, 2 : 2 + int(told[0, 0])], None, told[:, 1])
+
+
+class Absent(Drafter):
+    """In the place of a drafter that the first rank runs for all."""
+
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.one_hot_proposals = drafter, drafter.one_hot_proposals
+
+    @property
+    def keeps_rows_together(self) -> bool:
+        return self.drafter.keeps_rows_together
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        return Draft.empty(batch)
+
+    def release(self) -> None:
+        self.drafter.release()
+
+
+class AgreedRule(Agreed):
+    """The first rank's verdict, which is also what the schedule learns from."""
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        ranks = self.ranks
+        told = torch.zeros(len(draft.tokens), 2 + draft.width, dtype=torch.float64)  # exact for token ids
+        if ranks.decides:
+            verdict = self.part(draft, target_probs, sampler)
+            survival = verdict.survival
+            if survival is None:
+                places = torch.arange(draft.width, device=draft.tokens.device)
+                survival = places < verdict.num_accepted[:, None]
+            told = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], survival.double()], 1)
+        told = ranks.told(told).to(draft.tokens.device)
+        return Verdict(told[:, 0].long(), told[:, 1].long(), told[:, 2:])
+
+
+class AgreedSchedule(Agreed):
+    def plan(self, batch: Batch) -> list[int]:
+        return self.ranks.told(torch.tensor(self.part.plan(batch))).tolist()
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        stop = self.part.should_stop(scores, tokens)
+        if stop is None or not self.ranks.all_draft:
+            return stop
+        return self.ranks.told(stop).to(stop.device)
+
+
+class AgreedSampler(Agreed):
+    """A model that all ranks draft with has to read the same draft tokens on each of them."""
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        tokens, law = self.part.propose(scores, ahead)
+        return self.ranks.told(tokens).to(tokens.device), law
+
+
+class AgreedStopping(Agreed):
+    """Criteria of the user's, `max_time` among them, may answer differently on each rank."""
+
+    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
+        whole = [list(new) for new in tokens]
+        done = self.part.cut(batch, tokens, scores)
+        answers = [[len(new), int(is_done)] for new, is_done in zip(tokens, done, strict=True)]
+        answers = self.ranks.told(torch.tensor(answers)).tolist()
+        for new, full, (length, _) in zip(tokens, whole, answers, strict=True):
+            new[:] = full[:length]
+        return [bool(is_done) for _, is_done in answers]
+
+
+def ranks_of(options: Options, model: PreTrainedModel) -> Alone:
+    """Who decides in a call."""
+    draft = options.draft_model
+    own = group_of(draft)
+    group = group_of(model) or own
+    if group is None:
+        return Alone()
+    is_whole = draft is not None and own is None and tied_drafter(draft) is None and not is_sharded(draft)
+    return Ranks(group, device_of(model), all_draft=not is_whole)

@@ -1,0 +1,217 @@
+"""lm-eval's `hf` model with a draft: the same scores, sooner.
+
+`generate_until` tasks are decoded speculatively, likelihoods are the target's alone. Importing this module registers the model
+as `hf-speculative`; `python -m hf_speculative.integrations.lm_eval` is lm-eval's own command with it (docs/lm-eval.md).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+try:
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM, get_dtype
+except ImportError as error:
+    raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
+
+from ...call.checks import unwrap
+from ...call.draft_models import tokenizer_of_draft
+from ...call.options import DRAFTING_OPTIONS
+from ...call.preparation import prepare
+from ...call.statistics import Statistics, record
+from ...generation import Attached, generate
+from ...models import device_of
+from ...models.loading import auto_class_for, load_model
+
+#: a child of lm-eval's, whose verbosity the user sets
+logger = logging.getLogger("lm_eval.hf_speculative")
+
+#: of the draft itself, read here
+DRAFT_OPTIONS = (
+    "draft_model",
+    "assistant_model",
+    "draft_tokenizer",
+    "assistant_tokenizer",
+    "draft_dtype",
+    "draft_revision",
+)
+
+
+@register_model("hf-speculative")
+class SpeculativeLM(HFLM):
+    """lm-eval's `HFLM` that generates with a draft.
+
+    Args:
+        pretrained: the target, as in `HFLM`: a name, a folder or a model.
+        draft_model: a smaller model, or the name of one; `assistant_model` means the same.
+        draft_dtype: of a draft given by name; the target's by default.
+        draft_revision: of a draft given by name.
+        draft_tokenizer: where the draft's vocabulary is another one; of a draft given by name it is found by that name.
+        **kwargs: what `hf_speculative.call.options.DRAFTING_OPTIONS` names, as in `hf_speculative.generate`, and anything
+            that `HFLM` takes. A task's `generation_kwargs` may name the former, too, and come first.
+
+    Attributes:
+        statistics: counts over all `generate_until` requests so far, of all processes.
+
+    Raises:
+        ValueError, TypeError: no source of drafts, an option without effect, or one that is misspelt; before any request.
+    """
+
+    def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
+        options = {name: kwargs.pop(name) for name in DRAFTING_OPTIONS if name in kwargs}
+        options = {name: value for name, value in options.items() if value is not None}
+        of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
+        for own, alias in (("draft_model", "assistant_model"), ("draft_tokenizer", "assistant_tokenizer")):
+            if of_draft[own] is not None and of_draft[alias] is not None:
+                raise ValueError(f"`{own}` and `{alias}` mean the same: give one of them.")
+        draft_model = of_draft["draft_model"] or of_draft["assistant_model"]
+        if not isinstance(draft_model, str):
+            useless = [name for name in ("draft_dtype", "draft_revision") if of_draft[name] is not None]
+            if useless:
+                raise ValueError(
+                    f"`{useless[0]}={of_draft[useless[0]]!r}` is for a `draft_model` given by name: leave it out."
+                )
+        _check_names(pretrained, kwargs)
+        loading = {
+            "revision": of_draft["draft_revision"] or "main",
+            "trust_remote_code": bool(kwargs.get("trust_remote_code")),
+        }
+        # A name that leads nowhere is met here, before the target takes minutes to load.
+        if isinstance(draft_model, str):
+            auto_class_for(draft_model, **loading)
+        super().__init__(pretrained, **kwargs)
+
+        draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]
+        self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
+        if isinstance(draft_model, str):
+            target = unwrap(self.model, "pretrained")
+            dtype = target.dtype if of_draft["draft_dtype"] is None else get_dtype(of_draft["draft_dtype"])
+            name, draft_model = draft_model, load_model(draft_model, dtype=dtype, **loading)
+            draft_model = draft_model.to(device_of(target))
+            draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
+        if isinstance(draft_tokenizer, str):
+            draft_tokenizer = AutoTokenizer.from_pretrained(draft_tokenizer)
+        self.settings = dict(options)
+        options |= {} if draft_model is None else {"draft_model": draft_model}
+        if draft_tokenizer is not None:
+            options |= {"tokenizer": self.tokenizer, "draft_tokenizer": draft_tokenizer}
+        self._check(options)
+        self._speculating = _Speculating(self.model, options)
+        self._generates = False
+        self.statistics = Statistics()
+
+    @property
+    def model(self):
+        """The target; while `HFLM` generates, a stand-in whose `generate` has a draft."""
+        return self._speculating if getattr(self, "_generates", False) else super().model
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+        with record() as counted:
+            texts = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        for statistics in self._of_all_processes(counted):
+            self.statistics += statistics
+        if self.rank == 0:
+            own = self.statistics
+            logger.info(
+                "%d tokens in %d target passes, %.1f %% of the draft tokens accepted, %.2f tokens a speculative step "
+                "(bonus token included)",
+                own.num_new_tokens,
+                own.num_target_forwards,
+                100 * own.draft_acceptance_rate,
+                own.mean_acceptance_length,
+            )
+        return texts
+
+    def get_model_info(self) -> dict:
+        """What lm-eval saves as `config` beside the results, with the draft, its settings and what was counted."""
+        statistics = self.statistics.to_dict()
+        del statistics["rows"]  # one entry a request
+        own = {"draft_model": self.draft_name, "settings": self.settings, "statistics": statistics}
+        return super().get_model_info() | {"speculative_decoding": own}
+
+    def _model_generate(self, context, max_length: int, stop: list[str], **generation_kwargs) -> Tensor:
+        self._generates = True
+        try:
+            return super()._model_generate(context, max_length=max_length, stop=stop, **generation_kwargs)
+        finally:
+            self._generates = False
+
+    def _check(self, options: dict[str, Any]) -> None:
+        """Meet a wrong option now, and not behind hours of likelihoods."""
+        target = unwrap(self.model, "pretrained")
+        attached = vars(target).get("generate")
+        own = (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
+        if prepare(target, dict(options), *own) is None:
+            raise ValueError(
+                "`hf-speculative` has no source of drafts: give `draft_model=`, or `prompt_lookup_num_tokens=`; lm-eval's `hf` "
+                "decodes plainly."
+            )
+
+    def _of_all_processes(self, statistics: Statistics) -> list[Statistics]:
+        if self.world_size == 1:
+            return [statistics]
+        from accelerate.utils import gather_object
+
+        return gather_object([statistics])
+
+
+class _Speculating:
+    """Stands in for the target while `HFLM` calls its `generate`."""
+
+    def __init__(self, model: PreTrainedModel, options: dict[str, Any]):
+        self.model, self.options = model, options
+
+    def generate(self, stopping_criteria=(), **kwargs) -> Tensor:
+        criteria = [
+            EachRow(criterion) if hasattr(criterion, "done_tracker") else criterion for criterion in stopping_criteria
+        ]
+        is_plain = any(kwargs.get(name, self) is None for name in ("draft_model", "assistant_model"))
+        options = kwargs if is_plain else self.options | kwargs
+        return generate(self.model, stopping_criteria=StoppingCriteriaList(criteria), **options)
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+
+class EachRow(StoppingCriteria):
+    """lm-eval's criterion for an `until` string, asked about each row by itself.
+
+    Left to itself it ends no row before the string was found in all of them, which changes no score (what follows the string
+    is cut off) and costs passes. Here a row ends where it would in a batch of one.
+    """
+
+    def __init__(self, criterion: StoppingCriteria):
+        self.criterion = criterion
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        rows = (
+            input_ids[:1] if input_ids.stride(0) == 0 else input_ids
+        )  # a batch may be one row, expanded: see stopping.py
+        answers = [self._ends(row) for row in rows]
+        return torch.tensor(answers, device=input_ids.device).expand(input_ids.shape[0])
+
+    def clone(self) -> EachRow:
+        """Rows need no copies: nothing is remembered from one token to the next."""
+        return self
+
+    def _ends(self, row: Tensor) -> bool:
+        self.criterion.done_tracker = [False]  # type: ignore[attr-defined]
+        return bool(self.criterion(row[None], None))
+
+
+def _check_names(pretrained, kwargs: dict[str, Any]) -> None:
+    """`HFLM` hands what it does not know to `from_pretrained`, and drops it where the model is loaded already."""
+    unknown = sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys())
+    for name in unknown:
+        meant = difflib.get_close_matches(name, (*DRAFTING_OPTIONS, *DRAFT_OPTIONS), n=1, cutoff=0.8)
+        if meant:
+            raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant[0]}`?")
+        if not isinstance(pretrained, str):
+            raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on a model that is loaded already: leave it out.")

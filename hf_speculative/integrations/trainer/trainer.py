@@ -1,0 +1,216 @@
+"""A Trainer whose evaluation generates with a draft."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
+
+from ...call import checks
+from ...call.configuration import SpeculativeConfig, first_given
+from ...call.preparation import prepare
+from .measuring import Measured, measure
+from .prompts import completions_of, prompts_of
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Trainer
+else:
+    _Trainer = object
+
+
+class SpeculativeTrainerMixin(_Trainer):
+    """Evaluation that generates with a draft, at any batch size, for a Trainer of your own.
+
+    class MyTrainer(SpeculativeTrainerMixin, Trainer): ...
+
+    `evaluate` and `predict` generate under `predict_with_generate=True`; arguments that lack this field, those of other
+    trainers, always generate. Unlike in `Seq2SeqTrainer` they do so without `compute_metrics`, too.
+
+    What speculation did is logged with the other metrics, as `eval_draft_acceptance_rate`, `eval_mean_acceptance_length` (bonus
+    token included), `eval_num_spec_steps`, `eval_num_draft_tokens`, `eval_num_accepted_draft_tokens`,
+    `eval_num_target_forwards`, `eval_tokens_per_second` and `eval_speedup` (docs/training.md). Counts are summed over all
+    processes and rates taken of the sums; a rate of nothing is left out.
+
+    An encoder-decoder model under `Seq2SeqTrainer` is evaluated as there, but its `generation_config` stays as it is. Of a
+    decoder-only model's rows the prompt is what comes before the first label; predictions are the new tokens, and the
+    label ids given to `compute_metrics` are the labels from the first one on, so that both begin in column 0.
+
+    Args:
+        draft_model: a smaller model, or the name of one; moved to the trainer's device, never trained. Without it,
+            a draft that was attached to the model is used, or what `generation_kwargs` name.
+        speculative_config: further settings, as in `hf_speculative.attach`.
+        generation_kwargs: keywords of `generate` for every evaluation; those of `evaluate(..., **gen_kwargs)` come first, and
+            `evaluate(draft_model=None)` is plain.
+        speedup_batches: batches of each evaluation, on each process, that are decoded plainly as well, from the same random
+            state: `eval_speedup` is the ratio of tokens per second on these. Costs their time; by default 0.
+
+    Raises:
+        ValueError, TypeError: as `attach`, when the trainer is made; a draft that evaluation would not use.
+    """
+
+    def __init__(
+        self,
+        *args,
+        draft_model: PreTrainedModel | str | None = None,
+        speculative_config: SpeculativeConfig | None = None,
+        generation_kwargs: dict[str, Any] | None = None,
+        speedup_batches: int = 0,
+        **kwargs,
+    ):
+        if speedup_batches != 0:
+            checks.check_positive_int("speedup_batches", speedup_batches, "decodes no batch plainly: give 0 or more.")
+        self.draft_model, self.speculative_config = draft_model, speculative_config
+        self.speedup_batches = speedup_batches
+        self.generation_kwargs = self._given = dict(generation_kwargs or {})
+        super().__init__(*args, **kwargs)
+        options = {
+            "draft_model": draft_model,
+            "speculative_config": speculative_config,
+            "generation_kwargs": generation_kwargs,
+            "speedup_batches": speedup_batches,
+        }
+        useless = [f"`{name}`" for name, value in options.items() if value]
+        if useless and not self._generates:
+            raise ValueError(
+                f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
+                "and `prediction_loss_only=False` in the arguments, or leave it out."
+            )
+        with self._measure() as meter:  # what is wrong with the draft is said now, not after an epoch
+            if generation_kwargs:
+                prepare(meter.model, self._generate_kwargs(), meter.draft_model, meter.config)
+
+    def generation_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What `generate` gets of an evaluation batch; override it for prompts of another kind.
+
+        Args:
+            inputs: the batch as the collator made it, on the model's device.
+
+        Returns:
+            Keywords of `generate`: for a decoder-only model, `input_ids (batch, width)` left-padded and their `attention_mask`.
+        """
+        if self.model.config.is_encoder_decoder:
+            dropped = ("labels", "decoder_input_ids", "decoder_attention_mask")
+            return {name: value for name, value in inputs.items() if name not in dropped}
+        configs = (getattr(self, "processing_class", None), self.model.generation_config)
+        return prompts_of(inputs, first_given(*(getattr(config, "pad_token_id", None) for config in configs), 0))
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **gen_kwargs):
+        """As `Seq2SeqTrainer.evaluate`: `gen_kwargs` go to `generate`."""
+        with self._calls_with(gen_kwargs) as forwarded:
+            return super().evaluate(
+                eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **forwarded
+            )
+
+    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test", **gen_kwargs):
+        """As `Seq2SeqTrainer.predict`: `gen_kwargs` go to `generate`."""
+        with self._calls_with(gen_kwargs) as forwarded:
+            return super().predict(
+                test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **forwarded
+            )
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """As `Trainer.evaluation_loop`, with the counts among the metrics."""
+        if self._generates and self.compute_metrics is None:
+            prediction_loss_only = None  # there is something to measure without references
+        dtype = None
+        if not self.is_in_train:  # as the trainer casts the model
+            dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16 if self.args.bf16_full_eval else None
+        with self._measure(dtype) as meter:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        counts = meter.take().summed_over_processes(self.accelerator)
+        output.metrics.update(counts.metrics(metric_key_prefix))
+        return output
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """Loss, new tokens and labels of one batch, as in `Seq2SeqTrainer`."""
+        step = super().prediction_step
+        if prediction_loss_only or not self._generates:
+            return step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        gen_kwargs = gen_kwargs or self._generate_kwargs()
+        if isinstance(self, Seq2SeqTrainer) and self.model.config.is_encoder_decoder:
+            with _unchanged(self.model.generation_config):
+                return step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys, **gen_kwargs)
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get("labels")
+        given = self.generation_inputs(inputs)
+        loss = None if labels is None else step(model, dict(inputs), True, ignore_keys=ignore_keys)[0]
+        tokens = self._generate(given, gen_kwargs)
+        if self.model.config.is_encoder_decoder:
+            return loss, tokens, labels
+        width = given["input_ids"].shape[1] if "input_ids" in given else 0
+        return loss, tokens[:, width:], None if labels is None else completions_of(labels)
+
+    @property
+    def _generates(self) -> bool:
+        return getattr(self.args, "predict_with_generate", True) and not self.args.prediction_loss_only
+
+    @contextmanager
+    def _calls_with(self, gen_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Keywords of `generate` for a while; those that the next class in line takes."""
+        outer = self._given  # for several data sets, Trainer calls `evaluate` for each, without the keywords
+        self._given = outer | gen_kwargs
+        try:
+            yield self._given if isinstance(self, Seq2SeqTrainer) else {}
+        finally:
+            self._given = outer
+
+    def _generate_kwargs(self) -> dict[str, Any]:
+        # A trainer of one's own may take keywords in `evaluate` that are not for `generate`: it says here which are.
+        given = getattr(self, "_gen_kwargs", self._given) if isinstance(self, Seq2SeqTrainer) else self._given
+        kwargs = {n: v for n, v in given.items() if v is not None or n not in ("max_length", "num_beams")}
+        length, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
+        if length is not None and not kwargs.keys() & {"max_length", "max_new_tokens"}:
+            kwargs["max_length"] = length
+        if beams is not None:
+            kwargs.setdefault("num_beams", beams)
+        config = getattr(self.args, "generation_config", None)
+        if config is not None and not isinstance(self, Seq2SeqTrainer):  # which makes it the model's own
+            kwargs.setdefault("generation_config", Seq2SeqTrainer.load_generation_config(config))
+        return kwargs
+
+    def _measure(self, dtype: torch.dtype | None = None) -> Measured:
+        draft = self.draft_model
+        if isinstance(draft, torch.nn.Module):
+            draft = self.accelerator.unwrap_model(draft)
+        model = self.accelerator.unwrap_model(self.model)
+        return measure(model, draft, self.speculative_config, self.speedup_batches, self.accelerator.device, dtype)
+
+    @torch.no_grad()
+    def _generate(self, given: dict[str, Any], gen_kwargs: dict[str, Any]) -> Tensor:
+        """As `Seq2SeqTrainer` calls it, whose module also knows where these two questions are answered by now."""
+        synced = trainer_seq2seq.is_deepspeed_zero3_enabled() or trainer_seq2seq.is_fsdp_managed_module(self.model)
+        whole = contextlib.nullcontext()
+        if torch.distributed.is_available():
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            if isinstance(self.model, FullyShardedDataParallel):
+                whole = FullyShardedDataParallel.summon_full_params(self.model)
+        with whole:
+            return self.model.generate(**given, **{"synced_gpus": synced} | gen_kwargs)
+
+
+class SpeculativeSeq2SeqTrainer(SpeculativeTrainerMixin, Seq2SeqTrainer):
+    """`Seq2SeqTrainer` whose `predict_with_generate` speculates; see `SpeculativeTrainerMixin`.
+
+    trainer = SpeculativeSeq2SeqTrainer(model, args, eval_dataset=..., draft_model=draft)
+    """
+
+
+@contextmanager
+def _unchanged(config) -> Iterator[None]:
+    """`Seq2SeqTrainer` writes defaults into the model's generation_config after each batch."""
+    before = dict(vars(config))
+    try:
+        yield
+    finally:
+        vars(config).clear()
+        vars(config).update(before)

@@ -1,6 +1,0 @@
-"""`python -m hf_speculative.lm_eval`: lm-eval's own command, with the model `hf-speculative` registered by this package."""
-
-from lm_eval.__main__ import cli_evaluate
-
-if __name__ == "__main__":
-    cli_evaluate()

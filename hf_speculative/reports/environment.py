@@ -1,0 +1,49 @@
+"""Where a measurement was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from ..version import __version__
+
+
+def environment(model: PreTrainedModel) -> dict[str, Any]:
+    """Versions, hardware, threads and dtype, and the command line that is running."""
+    on_gpu = model.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(model.device) if on_gpu else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "hf_speculative": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "command": _command(),
+    }
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    start = ["python", program.name] if program.suffix == ".py" else [program.name]
+    if program.name == "__main__.py":
+        start = ["python", "-m", program.parent.name]
+    return shlex.join([*start, *sys.argv[1:]])
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,237 @@
+"""From logits to tokens: greedy, sampled, or coupled to plain `generate`'s own noise.
+
+Target and draft go through the same processors. Greedy decoding is a one-hot distribution, so that a rule serves it like any
+other. A residual is drawn as probabilities; it never goes back through the logits.
+
+Every random decision is `bernoulli` or `categorical`, so that a test can put a script in their place and enumerate them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..types import Batch
+from .logits_processors import Processors
+
+
+def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
+    """Draw from `probs (..., vocab)`, not necessarily normalised, with `noise` ~ Exp(1) of the same shape.
+
+    `torch.multinomial` draws one sample in this very way. A token of probability 0 cannot win.
+    """
+    return (probs / noise).argmax(-1)
+
+
+class Sampler:
+    """Turns logits into laws and laws into tokens. The subclasses differ in what chance is.
+
+    Attributes:
+        processors: applied to draft and target logits alike.
+        vocab_size: width of the target's logits.
+        keeps_laws: the rule asks for the laws of draft tokens.
+        one_hot_proposals: a draft token is a function of what is known, so its law is one-hot (`Draft.probs=None`).
+    """
+
+    one_hot_proposals = False
+    keeps_laws = True
+
+    def __init__(self, processors: Processors, vocab_size: int):
+        self.processors, self.vocab_size = processors, vocab_size
+
+    @property
+    def settings(self) -> Hashable | None:
+        """All that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more."""
+        return None
+
+    def begin_round(self, batch: Batch) -> None:
+        """Which rows are running, and where they are."""
+
+    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+        """The round emitted `tokens`: memories of processors move on."""
+        self.processors.commit(batch, [len(new) for new in tokens])
+
+    def finish(self) -> None:
+        """The call is over."""
+
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+        """Processed float32 logits `(batch, k + 1, vocab)` of the target's pass."""
+        # Float32 before temperature and softmax, as plain generate; copied, since processors may write in place.
+        return self.processors(batch, logits.to(torch.float32, copy=True), ahead=0, is_draft=False)
+
+    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        """Processed float32 logits `(batch, vocab)` of a draft step, `logits (batch, any vocab)`, after `ahead` draft tokens.
+
+        Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
+        """
+        scores = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
+        if scores.shape[1] < self.vocab_size:
+            scores = functional.pad(scores, (0, self.vocab_size - scores.shape[1]), value=-torch.inf)
+        return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """The law that `scores (..., vocab)` stand for, float32; NaN throughout where they stand for none."""
+        return scores.softmax(-1)
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distributions `(batch, k + 1, vocab)`, and how many of each row there are before one that is none.
+
+        NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
+        Until then a uniform one stands for it, so that a rule leads there as often as plain decoding does.
+        """
+        probs = self.probs(scores)
+        is_valid = ~probs[..., 0].isnan()
+        return self._guessed(probs), is_valid.long().cumprod(1).sum(1)
+
+    def _guessed(self, probs: Tensor) -> Tensor:
+        return probs.nan_to_num(1 / self.vocab_size)
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        """Draw a draft token from `scores (batch, vocab)`: the tokens `(batch,)` and the law they were drawn from."""
+        # A draft may have nothing to say: all that is allowed is past its vocabulary, or its logits are NaN. It then guesses at
+        # random, and says so, which is exact as well.
+        probs = self._guessed(self.probs(scores))
+        tokens = self.categorical(probs[:, None], ahead)[:, 0]
+        return tokens, probs if self.keeps_laws and not self.one_hot_proposals else None
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the laws `ahead`, `ahead + 1`, ... places ahead."""
+        raise NotImplementedError
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        """Independent coins: True with `probability`, of any shape."""
+        raise NotImplementedError
+
+
+class Greedy(Sampler):
+    """Temperature 0: the law is one-hot at the argmax of the processed logits, the first one on a tie."""
+
+    one_hot_proposals = True
+
+    @property
+    def settings(self) -> Hashable | None:
+        return self.processors.settings and ("greedy", self.processors.settings)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        return scores.argmax(-1), None
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        return probs.argmax(-1)
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        return probability > 0.5
+
+
+class Independent(Sampler):
+    """Sampling with fresh randomness for every decision, from `generator` or torch's global one."""
+
+    def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None):
+        super().__init__(processors, vocab_size)
+        self.generator = generator
+
+    @property
+    def settings(self) -> Hashable | None:
+        if self.generator is not None or self.processors.settings is None:
+            return None
+        return ("independent", self.keeps_laws, self.processors.settings)
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        # u in [0, 1) and a strict comparison: probability 0 never happens, probability 1 always does.
+        return torch.empty_like(probability).uniform_(generator=self.generator) < probability
+
+
+class Coupled(Sampler):
+    """Sampling whose output is, token for token, what plain `generate(do_sample=True)` gives under the same seed.
+
+    Plain decoding draws one `(batch, vocab)` tensor of Exp(1) noise a step and lets tokens race in it. Here row b at its own
+    step t uses row b of that same tensor, both to propose a draft token and to choose the target's. The target's choice
+    is then plain decoding's by construction, whatever was drafted, and the draft guesses well because it shares the
+    noise. (Drafter-invariant sampling, Daliri et al. 2024, arXiv 2408.07978.)
+
+    The noise of a step is drawn in plain decoding's order and kept while rows may need it, up to `max_bytes`; past that,
+    it is drawn again from the generator's saved state.
+    """
+
+    one_hot_proposals = True
+
+    def __init__(
+        self,
+        processors: Processors,
+        vocab_size: int,
+        batch_size: int,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        max_bytes: int = 2**28,
+    ):
+        super().__init__(processors, vocab_size)
+        self.shape, self.device = (batch_size, vocab_size), device
+        self.generator = generator if generator is not None else default_generator(device)
+        self.max_kept = max(1, max_bytes // (4 * batch_size * vocab_size))
+        self.states: list[Tensor] = []  # states[t]: the generator before the noise of step t was drawn
+        self.noise: dict[int, Tensor] = {}
+        self.num_steps = 0
+
+    def begin_round(self, batch: Batch) -> None:
+        self.rows = batch.rows
+        self.steps = [length - batch.prompt_width for length in batch.host_lengths]
+        for step in [step for step in self.noise if step < min(self.steps)]:
+            del self.noise[step]
+
+    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+        super().end_round(batch, tokens)
+        self.num_steps = max(self.num_steps, *(s + len(new) for s, new in zip(self.steps, tokens, strict=True)))
+
+    def finish(self) -> None:
+        """Leave the generator where plain decoding leaves it: one draw a step, whatever was looked at ahead."""
+        if self.num_steps < len(self.states):
+            self.generator.set_state(self.states[self.num_steps])
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        rows = [
+            torch.stack([self.noise_of(step + ahead + i)[row] for i in range(probs.shape[1])])
+            for row, step in zip(self.rows, self.steps, strict=True)
+        ]
+        return exponential_race(probs, torch.stack(rows))
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        raise TypeError("coupled sampling flips no coins: it needs the rule SampledVerification")
+
+    def noise_of(self, step: int) -> Tensor:
+        """The `(batch, vocab)` noise that plain decoding draws at `step`."""
+        while len(self.states) <= step:
+            self.states.append(self.generator.get_state())
+            self._keep(len(self.states) - 1, self._draw(self.generator))
+        if step not in self.noise:
+            again = torch.Generator(self.device)
+            again.set_state(self.states[step])
+            self._keep(step, self._draw(again))
+        return self.noise[step]
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        return torch.empty(self.shape, device=self.device).exponential_(1, generator=generator)
+
+    def _keep(self, step: int, noise: Tensor) -> None:
+        while len(self.noise) >= self.max_kept:
+            del self.noise[next(iter(self.noise))]
+        self.noise[step] = noise
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Torch's global generator of a device, the one `torch.manual_seed` seeds."""
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type == "cuda":
+        torch.cuda.init()
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    raise ValueError(
+        f"`reproducible=True` needs the global generator of {device}, known here for cpu and cuda: pass `generator=`"
+    )
