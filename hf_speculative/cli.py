@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import __version__
 from .benchmark.cli import bench
 from .command.arguments import (
     DTYPES,
@@ -24,6 +23,7 @@ from .command.side_by_side.cli import generate
 from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .version import __version__
 
 if TYPE_CHECKING:
     from .compatibility import Compatibility

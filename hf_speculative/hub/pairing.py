@@ -155,7 +155,7 @@ def save_pretrained(
     if isinstance(draft_model, str) and Path(draft_model).is_dir():
         draft_model = _written(Path(draft_model).resolve(), folder.resolve())
 
-    from .. import __version__
+    from ..version import __version__
 
     own = f"./{DRAFT_FOLDER}"
     pairing = Pairing(
