@@ -30,15 +30,8 @@ if TYPE_CHECKING:
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
     from .integrations.trainer import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
-    from .types import (
-        Batch,
-        Draft,
-        Drafter,
-        Round,
-        Rule,
-        Schedule,
-        Verdict,
-    )
+    from .interfaces import Drafter, Rule, Schedule
+    from .types import Batch, Draft, Round, Verdict
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -54,8 +47,13 @@ else:
             ".hub.card": ["card"],
             ".hub.pairing": ["from_pretrained", "save_pretrained"],
             ".call.statistics": ["RowStatistics", "Statistics", "record"],
-            ".integrations.trainer": ["SpeculativeEvalCallback", "SpeculativeSeq2SeqTrainer", "SpeculativeTrainerMixin"],
-            ".types": ["Batch", "Draft", "Drafter", "Round", "Rule", "Schedule", "Verdict"],
+            ".integrations.trainer": [
+                "SpeculativeEvalCallback",
+                "SpeculativeSeq2SeqTrainer",
+                "SpeculativeTrainerMixin",
+            ],
+            ".interfaces": ["Drafter", "Rule", "Schedule"],
+            ".types": ["Batch", "Draft", "Round", "Verdict"],
         },
     )
 

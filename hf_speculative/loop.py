@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from .models import CachedModel
+from .interfaces import CachedModel, Drafter, Rule, Schedule
 from .sampling.samplers import Sampler
 from .sampling.stopping import Stopping
-from .types import (
-    Batch,
-    Draft,
-    Drafter,
-    Round,
-    Rule,
-    Schedule,
-)
+from .types import Batch, Draft, Round
 
 
 def speculate(

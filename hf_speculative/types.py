@@ -5,25 +5,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .batch import Batch
-
-if TYPE_CHECKING:
-    from .models import CachedModel
-    from .sampling.samplers import Sampler
-    from .schedules import Costs
+#: in the place of a token that was drawn from what is no distribution
+NO_TOKEN = -1
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
 
 
 class NoDistribution(RuntimeError):
     """The target's logits are no distribution to draw the next token from; plain `generate` raises a `RuntimeError` as well."""
+
+
+class Batch:
+    """The sequences being generated: one buffer, rows of their own length.
+
+    Columns are laid out as transformers lays them out: the prompt as given, left padding included, then the new
+    tokens. So processors and stopping criteria see exactly what they see in plain `generate`.
+
+    Attributes:
+        tokens: `(batch, capacity)` int64. Row b is valid up to `lengths[b]`; a draft is written beyond.
+        lengths: `(batch,)` int64 on the device, `host_lengths` the same as a list: the host knows them without asking.
+        padding: columns of left padding in each row, on the device and as a list; with a mask that hides more, which only the
+            universal path takes, how many columns it hides.
+        history: the tokens of each row without those, as lists.
+        rows: which row of the call each row is.
+        max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
+        is_unread: no round is over: the first pass will read the prompts.
+        waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
+    """
+
+    is_unread: bool = True
+    waiting: Batch | None = None
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        padding: Sequence[int],
+        max_length: int,
+        history: Sequence[Sequence[int]] | None = None,
+    ):
+        self.prompt_width = input_ids.shape[1]
+        self.max_length = max_length
+        self.max_position = max_length - 1 - min(padding)
+        self.tokens = input_ids.long().clone()
+        self.rows = list(range(input_ids.shape[0]))
+        self.host_lengths = [self.prompt_width] * len(self.rows)
+        self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
+        self.host_padding = list(padding)
+        self.padding = torch.tensor(self.host_padding, device=input_ids.device)
+        if history is None:
+            history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+        self.history = [list(row) for row in history]
+
+    def put(self, tokens: Tensor, ahead: int = 0) -> None:
+        """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
+        self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
+        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
+        self.tokens.scatter_(1, columns, tokens)
+
+    def _reserve(self, end: int) -> None:
+        if end > (width := self.tokens.shape[1]):
+            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
+
+    def append(
+        self, draft: Draft, verdict: Verdict, num_valid: Tensor | None = None
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Lengthen each row by its accepted tokens and the target's own; the new tokens, and the survival of those proposed.
+
+        Of each row, only `num_valid (batch,)` tokens came from a distribution: among the new tokens, `NO_TOKEN` follows them.
+        The draft must have been `put` already. Reads from the device, once a round; stop strings, criteria of the user's
+        and a confidence stop read more.
+        """
+        num_accepted, survival = verdict.num_accepted[:, None], verdict.survival
+        if survival is None:
+            survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
+        in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
+        limits = torch.full_like(verdict.num_accepted, draft.width + 1) if num_valid is None else num_valid
+        counts = [draft.num_tokens[:, None], num_accepted, limits[:, None], verdict.next_token[:, None]]
+        packed = [*counts, draft.tokens, in_units]
+        read = torch.cat(packed, 1).tolist()
+        self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
+        self.lengths = self.lengths + verdict.num_accepted + 1
+        new_tokens, survivals = [], []
+        for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
+            new_tokens.append([*rest[:num_kept], next_token])
+            survivals.append([n / UNIT for n in rest[draft.width :][:num_proposed]])
+            self.host_lengths[row] += num_kept + 1
+            self.history[row] += new_tokens[-1]
+            new_tokens[-1][limit:] = [NO_TOKEN] * (num_kept + 1 - limit)
+        self.is_unread = False
+        return new_tokens, survivals
+
+    def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
+        """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
+        width = max(map(len, tails))
+        self._reserve(max(starts) + width + 1)
+        packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
+        first, lengths, tokens = torch.tensor(packed, device=self.tokens.device).split([1, 1, width], 1)
+        self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
+        self.lengths = lengths[:, 0]
+        for row, (start, tail) in enumerate(zip(starts, tails, strict=True)):
+            self.host_lengths[row] = start + len(tail)
+            del self.history[row][start - self.host_padding[row] :]
+            self.history[row] += tail
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        index = torch.tensor(indices, dtype=torch.long, device=self.tokens.device)
+        self.tokens, self.lengths, self.padding = self.tokens[index], self.lengths[index], self.padding[index]
+        self.rows = [self.rows[i] for i in indices]
+        self.host_lengths = [self.host_lengths[i] for i in indices]
+        self.host_padding = [self.host_padding[i] for i in indices]
+        self.history = [list(self.history[i]) for i in indices]
+
+    def part(self, indices: Sequence[int]) -> Batch:
+        """These rows as a batch of their own."""
+        part = copy.copy(self)
+        part.select(list(indices))
+        return part
+
+    def wait_beyond(self, num_rows: int) -> None:
+        """Only the first `num_rows` rows run; the others wait until a row is done."""
+        indices = list(range(len(self.rows)))
+        self.waiting = self.part(indices[num_rows:])
+        self.select(indices[:num_rows])
+
+    def newcomers(self, num_rows: int) -> Batch | None:
+        """The next `num_rows` rows that wait, or as many as there are, as a batch of their own; `None` without any."""
+        if num_rows == 0 or self.waiting is None or not self.waiting.rows:
+            return None
+        indices = list(range(len(self.waiting.rows)))
+        newcomers = self.waiting.part(indices[:num_rows])
+        self.waiting.select(indices[num_rows:])
+        return newcomers
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
+        width = newcomers.tokens.shape[1]
+        self._reserve(width)
+        index = torch.tensor(lanes, device=self.tokens.device)
+        self.tokens[index, :width] = newcomers.tokens
+        self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)
+        self.padding = self.padding.index_copy(0, index, newcomers.padding)
+        for i, lane in enumerate(lanes):
+            self.rows[lane] = newcomers.rows[i]
+            self.host_lengths[lane] = newcomers.host_lengths[i]
+            self.host_padding[lane] = newcomers.host_padding[i]
+            self.history[lane] = newcomers.history[i]
 
 
 @dataclass(frozen=True)
@@ -119,110 +256,46 @@ class Round:
         return [n == len(tokens) for n, tokens in zip(self.num_from_draft, self.tokens, strict=True)]
 
 
-class Drafter:
-    """Stage 1, who guesses. A subclass needs `propose`; the rest has defaults for a drafter without a memory.
+@dataclass(frozen=True)
+class Costs:
+    """The time of a round: draft, one target pass, and everything around them.
 
     Attributes:
-        num_forwards: model passes so far, for the statistics.
-        one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
-        hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
+        rounds: `{batch_size: {num_draft_tokens: time}}`, in any unit. 0 draft tokens, one step of plain decoding, has to be
+            there. Between two numbers the line through them is followed; beyond the largest draft, the last one; beyond the
+            batch sizes given, the nearest of them.
+
+    Raises:
+        ValueError: nothing given, no time of a plain step, or a time that is not above 0.
     """
 
-    one_hot_proposals: bool = False
-    hidden_layers: tuple[int, ...] = ()
+    rounds: Mapping[int, Mapping[int, float]]
 
-    @property
-    def num_forwards(self) -> int:
-        return 0
+    def __post_init__(self):
+        if not self.rounds:
+            raise ValueError("`rounds={}` gives no costs: give them as {batch_size: {num_draft_tokens: time}}.")
+        for batch_size, times in self.rounds.items():
+            if 0 not in times:
+                raise ValueError(
+                    f"`rounds[{batch_size}]={dict(times)}` lacks 0 draft tokens, a step of plain decoding."
+                )
+            if not all(time > 0 for time in times.values()):
+                raise ValueError(f"`rounds[{batch_size}]={dict(times)}`: times have to be above 0.")
 
-    @property
-    def keeps_rows_together(self) -> bool:
-        """It pays to keep the rows of a batch at similar lengths: see `CachedModel`."""
-        return False
-
-    def follow(self, target: CachedModel) -> None:
-        """Called once a call, before `begin`: the target that is drafted for, with its cache and `hidden_states`."""
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        """Called once a call, before its first round: forget earlier calls."""
-
-    def prefill(self, batch: Batch) -> None:
-        """Read the prompts of `batch` ahead of time; their rows are then copied by `select`."""
-
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
-        raise NotImplementedError
-
-    def rollback(self, batch: Batch) -> None:
-        """The round is over and `batch` has its new lengths: forget whatever was not accepted."""
-
-    def release(self) -> None:
-        """The call is over: memory may be kept for the next one."""
-
-    def select(self, indices: list[int]) -> None:
-        """Keep these rows, in this order."""
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        """Row i of `newcomers`, a prompt that waited, takes the place of the row at `lanes[i]`, which is done."""
+    def curve(self, batch_size: int, longest: int) -> list[float]:
+        """Times of rounds of `batch_size` rows that draft 0, 1, ..., `longest` tokens."""
+        sizes = sorted(self.rounds)
+        at_size = min(max(batch_size, sizes[0]), sizes[-1])
+        return [
+            _interpolated({size: _interpolated(self.rounds[size], n) for size in sizes}, at_size)
+            for n in range(longest + 1)
+        ]
 
 
-class Rule:
-    """Stages 2 and 3, which guesses survive: a pure function of tensors, without model or cache.
-
-    `lossless` declares the contract that the tests hold a rule to: the tokens kept have exactly the law of plain
-    sampling from `target_probs`.
-    """
-
-    lossless: bool = False
-    #: it looks at `Draft.probs`; where it does not, they are not kept
-    reads_draft_probs: bool = True
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        """Judge `draft` by `target_probs (batch, k + 1, vocab)`, whose position i follows the draft's first i tokens."""
-        raise NotImplementedError
-
-
-class Schedule:
-    """How many tokens to guess next.
-
-    A decision may depend on the past, on the draft tokens so far and on their laws, never on a token that is then left
-    out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
-    """
-
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
-
-    def num_draft_tokens(self, row: int) -> int:
-        """How many tokens to propose for this row of the call in the next round."""
-        raise NotImplementedError
-
-    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
-
-        `scores (batch, vocab)` are the draft's processed logits and `tokens (batch,)` what was drawn from them.
-        """
-        return None
-
-    @property
-    def may_stop(self) -> bool:
-        """Drafts may end early: `should_stop` has a say."""
-        return type(self).should_stop is not Schedule.should_stop
-
-    def update(self, round: Round) -> None:
-        """Learn from a finished round."""
-
-    def plan(self, batch: Batch) -> list[int]:
-        """Draft lengths for each row of the batch, within what the row can still use."""
-        rooms = zip(batch.rows, self.rooms(batch), strict=True)
-        return [min(self.num_draft_tokens(row), room) if room else 0 for row, room in rooms]
-
-    @staticmethod
-    def rooms(batch: Batch) -> list[int]:
-        """How many draft tokens each row can use.
-
-        None in the first round: the prompt then goes through the target in the shape that plain `generate` gives it, and the
-        first token is there as early. Later ones leave room for the token that the target adds.
-        """
-        if batch.is_unread:
-            return [0] * len(batch.rows)
-        return [max(0, batch.max_length - length - 1) for length in batch.host_lengths]
+def _interpolated(points: Mapping[int, float], at: int) -> float:
+    known = sorted(points)
+    if len(known) == 1:
+        return points[known[0]]
+    right = min(max(1, bisect_right(known, at)), len(known) - 1)
+    x0, x1 = known[right - 1], known[right]
+    return points[x0] + (points[x1] - points[x0]) * (at - x0) / (x1 - x0)

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.schedules import Costs
+from hf_speculative.types import Costs
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.

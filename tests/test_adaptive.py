@@ -16,14 +16,8 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import (
-    Adaptive,
-    ConfidenceStop,
-    Constant,
-    Costs,
-    Heuristic,
-    Together,
-)
+from hf_speculative.schedules import Adaptive, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 
 #: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any

@@ -25,7 +25,8 @@ import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
 from hf_speculative.drafting import PromptLookup
-from hf_speculative.schedules import Adaptive, Constant, Costs
+from hf_speculative.schedules import Adaptive, Constant
+from hf_speculative.types import Costs
 
 pytestmark = pytest.mark.measures
 SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))

@@ -36,9 +36,10 @@ from transformers.distributed import DistributedConfig
 import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
+from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import probe, why_eager
-from hf_speculative.schedules import Adaptive, Costs
-from hf_speculative.types import Draft, Drafter, Schedule
+from hf_speculative.schedules import Adaptive
+from hf_speculative.types import Costs, Draft
 
 TIMEOUT = timedelta(seconds=60)
 CHECKS: dict = {}

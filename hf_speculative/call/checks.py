@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from ..interfaces import Drafter, Schedule
 from ..models import Inputs, Path, fits_universal
 from ..schedules import SCHEDULE_NAMES
-from ..types import Drafter, Schedule
 from ..verification import SampledVerification, rule_for
 from .configuration import Options, SpeculativeConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..types import Drafter, Rule, Schedule
+from ..interfaces import Drafter, Rule, Schedule
 from ..verification import rule_for
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..batch import Batch
 from ..distributed.synced_gpus import kept_in_step
 from ..distributed.tensor_parallel import ranks_of
+from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
-from ..models import CachedModel, Inputs
+from ..models import Inputs
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import Sampler
 from ..sampling.stopping import Stopping
-from ..types import Drafter, Round
+from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options

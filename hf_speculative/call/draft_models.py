@@ -8,16 +8,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting import DraftModel, StringMatch, TokenIntersection
-from ..models import (
-    CachedModel,
-    Inputs,
-    TextModel,
-    UniversalModel,
-    choose,
-    inputs_for_draft,
-    ragged_model,
-    weights_of_a_pass,
-)
+from ..interfaces import CachedModel, Drafter
+from ..models import Inputs, TextModel, UniversalModel, choose, inputs_for_draft, ragged_model, weights_of_a_pass
 from ..tokenizers.alignment import LOOKBEHIND, Translation
 from ..tokenizers.vocabulary import (
     MAPPINGS,
@@ -25,7 +17,6 @@ from ..tokenizers.vocabulary import (
     compare_vocabularies,
     is_padding,
 )
-from ..types import Drafter
 from . import checks
 from .configuration import Options
 from .self_drafting import tied_drafter

@@ -21,26 +21,13 @@ from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..distributed.tensor_parallel import ranks_of
+from ..interfaces import CachedModel, Drafter, Rule, Schedule
 from ..loop import speculate
-from ..models import (
-    CachedModel,
-    Inputs,
-    is_sharded,
-    num_parameters,
-)
+from ..models import Inputs, is_sharded, num_parameters
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..sampling.samplers import Sampler
 from ..sampling.stopping import Stopping
-from ..schedules import Costs
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    NoDistribution,
-    Rule,
-    Schedule,
-    Verdict,
-)
+from ..types import Batch, Costs, Draft, NoDistribution, Verdict
 from .configuration import Options
 from .draft_models import max_positions_of
 from .parts import default_rule, make_sampler, target_and_drafter

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..models import CachedModel
+from ..interfaces import CachedModel
 from ..types import Round
 
 

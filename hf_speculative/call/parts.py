@@ -9,16 +9,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting import EarlyExit, Mtp, PromptLookup
-from ..models import (
-    CachedModel,
-    EarlyExitModel,
-    Inputs,
-    RecordingModel,
-    UniversalModel,
-    choose_for,
-    num_logits,
-    ragged_model,
-)
+from ..interfaces import CachedModel, Drafter, Rule, Schedule
+from ..models import EarlyExitModel, Inputs, RecordingModel, UniversalModel, choose_for, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import (
     Coupled,
@@ -32,12 +24,7 @@ from ..schedules import (
     Constant,
     Together,
 )
-from ..types import (
-    Batch,
-    Drafter,
-    Rule,
-    Schedule,
-)
+from ..types import Batch
 from ..verification import BlockVerification, SampledVerification, rule_for
 from . import checks
 from .configuration import Options, SpeculativeConfig

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, __version__
 
 from ..drafting import DFlash, Gemma4Assistant
+from ..interfaces import Drafter
 from ..models import (
     ATTENTION,
     LAYER_TYPES,
@@ -15,7 +16,6 @@ from ..models import (
     fits_early_exit,
 )
 from ..models.shallow import decoder_layers, is_patched
-from ..types import Drafter
 from .checks import check_model, check_positive_int, check_ragged
 from .configuration import Options
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..distributed.tensor_parallel import Alone
-from ..schedules import Costs
+from ..types import Costs
 
 #: draft lengths that are timed, the most telling first; what lies between them and beyond is interpolated
 LENGTHS = (1, 4, 0, 8, 2)

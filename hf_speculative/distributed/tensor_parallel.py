@@ -19,17 +19,11 @@ from transformers import PreTrainedModel
 
 from ..call.configuration import Options
 from ..call.self_drafting import tied_drafter
+from ..interfaces import Drafter, Rule, Schedule
 from ..models import device_of, group_of, is_sharded
 from ..sampling.samplers import Sampler, default_generator
 from ..sampling.stopping import Stopping
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    Rule,
-    Schedule,
-    Verdict,
-)
+from ..types import Batch, Draft, Verdict
 
 
 class Alone:

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models import (
-    AttentionLayers,
-    CachedModel,
-    RaggedCache,
-    exchanged,
-    fed_slots,
-    with_folded_attention,
-)
+from ..interfaces import CachedModel
+from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..sampling.samplers import Sampler
 from ..types import Batch
 from .stepwise import Stepwise

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models import CachedModel
+from ..interfaces import CachedModel, Schedule
 from ..sampling.samplers import Sampler
-from ..types import Batch, Draft, Schedule
+from ..types import Batch, Draft
 from .stepwise import Stepwise
 
 

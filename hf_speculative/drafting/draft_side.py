@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..models import CachedModel
+from ..interfaces import CachedModel
 from ..tokenizers.alignment import Transcript, Translation
 from ..types import Batch
 

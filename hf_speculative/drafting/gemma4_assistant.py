@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..models import (
-    AttentionLayers,
-    CachedModel,
-    exchanged,
-    with_folded_attention,
-)
+from ..interfaces import CachedModel
+from ..models import AttentionLayers, exchanged, with_folded_attention
 from ..types import Batch
 from .stepwise import Stepwise
 

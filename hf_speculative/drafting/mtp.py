@@ -9,16 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..models import (
-    AttentionLayers,
-    CachedModel,
-    RaggedCache,
-    exchanged,
-    fed_slots,
-    with_folded_attention,
-)
+from ..interfaces import CachedModel, Schedule
+from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..sampling.samplers import Sampler
-from ..types import Batch, Draft, Schedule
+from ..types import Batch, Draft
 from .stepwise import Stepwise
 
 

@@ -1,12 +1,8 @@
 """No guesses: each round is a step of plain decoding, through the same cache."""
 
+from ..interfaces import Drafter, Schedule
 from ..sampling.samplers import Sampler
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    Schedule,
-)
+from ..types import Batch, Draft
 
 
 class Nothing(Drafter):

@@ -11,13 +11,9 @@ from collections import defaultdict
 
 import torch
 
+from ..interfaces import Drafter, Schedule
 from ..sampling.samplers import Sampler
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    Schedule,
-)
+from ..types import Batch, Draft
 
 
 class PromptLookup(Drafter):

@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..interfaces import Drafter, Schedule
 from ..sampling.samplers import Sampler
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    Schedule,
-)
+from ..types import Batch, Draft
 
 
 class Stepwise(Drafter):

@@ -12,15 +12,10 @@ import math
 
 import torch
 
-from ..models import CachedModel
+from ..interfaces import CachedModel, Drafter, Schedule
 from ..sampling.samplers import Sampler
 from ..tokenizers.alignment import Translation
-from ..types import (
-    Batch,
-    Draft,
-    Drafter,
-    Schedule,
-)
+from ..types import Batch, Draft
 from .draft_side import DraftSide
 
 

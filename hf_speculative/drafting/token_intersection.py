@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models import CachedModel
+from ..interfaces import CachedModel
 from ..sampling.samplers import Sampler
 from ..tokenizers.alignment import Translation
 from ..types import Batch

@@ -2,13 +2,7 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import (
-    CachedModel,
-    device_of,
-    modes_of_a_call,
-    num_logits,
-    without_dropout,
-)
+from .cached_model import device_of, modes_of_a_call, num_logits, without_dropout
 from .choice import (
     ATTENTION,
     LAYER_TYPES,
@@ -54,7 +48,6 @@ __all__ = [
     "ATTENTION",
     "LAYER_TYPES",
     "AttentionLayers",
-    "CachedModel",
     "EarlyExitModel",
     "Inputs",
     "Path",

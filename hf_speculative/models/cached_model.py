@@ -2,124 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Hashable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
-
-from ..types import Batch
-
-
-class CachedModel:
-    """A model that feeds what it has not seen.
-
-    Its cache covers the first `seen[b]` tokens of each row; a pass feeds everything from there on. So a draft that was
-    accepted whole, whose last token the draft model has never read, is no special case.
-
-    Attributes:
-        num_forwards: passes so far.
-        keep: names of the outputs that `step_output` can give after a pass.
-        keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
-    """
-
-    num_forwards: int = 0
-    keeps_rows_together: bool = False
-    keep: tuple[str, ...] = ()
-
-    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        """Feed each row's unseen tokens up to `ahead` beyond its length; logits `(batch, num_last, vocab)` of the last."""
-        raise NotImplementedError
-
-    def drafts_at_once(self, batch: Batch) -> bool:
-        """Whether `draft` is there, and faster than a pass at a time."""
-        return False
-
-    def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
-        """Draw `num_tokens` tokens a row, each after the ones before: tokens `(batch, num_tokens)` and, if any, their laws.
-
-        Args:
-            draw: `draw(logits (batch, vocab), ahead)` gives tokens `(batch,)` and their laws or `None`; no part of it may
-                depend on the host, for it may be captured, and replayed wherever `settings` are the same.
-        """
-        raise NotImplementedError
-
-    def rollback(self, batch: Batch) -> None:
-        """Forget all but the tokens of `batch`, the newest of which has not been fed."""
-        raise NotImplementedError
-
-    def select(self, indices: list[int]) -> None:
-        """Keep these rows, in this order; a row may be named more than once."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Forget everything: another batch begins."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """The call is over: memory may be kept for the next one."""
-
-    def prefill(self, batch: Batch) -> None:
-        """Feed all tokens of `batch`, for nothing but the cache."""
-        self.logits(batch, ahead=0, num_last=1)
-        self.rollback(batch)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        """Row i of `newcomers` takes the place of the row at `lanes[i]`: its prompt is read in a pass without the others."""
-        fresh = self.fresh()
-        fresh.prefill(newcomers)
-        self.num_forwards = fresh.num_forwards
-        self.take(fresh, lanes)
-
-    def fresh(self):
-        """The same model with an empty cache of its own."""
-        fresh = copy.copy(self)
-        fresh.reset()
-        return fresh
-
-    def take(self, other, lanes: list[int]) -> None:
-        """Row i of what `other` has cached takes the place of the row at `lanes[i]`."""
-        raise NotImplementedError
-
-    def forget(self, lanes: list[int]) -> None:
-        """Other rows are at `lanes` from now on, of which nothing was read."""
-        raise NotImplementedError
-
-    def hidden_states(self, positions: Tensor) -> Tensor:
-        """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
-
-        Of the layers that the drafter named (`Drafter.hidden_layers`), for tokens that a pass has read: all accepted ones
-        but a row's newest. What stands at other positions is filler.
-        """
-        raise NotImplementedError
-
-    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """What a layer has cached, each `(batch, heads, capacity, dim)`: a row's token t stands in slot t."""
-        raise NotImplementedError
-
-    def load(self, cache, batch: Batch) -> None:
-        """Start from transformers' own `cache`, filled with the first columns of `batch`."""
-        raise NotImplementedError
-
-    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
-
-        Written into the user's own cache if one was `given`. Called once a call, when all rows are done.
-
-        Args:
-            sequences: `(batch, columns)`, those of the call.
-            padding: columns that are hidden in each row's prompt.
-            lengths: columns of each row up to its own end; plain decoding goes on with pad tokens, and so does the cache.
-        """
-        raise NotImplementedError
-
-    def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
-        """The last pass's `hidden_states` or `attentions` for the token in `column` of a row of the call: one a layer."""
-        raise NotImplementedError
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

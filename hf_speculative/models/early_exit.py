@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..interfaces import CachedModel
 from ..types import Batch
 from .attention import with_folded_attention
-from .cached_model import CachedModel
 from .ragged import RaggedModel
 from .shallow import decoder_layers, exchanged, output_head
 

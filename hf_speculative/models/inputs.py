@@ -23,7 +23,8 @@ from transformers import (
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
-from ..batch import Batch, Prompt
+from ..types import Batch
+from .prompt import Prompt
 from .rollback import copy_of
 from .shallow import duplicate
 

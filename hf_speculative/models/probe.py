@@ -12,13 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..interfaces import CachedModel
 from ..types import Batch
-from .cached_model import (
-    CachedModel,
-    device_of,
-    last_id,
-    without_dropout,
-)
+from .cached_model import device_of, last_id, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from ..interfaces import CachedModel
 from ..types import Batch
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import CachedModel, device_of, last_id
+from .cached_model import device_of, last_id
 from .masks import AttentionLayers
 from .ragged_cache import RaggedCache
 

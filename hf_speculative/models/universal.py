@@ -18,8 +18,9 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
+from ..interfaces import CachedModel
 from ..types import Batch
-from .cached_model import CachedModel, device_of, last_id
+from .cached_model import device_of, last_id
 from .inputs import Inputs, text_inputs
 from .rollback import Crop, Snapshot, rewinder
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from ..batch import NO_TOKEN
-from ..types import Batch, NoDistribution
+from ..types import NO_TOKEN, Batch, NoDistribution
 from .memory import UsersOwn, clone
 
 

@@ -3,7 +3,6 @@
 from .adaptive import Adaptive
 from .confidence import ConfidenceStop
 from .constant import Constant
-from .costs import Costs
 from .heuristic import Heuristic
 from .together import Together
 
@@ -16,4 +15,4 @@ SCHEDULE_NAMES = {
     "heuristic_transient": Heuristic,
 }
 
-__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Costs", "Heuristic", "Together"]
+__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Heuristic", "Together"]

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 
-from ..types import Batch, Round, Schedule
-from .costs import Costs
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
 
 #: before the first draft token this share is taken to be accepted, as if seen in so many of them
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0

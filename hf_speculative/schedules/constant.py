@@ -1,6 +1,6 @@
 """The same draft length in every round."""
 
-from ..types import Schedule
+from ..interfaces import Schedule
 
 
 class Constant(Schedule):

@@ -4,7 +4,8 @@ Each row has its own length, kept for one call: nothing is written to a model's 
 the first and the tenth time. A decision depends on past rounds alone, which is exact.
 """
 
-from ..types import Round, Schedule
+from ..interfaces import Schedule
+from ..types import Round
 
 
 class Heuristic(Schedule):

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..types import Batch, Round, Schedule
-from .costs import Costs
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
 
 
 class Together(Schedule):

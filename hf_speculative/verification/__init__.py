@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from ..types import Rule
+from ..interfaces import Rule
 from .block import BlockVerification
 from .sampled import SampledVerification
 from .token import TokenVerification

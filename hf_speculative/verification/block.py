@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..interfaces import Rule
 from ..sampling.samplers import Sampler
-from ..types import Draft, Rule, Verdict
+from ..types import Draft, Verdict
 from .residual import draw_next_token, is_proposed, probability_of
 
 

@@ -1,0 +1,230 @@
+"""The seams of the loop: who guesses, which guesses survive, how many to guess, how tokens are drawn, what a model must do.
+
+One class a stage, with signatures and defaults; the rooms hold the implementations.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+
+from torch import Tensor
+
+from .sampling.samplers import Sampler
+from .types import Batch, Costs, Draft, Round, Verdict
+
+
+class CachedModel:
+    """A model that feeds what it has not seen.
+
+    Its cache covers the first `seen[b]` tokens of each row; a pass feeds everything from there on. So a draft that was
+    accepted whole, whose last token the draft model has never read, is no special case.
+
+    Attributes:
+        num_forwards: passes so far.
+        keep: names of the outputs that `step_output` can give after a pass.
+        keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
+    """
+
+    num_forwards: int = 0
+    keeps_rows_together: bool = False
+    keep: tuple[str, ...] = ()
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        """Feed each row's unseen tokens up to `ahead` beyond its length; logits `(batch, num_last, vocab)` of the last."""
+        raise NotImplementedError
+
+    def drafts_at_once(self, batch: Batch) -> bool:
+        """Whether `draft` is there, and faster than a pass at a time."""
+        return False
+
+    def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
+        """Draw `num_tokens` tokens a row, each after the ones before: tokens `(batch, num_tokens)` and, if any, their laws.
+
+        Args:
+            draw: `draw(logits (batch, vocab), ahead)` gives tokens `(batch,)` and their laws or `None`; no part of it may
+                depend on the host, for it may be captured, and replayed wherever `settings` are the same.
+        """
+        raise NotImplementedError
+
+    def rollback(self, batch: Batch) -> None:
+        """Forget all but the tokens of `batch`, the newest of which has not been fed."""
+        raise NotImplementedError
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget everything: another batch begins."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """The call is over: memory may be kept for the next one."""
+
+    def prefill(self, batch: Batch) -> None:
+        """Feed all tokens of `batch`, for nothing but the cache."""
+        self.logits(batch, ahead=0, num_last=1)
+        self.rollback(batch)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`: its prompt is read in a pass without the others."""
+        fresh = self.fresh()
+        fresh.prefill(newcomers)
+        self.num_forwards = fresh.num_forwards
+        self.take(fresh, lanes)
+
+    def fresh(self):
+        """The same model with an empty cache of its own."""
+        fresh = copy.copy(self)
+        fresh.reset()
+        return fresh
+
+    def take(self, other, lanes: list[int]) -> None:
+        """Row i of what `other` has cached takes the place of the row at `lanes[i]`."""
+        raise NotImplementedError
+
+    def forget(self, lanes: list[int]) -> None:
+        """Other rows are at `lanes` from now on, of which nothing was read."""
+        raise NotImplementedError
+
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
+
+        Of the layers that the drafter named (`Drafter.hidden_layers`), for tokens that a pass has read: all accepted ones
+        but a row's newest. What stands at other positions is filler.
+        """
+        raise NotImplementedError
+
+    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """What a layer has cached, each `(batch, heads, capacity, dim)`: a row's token t stands in slot t."""
+        raise NotImplementedError
+
+    def load(self, cache, batch: Batch) -> None:
+        """Start from transformers' own `cache`, filled with the first columns of `batch`."""
+        raise NotImplementedError
+
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
+        """What plain `generate` leaves behind: a transformers cache of all of `sequences` but the last column.
+
+        Written into the user's own cache if one was `given`. Called once a call, when all rows are done.
+
+        Args:
+            sequences: `(batch, columns)`, those of the call.
+            padding: columns that are hidden in each row's prompt.
+            lengths: columns of each row up to its own end; plain decoding goes on with pad tokens, and so does the cache.
+        """
+        raise NotImplementedError
+
+    def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
+        """The last pass's `hidden_states` or `attentions` for the token in `column` of a row of the call: one a layer."""
+        raise NotImplementedError
+
+
+class Drafter:
+    """Stage 1, who guesses. A subclass needs `propose`; the rest has defaults for a drafter without a memory.
+
+    Attributes:
+        num_forwards: model passes so far, for the statistics.
+        one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
+        hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
+    """
+
+    one_hot_proposals: bool = False
+    hidden_layers: tuple[int, ...] = ()
+
+    @property
+    def num_forwards(self) -> int:
+        return 0
+
+    @property
+    def keeps_rows_together(self) -> bool:
+        """It pays to keep the rows of a batch at similar lengths: see `CachedModel`."""
+        return False
+
+    def follow(self, target: CachedModel) -> None:
+        """Called once a call, before `begin`: the target that is drafted for, with its cache and `hidden_states`."""
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        """Called once a call, before its first round: forget earlier calls."""
+
+    def prefill(self, batch: Batch) -> None:
+        """Read the prompts of `batch` ahead of time; their rows are then copied by `select`."""
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
+        raise NotImplementedError
+
+    def rollback(self, batch: Batch) -> None:
+        """The round is over and `batch` has its new lengths: forget whatever was not accepted."""
+
+    def release(self) -> None:
+        """The call is over: memory may be kept for the next one."""
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order."""
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers`, a prompt that waited, takes the place of the row at `lanes[i]`, which is done."""
+
+
+class Rule:
+    """Stages 2 and 3, which guesses survive: a pure function of tensors, without model or cache.
+
+    `lossless` declares the contract that the tests hold a rule to: the tokens kept have exactly the law of plain
+    sampling from `target_probs`.
+    """
+
+    lossless: bool = False
+    #: it looks at `Draft.probs`; where it does not, they are not kept
+    reads_draft_probs: bool = True
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        """Judge `draft` by `target_probs (batch, k + 1, vocab)`, whose position i follows the draft's first i tokens."""
+        raise NotImplementedError
+
+
+class Schedule:
+    """How many tokens to guess next.
+
+    A decision may depend on the past, on the draft tokens so far and on their laws, never on a token that is then left
+    out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
+    """
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
+
+    def num_draft_tokens(self, row: int) -> int:
+        """How many tokens to propose for this row of the call in the next round."""
+        raise NotImplementedError
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
+
+        `scores (batch, vocab)` are the draft's processed logits and `tokens (batch,)` what was drawn from them.
+        """
+        return None
+
+    @property
+    def may_stop(self) -> bool:
+        """Drafts may end early: `should_stop` has a say."""
+        return type(self).should_stop is not Schedule.should_stop
+
+    def update(self, round: Round) -> None:
+        """Learn from a finished round."""
+
+    def plan(self, batch: Batch) -> list[int]:
+        """Draft lengths for each row of the batch, within what the row can still use."""
+        rooms = zip(batch.rows, self.rooms(batch), strict=True)
+        return [min(self.num_draft_tokens(row), room) if room else 0 for row, room in rooms]
+
+    @staticmethod
+    def rooms(batch: Batch) -> list[int]:
+        """How many draft tokens each row can use.
+
+        None in the first round: the prompt then goes through the target in the shape that plain `generate` gives it, and the
+        first token is there as early. Later ones leave room for the token that the target adds.
+        """
+        if batch.is_unread:
+            return [0] * len(batch.rows)
+        return [max(0, batch.max_length - length - 1) for length in batch.host_lengths]
