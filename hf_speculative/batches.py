@@ -27,7 +27,7 @@ from .call.prompts import (
     settings_of_rows,
 )
 from .call.statistics import RowStatistics, Statistics
-from .distributed.synced_gpus import refuse_in_step, turnstile
+from .distributed.synced_gpus import in_step, models_in_step
 from .drafting import Nothing
 from .generation import attached_to, plain_generate_of
 from .models import device_of, modes_of_a_call
@@ -133,20 +133,22 @@ class _Run:
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
         clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now
-        if any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None):
-            refuse_in_step(
-                self.options,
-                model,
+        has_encoder = any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None)
+        if has_encoder and models_in_step(options.synced_gpus, model, options.draft_model):
+            raise ValueError(
                 "encoders run once a window, and ranks may have more windows than others: "
-                "call `generate` with as many batches on each rank.",
+                "call `generate` with as many batches on each rank."
             )
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        steps = turnstile(self.options, self.model, device_of(self.model))  # ranks may have more windows than others
-        with modes_of_a_call(self.model, self.options.draft_model), steps:
+        draft = self.options.draft_model
+        steps = in_step(
+            self.options.synced_gpus, self.model, draft, device_of(self.model)
+        )  # ranks may have more windows than others
+        with modes_of_a_call(self.model, draft), steps:
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
                 try:

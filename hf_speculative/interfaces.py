@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
-from .sampling.samplers import Sampler
 from .types import Batch, Costs, Draft, Round, Verdict
 
 
@@ -118,6 +117,86 @@ class CachedModel:
 
     def step_output(self, name: str, row: int, column: int) -> tuple[Tensor, ...]:
         """The last pass's `hidden_states` or `attentions` for the token in `column` of a row of the call: one a layer."""
+        raise NotImplementedError
+
+
+class Sampler:
+    """From logits to distributions, and from distributions to tokens. Every random decision is `bernoulli` or `categorical`.
+
+    Attributes:
+        vocab_size: width of the target's logits.
+        one_hot_proposals: a draft token is a function of what is known: its distribution is one-hot (`Draft.probs=None`).
+        keeps_draft_probs: the rule reads the distributions that draft tokens were drawn from.
+    """
+
+    vocab_size: int
+    one_hot_proposals: bool = False
+    keeps_draft_probs: bool = True
+
+    @property
+    def settings(self) -> Hashable | None:
+        """All that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more."""
+        return None
+
+    def begin_round(self, batch: Batch) -> None:
+        """Which rows are running, and where they are."""
+
+    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+        """The round emitted `tokens`."""
+
+    def finish(self) -> None:
+        """The call is over."""
+
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+        """Processed float32 logits `(batch, k + 1, vocab)` of the target's pass."""
+        raise NotImplementedError
+
+    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        """Processed float32 logits `(batch, vocab)` of a draft step, `logits (batch, any vocab)`, after `ahead` draft tokens.
+
+        Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
+        """
+        raise NotImplementedError
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """The distribution that `scores (..., vocab)` stand for, float32."""
+        raise NotImplementedError
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distributions `(batch, k + 1, vocab)`, and how many of each row there are before one that is none.
+
+        NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
+        """
+        raise NotImplementedError
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        """Draw a draft token from `scores (batch, vocab)`: tokens `(batch,)` and, if kept, what they were drawn from."""
+        raise NotImplementedError
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the distributions `ahead`, `ahead + 1`, ... places ahead."""
+        raise NotImplementedError
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        """Independent coins: True with `probability`, of any shape."""
+        raise NotImplementedError
+
+
+class Stopping:
+    """Which new tokens end their row.
+
+    Attributes:
+        may_differ_between_ranks: an answer may depend on more than the tokens, on the clock for instance.
+    """
+
+    may_differ_between_ranks: bool = False
+
+    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
+        """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
+
+        Args:
+            scores: `(batch, k + 1, vocab)`, position i is the one that token i was chosen at.
+        """
         raise NotImplementedError
 
 

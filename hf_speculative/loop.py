@@ -6,11 +6,9 @@ which each row keeps its own number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
-from .interfaces import CachedModel, Drafter, Rule, Schedule
-from .sampling.samplers import Sampler
-from .sampling.stopping import Stopping
+from .interfaces import CachedModel, Drafter, Rule, Sampler, Schedule, Stopping
 from .types import Batch, Draft, Round
 
 
@@ -22,21 +20,28 @@ def speculate(
     schedule: Schedule,
     sampler: Sampler,
     stopping: Stopping,
+    lap: Callable[[str], None] = lambda stage: None,
 ) -> Generator[Round, None, None]:
     """Generate until every row of `batch` is done; yields a `Round` after each target pass.
 
     Nothing outside the arguments changes, so the iterator may be closed at any time.
+
+    Args:
+        lap: told the stage that has just ended: "draft", "verify", "accept" or "rest".
     """
     while batch.rows:
+        lap("rest")
         # 1. Draft: guess up to k tokens a row, written into the batch beyond its length.
         sampler.begin_round(batch)
         plan = schedule.plan(batch)
         draft = drafter.propose(batch, plan, schedule, sampler) if any(plan) else Draft.empty(batch)
         batch.put(draft.tokens)
+        lap("draft")
 
-        # 2. Verify: one target pass over all it has not seen gives the law after each of the k guesses.
+        # 2. Verify: one target pass over all it has not seen gives the distribution after each of the k guesses.
         logits = target.logits(batch, ahead=draft.width, num_last=draft.width + 1)
         scores = sampler.target_scores(batch, logits)
+        lap("verify")
 
         # 3. Accept: the rule keeps a prefix and adds a token; a stop inside the block cuts it.
         probs, num_valid = sampler.target_probs(scores)
@@ -47,16 +52,19 @@ def speculate(
         kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]
         num_drafted = [len(row) for row in survival]
         round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores, survival)
+        lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
         sampler.end_round(batch, tokens)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)
+        lap("rest")
         freed = [lane for lane, is_done in enumerate(done) if is_done]
         if newcomers := batch.newcomers(len(freed)):
-            for part in (batch, target, drafter):
+            for part, stage in ((batch, "rest"), (target, "verify"), (drafter, "draft")):
                 part.admit(newcomers, freed[: len(newcomers.rows)])
+                lap(stage)
             del freed[: len(newcomers.rows)]
         if freed:
             running = [lane for lane in range(len(done)) if lane not in freed]

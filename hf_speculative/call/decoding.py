@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..distributed.synced_gpus import kept_in_step
-from ..distributed.tensor_parallel import ranks_of
+from ..distributed.synced_gpus import in_step
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs
 from ..sampling.logits_processors import Processors
-from ..sampling.samplers import Sampler
-from ..sampling.stopping import Stopping
+from ..sampling.samplers import ProcessedSampler
+from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
@@ -26,7 +26,9 @@ from .configuration import Options
 from .measured_costs import Probe
 from .output import Output
 from .parts import (
+    drawn_from,
     kept_together,
+    make_ranks,
     make_rule,
     make_sampler,
     make_schedule,
@@ -69,6 +71,21 @@ class CannotRefill(Exception):
     """A part of the call keeps its rows together, so that they have to start together, too."""
 
 
+def _kept_in_step(rounds):
+    """Ranks keep step during a call; the calls of `generate_batches` have one `in_step` around all of them."""
+
+    @functools.wraps(rounds)
+    def stepping(self, model: PreTrainedModel, input_ids: Tensor, *args, **kwargs):
+        options = self.options
+        steps: AbstractContextManager = nullcontext()
+        if options.rows_at_once is None:
+            steps = in_step(options.synced_gpus, model, options.draft_model, input_ids.device)
+        with steps:
+            return (yield from rounds(self, model, input_ids, *args, **kwargs))
+
+    return stepping
+
+
 class SpeculativeDecoding:
     """What transformers' `generate` hands over to once all is prepared."""
 
@@ -76,7 +93,7 @@ class SpeculativeDecoding:
         self.options = options
 
     @torch.no_grad()
-    @kept_in_step
+    @_kept_in_step
     def rounds(
         self,
         model: PreTrainedModel,
@@ -95,7 +112,7 @@ class SpeculativeDecoding:
         as_dict = bool(generation_config.return_dict_in_generate)
         keep_scores = as_dict and bool(generation_config.output_scores)
         is_one_of_many = self.options.rows_at_once is not None
-        stopping = Stopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
+        stopping = CriteriaStopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
         processors = Processors(logits_processor, input_ids.shape[0])
         checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
         check_adapter_names(model, input_ids.shape[0])
@@ -106,7 +123,7 @@ class SpeculativeDecoding:
             input_checks.check_cache(cache, input_ids, generation_config, inputs.attention_mask)
         input_checks.check_prompt(model, inputs)
         prompt = inputs.prompt
-        ranks = ranks_of(self.options, model)
+        ranks = make_ranks(self.options, model)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)
         drafter = ranks.drafter(drafter)
         check_hidden_states_known(cache, drafter)
@@ -116,14 +133,14 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(input_ids, prompt.padding, stopping.max_length, prompt.history)
         sampler = make_sampler(self.options.config, model, batch, processors, generation_config)
-        ranks.begin(bool(generation_config.do_sample), self.options.config.generator)
+        ranks.begin(drawn_from(self.options.config, input_ids.device) if generation_config.do_sample else None)
         self._let_rows_wait(batch, target, drafter, sampler)
         schedule = within_reach(make_schedule(self.options), processors)
         probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
         schedule.begin(batch, probe)
         stopwatch = Stopwatch(input_ids.device)
         rule = make_rule(self.options.config, sampler, drafter)
-        sampler.keeps_laws = rule.reads_draft_probs
+        sampler.keeps_draft_probs = rule.reads_draft_probs
         num_forwards_before = drafter.num_forwards
         drafter.follow(target)
         drafter.begin(batch, sampler)
@@ -135,12 +152,13 @@ class SpeculativeDecoding:
         output, statistics = Output(input_ids, generation_config, target, streamer), Statistics(num_calls=1)
         rounds = speculate(
             batch,
-            stopwatch.watch("verify", target, "logits", "admit"),
-            stopwatch.watch("draft", drafter, "propose", "rollback", "admit"),
-            stopwatch.watch("accept", ranks.rule(rule), "__call__"),
+            target,
+            drafter,
+            ranks.rule(rule),
             kept_together(ranks.schedule(schedule), target, drafter),
-            stopwatch.watch("verify", ranks.sampler(sampler), "target_scores", "target_probs"),
-            stopwatch.watch("accept", ranks.stopping(stopping), "cut"),
+            ranks.sampler(sampler),
+            ranks.stopping(stopping),
+            stopwatch.lap,
         )
         try:
             for round in rounds:
@@ -185,7 +203,7 @@ class SpeculativeDecoding:
                     raise error.__cause__ from None
                 raise
 
-    def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: Sampler) -> None:
+    def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: ProcessedSampler) -> None:
         limit = self.options.rows_at_once
         if limit is None or limit >= len(batch.rows):
             return

@@ -20,17 +20,17 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..distributed.tensor_parallel import ranks_of
+from ..drafting.wrapped import WrappedDrafter
 from ..interfaces import CachedModel, Drafter, Rule, Schedule
 from ..loop import speculate
 from ..models import Inputs, is_sharded, num_parameters
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..sampling.samplers import Sampler
-from ..sampling.stopping import Stopping
+from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Costs, Draft, NoDistribution, Verdict
 from .configuration import Options
 from .draft_models import max_positions_of
-from .parts import default_rule, make_sampler, target_and_drafter
+from .parts import default_rule, make_ranks, make_sampler, target_and_drafter
 from .timings import LENGTHS, Budget, Timings
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
@@ -110,7 +110,7 @@ class Probe:
         if all(timings.wanted(num_steps - 1) is None for timings in known.values()):
             return  # beside the step that the prompt takes there is time for nothing, or all is known
         device, start = self.model.device, time.perf_counter()
-        budget = Budget(num_steps, ranks_of(self.options, self.model))
+        budget = Budget(num_steps, make_ranks(self.options, self.model))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 for num_rows in sorted(known, key=lambda size: known[size].are_measured):
@@ -185,7 +185,7 @@ class TimedRounds:
         self, batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule, sampler: Sampler, budget: Budget
     ):
         self.script, self.budget, self.device = _Script(), budget, batch.tokens.device
-        stopping = Stopping([], len(batch.rows))
+        stopping = CriteriaStopping([], len(batch.rows))
         self.rounds = speculate(batch, target, _Filled(drafter), _KeepNothing(rule), self.script, sampler, stopping)
         self.close = self.rounds.close
         budget.lap()
@@ -213,11 +213,8 @@ class _Script(Schedule):
         return [self.num_tokens] * len(batch.rows)
 
 
-class _Filled(Drafter):
+class _Filled(WrappedDrafter):
     """A drafter's proposals, filled up to the length asked for: a lookup that finds nothing says nothing about costs."""
-
-    def __init__(self, drafter: Drafter):
-        self.drafter = drafter
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         draft = self.drafter.propose(batch, num_tokens, schedule, sampler)
@@ -229,9 +226,6 @@ class _Filled(Drafter):
             probs = functional.pad(probs, (0, 0, 0, missing), value=1 / probs.shape[2])
         tokens = functional.pad(draft.tokens, (0, missing))
         return Draft(tokens, probs, torch.full_like(draft.num_tokens, tokens.shape[1]))
-
-    def rollback(self, batch: Batch) -> None:
-        self.drafter.rollback(batch)
 
 
 class _KeepNothing(Rule):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..distributed.tensor_parallel import Alone, ranks_of
 from ..drafting import EarlyExit, Mtp, PromptLookup
-from ..interfaces import CachedModel, Drafter, Rule, Schedule
+from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import EarlyExitModel, Inputs, RecordingModel, UniversalModel, choose_for, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import (
     Coupled,
     Greedy,
     Independent,
-    Sampler,
+    ProcessedSampler,
+    default_generator,
 )
 from ..schedules import (
     SCHEDULE_NAMES,
@@ -104,13 +107,26 @@ def make_sampler(
     batch: Batch,
     processors: Processors,
     config: GenerationConfig,
-) -> Sampler:
+) -> ProcessedSampler:
     vocab_size = num_logits(model)
     if not config.do_sample:
         return Greedy(processors, vocab_size)
     if own.reproducible:
         return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
     return Independent(processors, vocab_size, own.generator)
+
+
+def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator | None:
+    """The generator that a sampled call draws from; `None` where torch has no global one that is known here."""
+    if own.generator is None and device.type in ("cpu", "cuda"):
+        return default_generator(device)
+    return own.generator
+
+
+def make_ranks(options: Options, model: PreTrainedModel) -> Alone:
+    """Who decides in a call: one process for itself, or the first of several ranks for all."""
+    draft = options.draft_model
+    return ranks_of(model, draft, draft_reads_target=draft is not None and tied_drafter(draft) is not None)
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:

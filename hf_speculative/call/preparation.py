@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
-from ..distributed.synced_gpus import check_synced, refuse_in_step
+from ..distributed.synced_gpus import check_synced, models_in_step
 from ..models import device_of
 from ..models.loading import load_model
 from . import checks, input_checks, self_drafting
@@ -46,7 +46,7 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     checks.check_options(options)
     check_tokenizers(options)
     checks.check_model(target, "model")
-    check_synced(options, target)
+    check_synced(options.synced_gpus, target, options.draft_model, self_drafting.part_of_target(options))
     options = self_drafting.prepare(target, options)
     check_pair(options, target)
     return options
@@ -75,9 +75,8 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
     if not next((value for value in settings if value is not None), False):
         return kwargs
-    refuse_in_step(
-        options, model, "`token_healing=True` runs the model once a row, and ranks would lose step: leave it out."
-    )
+    if models_in_step(options.synced_gpus, model, options.draft_model):
+        raise ValueError("`token_healing=True` runs the model once a row, and ranks would lose step: leave it out.")
     input_checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
     healed = GenerationMixin.heal_tokens(

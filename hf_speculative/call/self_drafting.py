@@ -48,6 +48,16 @@ def prepare(model: PreTrainedModel, options: Options) -> Options:
     return _with_length(options, "draft_model", draft.config.block_size - 1) if made_for is DFlash else options
 
 
+def part_of_target(options: Options) -> str | None:
+    """The option of a call whose drafts run parts of the target on their own; `None` if there is none."""
+    parts = {
+        "assistant_early_exit": options.early_exit is not None,
+        "use_mtp": bool(options.use_mtp),
+        "draft_model": options.draft_model is not None and tied_drafter(options.draft_model) is not None,
+    }
+    return next((name for name, is_used in parts.items() if is_used), None)
+
+
 def _with_length(options: Options, argument: str, longest: int) -> Options:
     """A drafter that proposes up to `longest` tokens does so by default; more are refused."""
     if options.length_is_default:

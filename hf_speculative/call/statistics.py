@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
@@ -10,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -173,16 +173,16 @@ class Statistics(RowStatistics):
 
 
 class Stopwatch:
-    """Wall time by stage. On a GPU the stages are measured there, by events, without waiting for it."""
+    """Wall time by stage: each lap ends one. On a GPU the laps are measured there, by events, without waiting for it."""
 
     def __init__(self, device: torch.device):
         self.on_gpu = device.type == "cuda"
-        self.laps: list[tuple[str, Any, Any]] = []
         self.start = time.perf_counter()
+        self.marks: list[tuple[str, Any]] = [("", self._now())]
 
-    def watch(self, stage: str, part, *methods: str) -> Any:
-        """`part`, with the time its `methods` take added to `stage`; the part itself stays as it is."""
-        return Watched(self, stage, part, methods)
+    def lap(self, stage: str) -> None:
+        """`stage` took the time since the last lap."""
+        self.marks.append((stage, self._now()))
 
     def seconds(self) -> dict[str, float]:
         """Seconds by stage since the start; `rest` is what no stage took."""
@@ -190,38 +190,17 @@ class Stopwatch:
             torch.cuda.synchronize()
         total = time.perf_counter() - self.start
         by_stage = dict.fromkeys(STAGES, 0.0)
-        for stage, start, end in self.laps:
+        for (_, start), (stage, end) in pairwise(self.marks):
             by_stage[stage] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
-        by_stage["rest"] = max(0.0, total - sum(by_stage.values()))
+        by_stage["rest"] = max(0.0, total - sum(by_stage[stage] for stage in ("draft", "verify", "accept")))
         return by_stage
 
-    def now(self):
+    def _now(self):
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-
-class Watched:
-    """Stands in for a part of the loop and keeps the time of some of its methods."""
-
-    def __init__(self, stopwatch: Stopwatch, stage: str, part, methods: tuple[str, ...]):
-        self._stopwatch, self._stage, self._part, self._methods = stopwatch, stage, part, methods
-
-    def __getattr__(self, name: str):
-        method = getattr(self._part, name)
-        return functools.partial(self._time, method) if name in self._methods else method
-
-    def __call__(self, *args, **kwargs):
-        return self._time(self._part, *args, **kwargs)
-
-    def _time(self, function, *args, **kwargs):
-        start = self._stopwatch.now()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self._stopwatch.laps.append((self._stage, start, self._stopwatch.now()))
 
 
 _recorders: list[Statistics] = []

@@ -23,8 +23,6 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..call.configuration import Options
-from ..call.self_drafting import tied_drafter
 from ..models import (
     are_several,
     device_of,
@@ -116,48 +114,42 @@ class Turnstile(AbstractContextManager):
         self.is_joined = False
 
 
-def turnstile(options: Options, model: PreTrainedModel, device: torch.device) -> AbstractContextManager:
-    """What keeps the ranks of a call in step; nothing where each rank runs on its own."""
-    models = _in_step(options, model)
+def in_step(
+    synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None, device: torch.device
+) -> AbstractContextManager:
+    """What keeps the ranks of a call in step; nothing where each rank runs on its own.
+
+    Args:
+        synced_gpus: as given; by default where a model's weights are sharded.
+        device: of the prompts.
+    """
+    models = models_in_step(synced_gpus, model, draft)
     return Turnstile(models, device) if models else nullcontext()
 
 
-def kept_in_step(rounds):
-    """Open a turnstile around a call; the calls of `generate_batches` have one around all of them."""
-
-    @functools.wraps(rounds)
-    def in_step(self, model: PreTrainedModel, input_ids: torch.Tensor, *args, **kwargs):
-        is_one_of_many = self.options.rows_at_once is not None
-        with nullcontext() if is_one_of_many else turnstile(self.options, model, input_ids.device):
-            return (yield from rounds(self, model, input_ids, *args, **kwargs))
-
-    return in_step
-
-
-def check_synced(options: Options, model: PreTrainedModel) -> None:
+def check_synced(
+    synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None, part_of_target: str | None
+) -> None:
     """What a call can do whose ranks wait for each other.
+
+    Args:
+        part_of_target: the option whose drafts run parts of the target on their own, if one of the call does.
 
     Raises:
         ValueError: there are no other ranks, or drafts run parts of the target on their own.
     """
-    if options.synced_gpus and not (distributed.is_available() and distributed.is_initialized()):
+    if synced_gpus and not (distributed.is_available() and distributed.is_initialized()):
         raise ValueError(
             "`synced_gpus=True` waits for other processes, and torch.distributed is not initialised: start them by torchrun "
             "or accelerate, or leave it out."
         )
-    draft = options.draft_model
-    parts = {
-        "assistant_early_exit": options.early_exit is not None,
-        "use_mtp": bool(options.use_mtp),
-        "draft_model": draft is not None and tied_drafter(draft) is not None,
-    }
-    name = next((name for name, is_used in parts.items() if is_used), None)
-    if name is not None and (is_staged(model) or _in_step(options, model)):
+    models = models_in_step(synced_gpus, model, draft)
+    if part_of_target is not None and (is_staged(model) or models):
         raise ValueError(
-            f"`{name}` drafts with parts of the target, and ranks that share weights keep step by whole forwards: "
+            f"`{part_of_target}` drafts with parts of the target, and ranks that share weights keep step by whole forwards: "
             "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding.",
         )
-    if options.synced_gpus is False and _in_step(options, model):
+    if synced_gpus is False and models:
         warnings.warn(
             "`synced_gpus=False`, but FSDP2 has sharded a model of this call: the ranks are kept in step. Pass "
             "`synced_gpus=True`.",
@@ -165,21 +157,16 @@ def check_synced(options: Options, model: PreTrainedModel) -> None:
         )
 
 
-def refuse_in_step(options: Options, model: PreTrainedModel, message: str) -> None:
-    """Raise a `ValueError` where ranks wait for each other's forwards."""
-    if _in_step(options, model):
-        raise ValueError(message)
-
-
-def _in_step(options: Options, model: PreTrainedModel) -> list[PreTrainedModel]:
+def models_in_step(
+    synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None
+) -> list[PreTrainedModel]:
     """The models of a call whose forwards take all ranks."""
-    given, draft = options.synced_gpus, options.draft_model
     if not are_several():
         return []
     # Seq2SeqTrainer says False of models that accelerate has sharded by FSDP2, with which ranks would wait for ever.
-    if given is False and not any(has_sharded_weights(part) for part in (model, draft) if part is not None):
+    if synced_gpus is False and not any(has_sharded_weights(part) for part in (model, draft) if part is not None):
         return []
-    is_shared = bool(given) or is_sharded(model) or is_deepspeed_zero3_enabled()
+    is_shared = bool(synced_gpus) or is_sharded(model) or is_deepspeed_zero3_enabled()
     models = [model] if is_shared else []
     if draft is not None and draft is not model and is_sharded(draft):
         models.append(draft)

@@ -10,44 +10,41 @@ that each layer of a pass needs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..call.configuration import Options
-from ..call.self_drafting import tied_drafter
-from ..interfaces import Drafter, Rule, Schedule
+from ..drafting.wrapped import WrappedDrafter
+from ..interfaces import Drafter, Rule, Sampler, Schedule, Stopping
 from ..models import device_of, group_of, is_sharded
-from ..sampling.samplers import Sampler, default_generator
-from ..sampling.stopping import Stopping
+from ..sampling.wrapped import WrappedSampler
+from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Draft, Verdict
 
 
 class Alone:
     """One process: every part decides for itself."""
 
-    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
-        """A call begins, which draws from `generator` or torch's own."""
+    def begin(self, generator: torch.Generator | None) -> None:
+        """A call begins, which draws from `generator`; `None` if from none that is known."""
 
     def end(self) -> None:
         """The call is over."""
 
-    def drafter(self, drafter: Drafter) -> Any:
+    def drafter(self, drafter: Drafter) -> Drafter:
         return drafter
 
-    def rule(self, rule: Rule) -> Any:
+    def rule(self, rule: Rule) -> Rule:
         return rule
 
-    def schedule(self, schedule: Schedule) -> Any:
+    def schedule(self, schedule: Schedule) -> Schedule:
         return schedule
 
-    def sampler(self, sampler: Sampler) -> Any:
+    def sampler(self, sampler: Sampler) -> Sampler:
         return sampler
 
-    def stopping(self, stopping: Stopping) -> Any:
+    def stopping(self, stopping: Stopping) -> Stopping:
         return stopping
 
     def number(self, value: float) -> float:
@@ -77,9 +74,8 @@ class Ranks(Alone):
         distributed.broadcast(tensor, self.first, group=self.group)
         return tensor
 
-    def begin(self, do_sample: bool, generator: torch.Generator | None) -> None:
-        is_known = generator is not None or self.device.type in ("cpu", "cuda")
-        self.generator = (generator or default_generator(self.device)) if do_sample and is_known else None
+    def begin(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
         if self.generator is not None:
             state = self.generator.get_state()
             self.were_alike = torch.equal(self.told(state).cpu(), state)
@@ -94,38 +90,32 @@ class Ranks(Alone):
     def number(self, value: float) -> float:
         return self.told(torch.tensor([value], dtype=torch.float64)).item()
 
-    def drafter(self, drafter: Drafter) -> Any:
+    def drafter(self, drafter: Drafter) -> Drafter:
         return AgreedDrafter(self, drafter) if self.all_draft or self.decides else AgreedDrafter(self, Absent(drafter))
 
-    def rule(self, rule: Rule) -> Any:
+    def rule(self, rule: Rule) -> Rule:
         return AgreedRule(self, rule)
 
-    def schedule(self, schedule: Schedule) -> Any:
+    def schedule(self, schedule: Schedule) -> Schedule:
         return AgreedSchedule(self, schedule)
 
-    def sampler(self, sampler: Sampler) -> Any:
+    def sampler(self, sampler: Sampler) -> Sampler:
         return AgreedSampler(self, sampler) if self.all_draft else sampler
 
-    def stopping(self, stopping: Stopping) -> Any:
-        return AgreedStopping(self, stopping) if stopping.others else stopping
+    def stopping(self, stopping: Stopping) -> Stopping:
+        return AgreedStopping(self, stopping) if stopping.may_differ_between_ranks else stopping
 
 
-class Agreed:
-    """Stands in for a part of the loop; what is not decided together is the part's own."""
+class AgreedDrafter(WrappedDrafter):
+    """The first rank's proposal, without the probabilities, which that rank alone needs."""
 
-    def __init__(self, ranks: Ranks, part: Any):
-        self.ranks, self.part = ranks, part
-
-    def __getattr__(self, name: str):
-        return getattr(self.part, name)
-
-
-class AgreedDrafter(Agreed):
-    """The first rank's proposal, without its law, which that rank alone needs."""
+    def __init__(self, ranks: Ranks, drafter: Drafter):
+        super().__init__(drafter)
+        self.ranks = ranks
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         ranks, longest = self.ranks, max(num_tokens)
-        draft = self.part.propose(batch, num_tokens, schedule, sampler)
+        draft = self.drafter.propose(batch, num_tokens, schedule, sampler)
         if draft.width > longest:
             raise ValueError(f"the drafter proposed {draft.width} tokens where at most {longest} were asked for.")
         tokens = functional.pad(draft.tokens, (0, longest - draft.width))
@@ -154,14 +144,18 @@ class Absent(Drafter):
         self.drafter.release()
 
 
-class AgreedRule(Agreed):
+class AgreedRule(Rule):
     """The first rank's verdict, which is also what the schedule learns from."""
+
+    def __init__(self, ranks: Ranks, rule: Rule):
+        self.ranks, self.rule = ranks, rule
+        self.lossless, self.reads_draft_probs = rule.lossless, rule.reads_draft_probs
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         ranks = self.ranks
         told = torch.zeros(len(draft.tokens), 2 + draft.width, dtype=torch.float64)  # exact for token ids
         if ranks.decides:
-            verdict = self.part(draft, target_probs, sampler)
+            verdict = self.rule(draft, target_probs, sampler)
             survival = verdict.survival
             if survival is None:
                 places = torch.arange(draft.width, device=draft.tokens.device)
@@ -171,31 +165,44 @@ class AgreedRule(Agreed):
         return Verdict(told[:, 0].long(), told[:, 1].long(), told[:, 2:])
 
 
-class AgreedSchedule(Agreed):
+class AgreedSchedule(WrappedSchedule):
+    """The first rank's lengths; its clock is its own."""
+
+    def __init__(self, ranks: Ranks, schedule: Schedule):
+        super().__init__(schedule)
+        self.ranks = ranks
+
     def plan(self, batch: Batch) -> list[int]:
-        return self.ranks.told(torch.tensor(self.part.plan(batch))).tolist()
+        return self.ranks.told(torch.tensor(self.schedule.plan(batch))).tolist()
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        stop = self.part.should_stop(scores, tokens)
+        stop = self.schedule.should_stop(scores, tokens)
         if stop is None or not self.ranks.all_draft:
             return stop
         return self.ranks.told(stop).to(stop.device)
 
 
-class AgreedSampler(Agreed):
+class AgreedSampler(WrappedSampler):
     """A model that all ranks draft with has to read the same draft tokens on each of them."""
 
+    def __init__(self, ranks: Ranks, sampler: Sampler):
+        super().__init__(sampler)
+        self.ranks = ranks
+
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
-        tokens, law = self.part.propose(scores, ahead)
-        return self.ranks.told(tokens).to(tokens.device), law
+        tokens, probs = self.sampler.propose(scores, ahead)
+        return self.ranks.told(tokens).to(tokens.device), probs
 
 
-class AgreedStopping(Agreed):
+class AgreedStopping(Stopping):
     """Criteria of the user's, `max_time` among them, may answer differently on each rank."""
+
+    def __init__(self, ranks: Ranks, stopping: Stopping):
+        self.ranks, self.stopping = ranks, stopping
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         whole = [list(new) for new in tokens]
-        done = self.part.cut(batch, tokens, scores)
+        done = self.stopping.cut(batch, tokens, scores)
         answers = [[len(new), int(is_done)] for new, is_done in zip(tokens, done, strict=True)]
         answers = self.ranks.told(torch.tensor(answers)).tolist()
         for new, full, (length, _) in zip(tokens, whole, answers, strict=True):
@@ -203,12 +210,15 @@ class AgreedStopping(Agreed):
         return [bool(is_done) for _, is_done in answers]
 
 
-def ranks_of(options: Options, model: PreTrainedModel) -> Alone:
-    """Who decides in a call."""
-    draft = options.draft_model
+def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> Alone:
+    """Who decides in a call.
+
+    Args:
+        draft: the draft model, if there is one; `draft_reads_target`: it works on the target's own states, on every rank.
+    """
     own = group_of(draft)
     group = group_of(model) or own
     if group is None:
         return Alone()
-    is_whole = draft is not None and own is None and tied_drafter(draft) is None and not is_sharded(draft)
+    is_whole = draft is not None and own is None and not draft_reads_target and not is_sharded(draft)
     return Ranks(group, device_of(model), all_draft=not is_whole)

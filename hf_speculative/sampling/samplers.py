@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..interfaces import Sampler
 from ..types import Batch
 from .logits_processors import Processors
 
@@ -26,87 +27,52 @@ def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
     return (probs / noise).argmax(-1)
 
 
-class Sampler:
-    """Turns logits into laws and laws into tokens. The subclasses differ in what chance is.
+class ProcessedSampler(Sampler):
+    """Logits go through the call's logits processors, the target's and the draft's alike. What is random is the subclass's.
 
-    Attributes:
-        processors: applied to draft and target logits alike.
+    Args:
+        processors: of the call.
         vocab_size: width of the target's logits.
-        keeps_laws: the rule asks for the laws of draft tokens.
-        one_hot_proposals: a draft token is a function of what is known, so its law is one-hot (`Draft.probs=None`).
     """
-
-    one_hot_proposals = False
-    keeps_laws = True
 
     def __init__(self, processors: Processors, vocab_size: int):
         self.processors, self.vocab_size = processors, vocab_size
 
-    @property
-    def settings(self) -> Hashable | None:
-        """All that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more."""
-        return None
-
-    def begin_round(self, batch: Batch) -> None:
-        """Which rows are running, and where they are."""
-
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        """The round emitted `tokens`: memories of processors move on."""
         self.processors.commit(batch, [len(new) for new in tokens])
 
-    def finish(self) -> None:
-        """The call is over."""
-
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
-        """Processed float32 logits `(batch, k + 1, vocab)` of the target's pass."""
         # Float32 before temperature and softmax, as plain generate; copied, since processors may write in place.
         return self.processors(batch, logits.to(torch.float32, copy=True), ahead=0, is_draft=False)
 
     def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        """Processed float32 logits `(batch, vocab)` of a draft step, `logits (batch, any vocab)`, after `ahead` draft tokens.
-
-        Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
-        """
         scores = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
         if scores.shape[1] < self.vocab_size:
             scores = functional.pad(scores, (0, self.vocab_size - scores.shape[1]), value=-torch.inf)
         return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
 
     def probs(self, scores: Tensor) -> Tensor:
-        """The law that `scores (..., vocab)` stand for, float32; NaN throughout where they stand for none."""
+        """NaN throughout where `scores` stand for no distribution."""
         return scores.softmax(-1)
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distributions `(batch, k + 1, vocab)`, and how many of each row there are before one that is none.
-
-        NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
-        Until then a uniform one stands for it, so that a rule leads there as often as plain decoding does.
-        """
         probs = self.probs(scores)
         is_valid = ~probs[..., 0].isnan()
+        # A uniform one stands for what is none, so that a rule leads there as often as plain decoding does.
         return self._guessed(probs), is_valid.long().cumprod(1).sum(1)
 
     def _guessed(self, probs: Tensor) -> Tensor:
         return probs.nan_to_num(1 / self.vocab_size)
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
-        """Draw a draft token from `scores (batch, vocab)`: the tokens `(batch,)` and the law they were drawn from."""
         # A draft may have nothing to say: all that is allowed is past its vocabulary, or its logits are NaN. It then guesses at
         # random, and says so, which is exact as well.
         probs = self._guessed(self.probs(scores))
         tokens = self.categorical(probs[:, None], ahead)[:, 0]
-        return tokens, probs if self.keeps_laws and not self.one_hot_proposals else None
-
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
-        """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the laws `ahead`, `ahead + 1`, ... places ahead."""
-        raise NotImplementedError
-
-    def bernoulli(self, probability: Tensor) -> Tensor:
-        """Independent coins: True with `probability`, of any shape."""
-        raise NotImplementedError
+        return tokens, probs if self.keeps_draft_probs and not self.one_hot_proposals else None
 
 
-class Greedy(Sampler):
+class Greedy(ProcessedSampler):
     """Temperature 0: the law is one-hot at the argmax of the processed logits, the first one on a tie."""
 
     one_hot_proposals = True
@@ -128,7 +94,7 @@ class Greedy(Sampler):
         return probability > 0.5
 
 
-class Independent(Sampler):
+class Independent(ProcessedSampler):
     """Sampling with fresh randomness for every decision, from `generator` or torch's global one."""
 
     def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None):
@@ -139,7 +105,7 @@ class Independent(Sampler):
     def settings(self) -> Hashable | None:
         if self.generator is not None or self.processors.settings is None:
             return None
-        return ("independent", self.keeps_laws, self.processors.settings)
+        return ("independent", self.keeps_draft_probs, self.processors.settings)
 
     def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
         return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
@@ -149,7 +115,7 @@ class Independent(Sampler):
         return torch.empty_like(probability).uniform_(generator=self.generator) < probability
 
 
-class Coupled(Sampler):
+class Coupled(ProcessedSampler):
     """Sampling whose output is, token for token, what plain `generate(do_sample=True)` gives under the same seed.
 
     Plain decoding draws one `(batch, vocab)` tensor of Exp(1) noise a step and lets tokens race in it. Here row b at its own

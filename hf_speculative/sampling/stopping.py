@@ -11,11 +11,12 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from ..interfaces import Stopping
 from ..types import NO_TOKEN, Batch, NoDistribution
 from .memory import UsersOwn, clone
 
 
-class Stopping:
+class CriteriaStopping(Stopping):
     """A `StoppingCriteriaList` for rows of their own length.
 
     Args:
@@ -43,6 +44,7 @@ class Stopping:
                 self.stop_strings.append(criterion)
             else:
                 self.others.append(criterion)
+        self.may_differ_between_ranks = bool(self.others)
         self.copies: dict[int, list] = {}
         self.users = UsersOwn(self.others, "stopping_criteria") if self.others and self.has_copies else None
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None

@@ -5,31 +5,20 @@ then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "ke
 (.55, .45). Reads one flag a draft token from the device, to stop the draft model early.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from ..interfaces import Schedule
-from ..types import Batch, Costs, Round
+from .wrapped import WrappedSchedule
 
 
-class ConfidenceStop(Schedule):
+class ConfidenceStop(WrappedSchedule):
     """Another schedule's lengths, cut after a token x with q(x) < `threshold`."""
 
+    may_stop = True
+
     def __init__(self, schedule: Schedule, threshold: float):
-        self.schedule, self.threshold = schedule, threshold
-
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        self.schedule.begin(batch, costs)
-
-    def num_draft_tokens(self, row: int) -> int:
-        return self.schedule.num_draft_tokens(row)
-
-    def plan(self, batch: Batch) -> list[int]:
-        return self.schedule.plan(batch)
+        super().__init__(schedule)
+        self.threshold = threshold
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor:
         return scores.softmax(-1).gather(1, tokens[:, None])[:, 0] < self.threshold
-
-    def update(self, round: Round) -> None:
-        self.schedule.update(round)

@@ -1,14 +1,11 @@
 """Rows that are far ahead of the shortest draft nothing for a while."""
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from ..interfaces import Schedule
-from ..types import Batch, Costs, Round
+from ..types import Batch
+from .wrapped import WrappedSchedule
 
 
-class Together(Schedule):
+class Together(WrappedSchedule):
     """Another schedule, with a bound on how far the rows of a batch drift apart.
 
     A batch lasts as long as its slowest row, so that rows ahead lose nothing by waiting; a cache with one length for all rows
@@ -20,23 +17,8 @@ class Together(Schedule):
     """
 
     def __init__(self, schedule: Schedule, max_lead: int = 8):
-        self.schedule, self.max_lead = schedule, max_lead
-
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        self.schedule.begin(batch, costs)
-
-    def num_draft_tokens(self, row: int) -> int:
-        return self.schedule.num_draft_tokens(row)
-
-    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        return self.schedule.should_stop(scores, tokens)
-
-    @property
-    def may_stop(self) -> bool:
-        return self.schedule.may_stop
-
-    def update(self, round: Round) -> None:
-        self.schedule.update(round)
+        super().__init__(schedule)
+        self.max_lead = max_lead
 
     def plan(self, batch: Batch) -> list[int]:
         shortest = min(batch.host_lengths)

@@ -1,0 +1,46 @@
+"""A drafter around another one."""
+
+from __future__ import annotations
+
+from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..types import Batch, Draft
+
+
+class WrappedDrafter(Drafter):
+    """A drafter around another one: what a subclass leaves alone is the other's."""
+
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter
+        self.one_hot_proposals, self.hidden_layers = drafter.one_hot_proposals, drafter.hidden_layers
+
+    @property
+    def num_forwards(self) -> int:
+        return self.drafter.num_forwards
+
+    @property
+    def keeps_rows_together(self) -> bool:
+        return self.drafter.keeps_rows_together
+
+    def follow(self, target: CachedModel) -> None:
+        self.drafter.follow(target)
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.drafter.begin(batch, sampler)
+
+    def prefill(self, batch: Batch) -> None:
+        self.drafter.prefill(batch)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        return self.drafter.propose(batch, num_tokens, schedule, sampler)
+
+    def rollback(self, batch: Batch) -> None:
+        self.drafter.rollback(batch)
+
+    def release(self) -> None:
+        self.drafter.release()
+
+    def select(self, indices: list[int]) -> None:
+        self.drafter.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        self.drafter.admit(newcomers, lanes)

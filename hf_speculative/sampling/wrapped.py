@@ -1,0 +1,52 @@
+"""A sampler around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from ..interfaces import Sampler
+from ..types import Batch
+
+
+class WrappedSampler(Sampler):
+    """A sampler around another one: what a subclass leaves alone is the other's."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler, self.vocab_size = sampler, sampler.vocab_size
+        self.one_hot_proposals, self.keeps_draft_probs = sampler.one_hot_proposals, sampler.keeps_draft_probs
+
+    @property
+    def settings(self) -> Hashable | None:
+        return self.sampler.settings
+
+    def begin_round(self, batch: Batch) -> None:
+        self.sampler.begin_round(batch)
+
+    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+        self.sampler.end_round(batch, tokens)
+
+    def finish(self) -> None:
+        self.sampler.finish()
+
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+        return self.sampler.target_scores(batch, logits)
+
+    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        return self.sampler.draft_scores(batch, logits, ahead)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        return self.sampler.probs(scores)
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        return self.sampler.target_probs(scores)
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        return self.sampler.propose(scores, ahead)
+
+    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+        return self.sampler.categorical(probs, ahead)
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        return self.sampler.bernoulli(probability)

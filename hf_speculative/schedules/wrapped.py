@@ -1,0 +1,36 @@
+"""A schedule around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
+
+
+class WrappedSchedule(Schedule):
+    """A schedule around another one: what a subclass leaves alone is the other's."""
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.schedule.begin(batch, costs)
+
+    def num_draft_tokens(self, row: int) -> int:
+        return self.schedule.num_draft_tokens(row)
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        return self.schedule.should_stop(scores, tokens)
+
+    @property
+    def may_stop(self) -> bool:
+        return self.schedule.may_stop
+
+    def update(self, round: Round) -> None:
+        self.schedule.update(round)
+
+    def plan(self, batch: Batch) -> list[int]:
+        return self.schedule.plan(batch)
