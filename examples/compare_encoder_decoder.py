@@ -19,13 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import nn
-from transformers import (
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-    set_seed,
-)
+from transformers import T5Config, T5ForConditionalGeneration, WhisperConfig, WhisperForConditionalGeneration, set_seed
 
 import hf_speculative as hs
 

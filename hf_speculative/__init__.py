@@ -13,20 +13,8 @@ if TYPE_CHECKING:
     from .call.statistics import RowStatistics, Statistics, record
     from .compatibility import Compatibility, check
     from .embedded import embedded_pair
-    from .evaluation import (
-        Evaluation,
-        Recommendation,
-        Setting,
-        Totals,
-        evaluate,
-    )
-    from .generation import (
-        SpeculativeGenerationMixin,
-        attach,
-        detach,
-        generate,
-        patch_transformers,
-    )
+    from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
+    from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
     from .integrations.trainer import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin

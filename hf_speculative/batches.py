@@ -20,12 +20,7 @@ from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.options import with_settings
 from .call.preparation import prepare, with_stop_strings
-from .call.prompts import (
-    check_prompts,
-    padded,
-    prompt_ids,
-    settings_of_rows,
-)
+from .call.prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
 from .drafting import Nothing

@@ -12,17 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .benchmark.cli import bench
-from .command.arguments import (
-    DTYPES,
-    check_dtype,
-    help_of,
-    load_pair,
-)
+from .command.arguments import DTYPES, check_dtype, help_of, load_pair
 from .command.interrupts import ends_at_once
-from .command.side_by_side.cli import generate
 from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .side_by_side.cli import generate
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -13,10 +13,7 @@ from contextlib import closing
 from typing import Any
 
 from torch import Tensor
-from transformers import (
-    GenerationMixin,
-    PreTrainedModel,
-)
+from transformers import GenerationMixin, PreTrainedModel
 
 from .call import checks, self_drafting
 from .call.configuration import SpeculativeConfig

@@ -9,16 +9,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("version", "types", "theory", "embedded"),
+    ("lazy", "theory", "types", "version"),
     ("interfaces", "reports"),
-    ("loop", "models", "sampling", "schedules", "tokenizers", "verification"),
-    ("drafting",),
+    ("loop", "models", "schedules", "tokenizers", "verification"),
+    ("drafting", "embedded", "sampling"),
     ("distributed",),
     ("call",),
     ("generation",),
-    ("batches", "compatibility"),
+    ("batches", "command", "compatibility"),
     ("benchmark", "evaluation", "integrations"),
-    ("hub",),
+    ("hub", "side_by_side"),
     ("cli",),
     ("__main__",),
 )

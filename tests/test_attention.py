@@ -18,12 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel, RecordingModel
-from hf_speculative.models.attention import (
-    NAME,
-    WIDEST,
-    folded_attention,
-    with_folded_attention,
-)
+from hf_speculative.models.attention import NAME, WIDEST, folded_attention, with_folded_attention
 from hf_speculative.types import Batch
 
 BATCH, KEY_HEADS, SLOTS, DIM = 2, 2, 19, 8

@@ -16,22 +16,8 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative import benchmark
-from hf_speculative.benchmark import (
-    measure,
-    methods,
-    page,
-    passes,
-    plots,
-    random_weights,
-    screen,
-    shapes,
-)
-from hf_speculative.benchmark.results import (
-    CellResult,
-    MethodResult,
-    Report,
-    Sample,
-)
+from hf_speculative.benchmark import measure, methods, page, passes, plots, random_weights, screen, shapes
+from hf_speculative.benchmark.results import CellResult, MethodResult, Report, Sample
 from hf_speculative.call.statistics import STAGES, Statistics, publish
 from hf_speculative.cli import app
 

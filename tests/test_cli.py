@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
 from hf_speculative.cli import app
-from hf_speculative.command.side_by_side import comparison, prompts
 from hf_speculative.embedded import DEMO_PROMPTS, FOLDER
 from hf_speculative.evaluation import decoder
+from hf_speculative.side_by_side import comparison, prompts
 
 
 @pytest.fixture

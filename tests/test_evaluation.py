@@ -30,13 +30,7 @@ import hf_speculative as hs
 from hf_speculative.call.statistics import RowStatistics, Statistics
 from hf_speculative.embedded import FOLDER
 from hf_speculative.evaluation import decoder, scores
-from hf_speculative.evaluation.journal import (
-    BadRow,
-    Call,
-    Difference,
-    Journal,
-    Row,
-)
+from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
 from hf_speculative.evaluation.plan import Plan
 from hf_speculative.evaluation.processes import Processes
 from hf_speculative.evaluation.rows import read_rows, reader

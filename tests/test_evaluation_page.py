@@ -12,21 +12,8 @@ import pytest
 from rich.console import Console
 
 from hf_speculative.call.statistics import RowStatistics, Statistics
-from hf_speculative.evaluation import (
-    Evaluation,
-    page,
-    plots,
-    screen,
-    texts,
-    wording,
-)
-from hf_speculative.evaluation.journal import (
-    BadRow,
-    Call,
-    Difference,
-    Journal,
-    Row,
-)
+from hf_speculative.evaluation import Evaluation, page, plots, screen, texts, wording
+from hf_speculative.evaluation.journal import BadRow, Call, Difference, Journal, Row
 from hf_speculative.evaluation.settings import Setting, with_baselines
 from hf_speculative.reports import pages, plotting
 

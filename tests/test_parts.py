@@ -7,22 +7,9 @@ from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import (
-    DRAFTERS,
-    DraftModel,
-    PromptLookup,
-    StringMatch,
-    TokenIntersection,
-)
+from hf_speculative.drafting import DRAFTERS, DraftModel, PromptLookup, StringMatch, TokenIntersection
 from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import (
-    SCHEDULES,
-    Adaptive,
-    ConfidenceStop,
-    Constant,
-    Heuristic,
-    Together,
-)
+from hf_speculative.schedules import SCHEDULES, Adaptive, ConfidenceStop, Constant, Heuristic, Together
 from hf_speculative.tokenizers.alignment import Translation
 from hf_speculative.verification import RULES, SampledVerification
 

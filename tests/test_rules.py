@@ -9,12 +9,7 @@ from branching import Laws, distance, one_hot, plain_law, round_law, sequence_la
 
 from hf_speculative import Draft, Rule, Verdict
 from hf_speculative.sampling.samplers import Greedy, Independent
-from hf_speculative.verification import (
-    RULES,
-    BlockVerification,
-    SampledVerification,
-    TokenVerification,
-)
+from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification
 from hf_speculative.verification.residual import draw_next_token, is_proposed, probability_of
 
 EXACT = 1e-12

@@ -7,14 +7,7 @@ import statistics
 import pytest
 from scipy.stats import binom
 
-from hf_speculative.reports.speedup import (
-    FEWEST,
-    Speedup,
-    Work,
-    allowed_by_passes,
-    interval,
-    quartiles,
-)
+from hf_speculative.reports.speedup import FEWEST, Speedup, Work, allowed_by_passes, interval, quartiles
 
 
 def pairs(plain_seconds, seconds, num_passes=24, num_tokens=48):

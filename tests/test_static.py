@@ -17,13 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import (
-    RaggedModel,
-    StaticModel,
-    pool,
-    static,
-    why_eager,
-)
+from hf_speculative.models import RaggedModel, StaticModel, pool, static, why_eager
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 

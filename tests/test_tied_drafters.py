@@ -15,13 +15,7 @@ from transformers.cache_utils import DFlashCache, MtpCache
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import checks, self_drafting
-from hf_speculative.drafting import (
-    TIED_DRAFTERS,
-    DFlash,
-    EarlyExit,
-    Gemma4Assistant,
-    Mtp,
-)
+from hf_speculative.drafting import TIED_DRAFTERS, DFlash, EarlyExit, Gemma4Assistant, Mtp
 from hf_speculative.drafting.stepwise import Stepwise
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification

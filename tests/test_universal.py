@@ -19,12 +19,7 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import (
-    Inputs,
-    UniversalModel,
-    choose,
-    probe,
-)
+from hf_speculative.models import Inputs, UniversalModel, choose, probe
 from hf_speculative.models.rollback import Crop, Snapshot
 from hf_speculative.schedules import Constant, Together
 from hf_speculative.types import Batch

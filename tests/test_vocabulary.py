@@ -4,12 +4,7 @@ import pytest
 import tongues
 from transformers import AddedToken
 
-from hf_speculative.tokenizers.vocabulary import (
-    Vocabulary,
-    compare_vocabularies,
-    shared_tokens,
-    vocabulary_of,
-)
+from hf_speculative.tokenizers.vocabulary import Vocabulary, compare_vocabularies, shared_tokens, vocabulary_of
 
 TEXT = "Hello, world! def f(x):\n\treturn 1  \U0001f642\n"
 

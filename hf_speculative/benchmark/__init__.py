@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from .methods import METHODS, Method
     from .pairs import Calibration, Pair
     from .passes import Passes
-    from .results import (
-        CellResult,
-        MethodResult,
-        Report,
-        Sample,
-        theoretical_speedup,
-    )
+    from .results import CellResult, MethodResult, Report, Sample, theoretical_speedup
     from .shapes import SHAPES, Shape
 else:
     __getattr__, __dir__ = lazy_names(

@@ -15,13 +15,7 @@ from torch import Tensor
 
 from .. import theory
 from .pairs import Calibration, Pair
-from .random_weights import (
-    best_dtype,
-    draw,
-    first_layers,
-    later_projections,
-    random_model,
-)
+from .random_weights import best_dtype, draw, first_layers, later_projections, random_model
 from .shapes import SHAPES, Shape
 
 ENTROPY = 2.0

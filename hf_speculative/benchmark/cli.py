@@ -12,13 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import (
-    DTYPES,
-    check_device,
-    check_dtype,
-    check_outputs,
-    naming,
-)
+from ..command.arguments import DTYPES, check_device, check_dtype, check_outputs, naming
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 from ..reports import files

@@ -17,12 +17,7 @@ from .cells import Cell
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
 from .passes import PassTimer, copy_bandwidth, timed
-from .results import (
-    CellResult,
-    MethodResult,
-    Report,
-    Sample,
-)
+from .results import CellResult, MethodResult, Report, Sample
 
 #: called before each step with what comes next and how many of how many steps are done
 Watch = Callable[[str, int, int], None]

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..reports import files
-from ..reports.plotting import (
-    INK,
-    as_svg,
-    label,
-    new_axes,
-    require,
-    style,
-)
+from ..reports.plotting import INK, as_svg, label, new_axes, require, style
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from ..reports.speedup import Speedup, remarks
 from .passes import Passes
-from .results import (
-    STAGES,
-    CellResult,
-    MethodResult,
-    Report,
-)
+from .results import STAGES, CellResult, MethodResult, Report
 
 MEANINGS = {
     "tokens/s": "of decoding, all rows together, prompt and set-up apart; median of the repeats.",

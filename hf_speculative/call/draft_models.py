@@ -11,12 +11,7 @@ from ..drafting import DraftModel, StringMatch, TokenIntersection
 from ..interfaces import CachedModel, Drafter
 from ..models import Inputs, TextModel, UniversalModel, choose, inputs_for_draft, ragged_model, weights_of_a_pass
 from ..tokenizers.alignment import LOOKBEHIND, Translation
-from ..tokenizers.vocabulary import (
-    MAPPINGS,
-    VocabularyMatch,
-    compare_vocabularies,
-    is_padding,
-)
+from ..tokenizers.vocabulary import MAPPINGS, VocabularyMatch, compare_vocabularies, is_padding
 from . import checks
 from .configuration import Options
 from .self_drafting import tied_drafter

@@ -21,11 +21,10 @@ from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..drafting.wrapped import WrappedDrafter
-from ..interfaces import CachedModel, Drafter, Rule, Schedule
+from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..loop import speculate
 from ..models import Inputs, is_sharded, num_parameters
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
-from ..sampling.samplers import Sampler
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Costs, Draft, NoDistribution, Verdict
 from .configuration import Options

@@ -14,19 +14,8 @@ from ..drafting import EarlyExit, Mtp, PromptLookup
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import EarlyExitModel, Inputs, RecordingModel, UniversalModel, choose_for, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
-from ..sampling.samplers import (
-    Coupled,
-    Greedy,
-    Independent,
-    ProcessedSampler,
-    default_generator,
-)
-from ..schedules import (
-    SCHEDULE_NAMES,
-    ConfidenceStop,
-    Constant,
-    Together,
-)
+from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
+from ..schedules import SCHEDULE_NAMES, ConfidenceStop, Constant, Together
 from ..types import Batch
 from ..verification import BlockVerification, SampledVerification, rule_for
 from . import checks

@@ -15,12 +15,7 @@ from ..models.loading import load_model
 from . import checks, input_checks, self_drafting
 from .configuration import Options, SpeculativeConfig
 from .draft_models import check_pair, check_tokenizers
-from .options import (
-    check_names,
-    plain_kwargs,
-    read_options,
-    with_settings,
-)
+from .options import check_names, plain_kwargs, read_options, with_settings
 
 
 def checked(

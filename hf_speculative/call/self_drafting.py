@@ -9,12 +9,7 @@ from transformers import PreTrainedModel, __version__
 
 from ..drafting import DFlash, Gemma4Assistant
 from ..interfaces import Drafter
-from ..models import (
-    ATTENTION,
-    LAYER_TYPES,
-    choose,
-    fits_early_exit,
-)
+from ..models import ATTENTION, LAYER_TYPES, choose, fits_early_exit
 from ..models.shallow import decoder_layers, is_patched
 from .checks import check_model, check_positive_int, check_ragged
 from .configuration import Options

@@ -23,13 +23,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..models import (
-    are_several,
-    device_of,
-    has_sharded_weights,
-    is_sharded,
-    is_staged,
-)
+from ..models import are_several, device_of, has_sharded_weights, is_sharded, is_staged
 
 
 class Turnstile(AbstractContextManager):

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..interfaces import CachedModel
+from ..interfaces import CachedModel, Sampler
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
-from ..sampling.samplers import Sampler
 from ..types import Batch
 from .stepwise import Stepwise
 

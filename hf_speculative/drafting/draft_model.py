@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..interfaces import CachedModel, Schedule
-from ..sampling.samplers import Sampler
+from ..interfaces import CachedModel, Sampler, Schedule
 from ..types import Batch, Draft
 from .stepwise import Stepwise
 

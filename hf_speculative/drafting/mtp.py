@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..interfaces import CachedModel, Schedule
+from ..interfaces import CachedModel, Sampler, Schedule
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
-from ..sampling.samplers import Sampler
 from ..types import Batch, Draft
 from .stepwise import Stepwise
 

@@ -1,7 +1,6 @@
 """No guesses: each round is a step of plain decoding, through the same cache."""
 
-from ..interfaces import Drafter, Schedule
-from ..sampling.samplers import Sampler
+from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 
 

@@ -11,8 +11,7 @@ from collections import defaultdict
 
 import torch
 
-from ..interfaces import Drafter, Schedule
-from ..sampling.samplers import Sampler
+from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 
 

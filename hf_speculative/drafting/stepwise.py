@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..interfaces import Drafter, Schedule
-from ..sampling.samplers import Sampler
+from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 
 

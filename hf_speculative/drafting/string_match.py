@@ -12,8 +12,7 @@ import math
 
 import torch
 
-from ..interfaces import CachedModel, Drafter, Schedule
-from ..sampling.samplers import Sampler
+from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..tokenizers.alignment import Translation
 from ..types import Batch, Draft
 from .draft_side import DraftSide

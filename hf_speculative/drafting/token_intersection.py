@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..interfaces import CachedModel
-from ..sampling.samplers import Sampler
+from ..interfaces import CachedModel, Sampler
 from ..tokenizers.alignment import Translation
 from ..types import Batch
 from .draft_side import DraftSide

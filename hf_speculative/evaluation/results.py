@@ -10,13 +10,7 @@ from typing import Any
 
 from ..call.statistics import Statistics, without_nan
 from ..reports.speedup import Speedup, Work, interval
-from .journal import (
-    BadRow,
-    Call,
-    Difference,
-    Journal,
-    Row,
-)
+from .journal import BadRow, Call, Difference, Journal, Row
 from .recommendation import Recommendation
 from .settings import Setting
 

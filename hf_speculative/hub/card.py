@@ -10,21 +10,9 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from ..reports import files
 from .card_text import shown, usage
-from .figures import (
-    Evaluations,
-    Figure,
-    by_use_case,
-    choose_draft,
-    figures_of,
-    is_on_hub,
-)
+from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of, is_on_hub
 from .pairing_file import FILE_NAME
-from .readme import (
-    edit,
-    escaped,
-    grown,
-    render,
-)
+from .readme import edit, escaped, grown, render
 
 
 def card(

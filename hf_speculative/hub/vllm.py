@@ -10,14 +10,7 @@ from typing import Any
 from ..call.options import DEFAULT_MAX_NGRAM
 from ..evaluation import Evaluation, Setting
 from ..reports.pages import visible
-from .figures import (
-    Evaluations,
-    Figure,
-    by_use_case,
-    choose_draft,
-    fastest,
-    figures_of,
-)
+from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
 #: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).

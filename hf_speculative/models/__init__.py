@@ -3,30 +3,11 @@
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, modes_of_a_call, num_logits, without_dropout
-from .choice import (
-    ATTENTION,
-    LAYER_TYPES,
-    Path,
-    choose,
-    choose_for,
-    why_not_ragged,
-)
+from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
-from .inputs import (
-    Inputs,
-    inputs_for_draft,
-    misfit_of_encoder,
-    prepared_inputs,
-    text_inputs,
-)
+from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers
-from .probe import (
-    fits_early_exit,
-    fits_universal,
-    ragged_deviation,
-    tolerance,
-    universal_deviation,
-)
+from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, fed_slots

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..interfaces import Rule
-from ..sampling.samplers import Sampler
+from ..interfaces import Rule, Sampler
 from ..types import Draft, Verdict
 from .residual import draw_next_token, is_proposed, probability_of
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..sampling.samplers import Sampler
+from ..interfaces import Sampler
 from ..types import Draft, Verdict
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..interfaces import Rule
-from ..sampling.samplers import Sampler
+from ..interfaces import Rule, Sampler
 from ..types import Draft, Verdict
 from .residual import is_proposed, probability_of
 

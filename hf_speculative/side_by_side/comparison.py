@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from ... import theory
-from ...benchmark.passes import timed
-from ...call.output import Rows
-from ...call.statistics import RowStatistics, Statistics, record
-from ...generation import generate_rounds
-from ...reports.speedup import Speedup, Work, quartiles
-from ...tokenizers.pieces import Pieces
+from .. import theory
+from ..benchmark.passes import timed
+from ..call.output import Rows
+from ..call.statistics import RowStatistics, Statistics, record
+from ..generation import generate_rounds
+from ..reports.speedup import Speedup, Work, quartiles
+from ..tokenizers.pieces import Pieces
 
 
 @dataclass

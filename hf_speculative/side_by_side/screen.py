@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.table import Table
 
-from ...reports.pages import visible
-from ...reports.speedup import remarks
+from ..reports.pages import visible
+from ..reports.speedup import remarks
 from .comparison import Comparison
 
 #: the draft's tokens that the target kept, and the target's own

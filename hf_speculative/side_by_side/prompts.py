@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ...embedded import DEMO_PROMPTS
-from ...evaluation.journal import BadRow
-from ...evaluation.rows import read_texts
+from ..embedded import DEMO_PROMPTS
+from ..evaluation.journal import BadRow
+from ..evaluation.rows import read_texts
 
 #: how to say where prompts are
 WAYS = "as an argument, on standard input, in a file with --prompts, or --demo for two that are built in"

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..arguments import DTYPES, check_dtype, load_pair
-from ..interrupts import STOPPED, ends_at_once
-from ..terminal import quiet_transformers
+from ..command.arguments import DTYPES, check_dtype, load_pair
+from ..command.interrupts import STOPPED, ends_at_once
+from ..command.terminal import quiet_transformers
 
 #: prompts up to which texts are shown unasked
 FEW = 4
@@ -119,8 +119,8 @@ def generate(
     if temperature == 0 and (top_k or top_p < 1 or reproducible):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
-        from ...call.draft_models import tokenizer_of_draft
-        from ...verification import rule_for
+        from ..call.draft_models import tokenizer_of_draft
+        from ..verification import rule_for
         from . import screen
         from .comparison import Comparison, Runner
         from .prompts import batches, prompt_source, usable
