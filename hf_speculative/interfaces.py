@@ -38,11 +38,10 @@ class CachedModel:
         return False
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
-        """Draw `num_tokens` tokens a row, each after the ones before: tokens `(batch, num_tokens)` and, if any, their laws.
+        """Draw `num_tokens` tokens a row, each after the ones before: `(batch, num_tokens)`, and their distributions, if any.
 
-        Args:
-            draw: `draw(logits (batch, vocab), ahead)` gives tokens `(batch,)` and their laws or `None`; no part of it may
-                depend on the host, for it may be captured, and replayed wherever `settings` are the same.
+        `draw(logits (batch, vocab), ahead)` gives tokens `(batch,)` and their distributions or `None`; no part of it may depend
+        on the host, for it may be captured, and replayed wherever `settings` are the same.
         """
         raise NotImplementedError
 
@@ -90,8 +89,7 @@ class CachedModel:
     def hidden_states(self, positions: Tensor) -> Tensor:
         """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
 
-        Of the layers that the drafter named (`Drafter.hidden_layers`), for tokens that a pass has read: all accepted ones
-        but a row's newest. What stands at other positions is filler.
+        Of the layers in `Drafter.hidden_layers`, for all accepted tokens but a row's newest; at other positions, filler.
         """
         raise NotImplementedError
 
@@ -183,19 +181,15 @@ class Sampler:
 
 
 class Stopping:
-    """Which new tokens end their row.
+    """Which new tokens end their row."""
 
-    Attributes:
-        may_differ_between_ranks: an answer may depend on more than the tokens, on the clock for instance.
-    """
-
+    #: an answer may depend on more than the tokens, on the clock for instance
     may_differ_between_ranks: bool = False
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
 
-        Args:
-            scores: `(batch, k + 1, vocab)`, position i is the one that token i was chosen at.
+        Token i was chosen at position i of `scores (batch, k + 1, vocab)`.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""What the stages of speculative decoding hand to each other. Shapes are written here, once.
+"""What the stages of speculative decoding hand to each other, with all shapes.
 
 ``batch`` is the number of rows still running, ``k`` the widest proposal of the round, ``vocab`` the target's vocabulary.
 """
@@ -63,7 +63,7 @@ class Batch:
         self.host_padding = list(padding)
         self.padding = torch.tensor(self.host_padding, device=input_ids.device)
         if history is None:
-            history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), self.host_padding, strict=True)]
+            history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
         self.history = [list(row) for row in history]
 
     def put(self, tokens: Tensor, ahead: int = 0) -> None:

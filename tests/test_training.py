@@ -396,13 +396,13 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
 
 def test_names_that_are_imported_when_asked_for():
     assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
-    assert vars(hs).pop("training") is hs.training, "without `import hf_speculative.integrations.trainer`, too"
+    assert vars(hs).pop("integrations") is hs.integrations, "without `import hf_speculative.integrations`, too"
 
 
 def test_a_missing_extra_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[accelerate\]'"):
-        importlib.reload(hs.training)
+        importlib.reload(hs.integrations.trainer)
 
 
 def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
