@@ -193,7 +193,7 @@ class EachRow(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
         rows = (
             input_ids[:1] if input_ids.stride(0) == 0 else input_ids
-        )  # a batch may be one row, expanded: see stopping.py
+        )  # a batch may be one row, expanded: see sampling/stopping.py
         answers = [self._ends(row) for row in rows]
         return torch.tensor(answers, device=input_ids.device).expand(input_ids.shape[0])
 
