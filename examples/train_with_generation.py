@@ -3,8 +3,8 @@
 python examples/train_with_generation.py --steps 12
 python examples/train_with_generation.py --steps 12 --train-draft
 
-The embedded pair, REINFORCE in plain torch, gradient checkpointing on. The samples have the target's own law however far it has
-moved, so that training is what it would be without a draft; but the draft stays behind, and fewer of its guesses are accepted.
+The embedded pair, REINFORCE in plain torch, gradient checkpointing on. The samples have the target's own distribution however far it
+has moved, so that training is what it would be without a draft; but the draft stays behind, and fewer of its guesses are accepted.
 With `--train-draft` it learns to follow, from the same samples.
 """
 
@@ -30,8 +30,8 @@ def log_probs(model, sequences, mask, num_new: int):
     """Log-probability of each new token, `(batch, num_new)`."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(input_ids=sequences, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    law = logits[:, -num_new - 1 : -1].float().log_softmax(-1)
-    return law.gather(-1, sequences[:, -num_new:, None]).squeeze(-1)
+    distribution = logits[:, -num_new - 1 : -1].float().log_softmax(-1)
+    return distribution.gather(-1, sequences[:, -num_new:, None]).squeeze(-1)
 
 
 def main(

@@ -244,7 +244,7 @@ class Drafter:
 class Rule:
     """Stages 2 and 3, which guesses survive: a pure function of tensors, without model or cache.
 
-    `lossless` declares the contract that the tests hold a rule to: the tokens kept have exactly the law of plain
+    `lossless` declares the contract that the tests hold a rule to: the tokens kept have exactly the distribution of plain
     sampling from `target_probs`.
     """
 
@@ -260,7 +260,7 @@ class Rule:
 class Schedule:
     """How many tokens to guess next.
 
-    A decision may depend on the past, on the draft tokens so far and on their laws, never on a token that is then left
+    A decision may depend on the past, on the draft tokens so far and on their distributions, never on a token that is then left
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 

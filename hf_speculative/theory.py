@@ -1,6 +1,6 @@
 """What speculation should bring: the papers' formulas, as functions of numbers; no model is involved.
 
-p is the target's law, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
+p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
 functions of `survival` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
 """
@@ -20,19 +20,23 @@ def acceptance_rate(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     Its mean over positions is alpha. (Leviathan et al. 2023, Theorem 3.5 and Corollary 3.6.)
 
     Args:
-        target_probs, draft_probs: `(..., vocab)`, the laws tokens are drawn from, after temperature, top-k and so on.
+        target_probs, draft_probs: `(..., vocab)`, the distributions tokens are drawn from, after temperature, top-k and so on.
 
     Raises:
-        ValueError: the shapes differ, or a row is not a law.
+        ValueError: the shapes differ, or a row is not a distribution.
     """
     if target_probs.shape != draft_probs.shape:
         shapes = f"{tuple(target_probs.shape)} and {tuple(draft_probs.shape)}"
-        raise ValueError(f"`target_probs` and `draft_probs` have the shapes {shapes}: give laws over the same tokens.")
+        raise ValueError(
+            f"`target_probs` and `draft_probs` have the shapes {shapes}: give distributions over the same tokens."
+        )
     for name, probs in (("target_probs", target_probs), ("draft_probs", draft_probs)):
         # wide enough for a softmax in bfloat16, narrow enough to catch logits
         is_one = (probs.sum(-1, dtype=torch.float32) - 1).abs() < 0.01
         if not (is_one.all() and (probs >= 0).all()):
-            raise ValueError(f"`{name}` has rows that are not laws: give probabilities >= 0 that sum to 1, not logits.")
+            raise ValueError(
+                f"`{name}` has rows that are not distributions: give probabilities >= 0 that sum to 1, not logits."
+            )
     return torch.minimum(target_probs, draft_probs).sum(-1)
 
 

@@ -169,8 +169,8 @@ class Draft:
 
     Attributes:
         tokens: `(batch, k)` int64 proposed token ids; what stands beyond a row's `num_tokens` is filler.
-        probs: `(batch, k, vocab)` float32, the law each token was *really* drawn from, or `None` for a deterministic
-            proposal, whose law is one-hot.
+        probs: `(batch, k, vocab)` float32, the distribution each token was *really* drawn from, or `None` for a deterministic
+            proposal, whose distribution is one-hot.
         num_tokens: `(batch,)` int64, how many of the `k` tokens each row really proposes.
     """
 
@@ -189,7 +189,7 @@ class Draft:
         return Draft(tokens, None, batch.tokens.new_zeros(len(batch.rows)))
 
     def dense_probs(self, like: Tensor) -> Tensor:
-        """`probs` with a one-hot law written out, as wide and of the type of `like`."""
+        """`probs` with a one-hot distribution written out, as wide and of the type of `like`."""
         if self.probs is None:
             return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
         return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))

@@ -117,7 +117,7 @@ class CalibratedPair(Pair):
 
     @torch.no_grad()
     def _logits(self, text: Tensor, model=None) -> Tensor:
-        """`(positions, vocab)` float32: the law of each of the text's last `NUM_TOKENS` tokens, given those before."""
+        """`(positions, vocab)` float32: the distribution of each of the text's last `NUM_TOKENS` tokens, given those before."""
         output = (model or self.target)(text, use_cache=False, logits_to_keep=NUM_TOKENS + 1)
         return output.logits[:, -NUM_TOKENS - 1 : -1].flatten(0, 1).float()
 
@@ -164,8 +164,8 @@ def acceptance_of(target_logits: Tensor, draft_logits: Tensor, temperature: floa
     """Share of draft tokens that are accepted, as a mean over positions; logits `(positions, vocab)` of both models."""
     if temperature == 0:
         return (target_logits.argmax(-1) == draft_logits.argmax(-1)).float().mean().item()
-    laws = [(logits / temperature).softmax(-1) for logits in (target_logits, draft_logits)]
-    return theory.acceptance_rate(*laws).mean().item()
+    distributions = [(logits / temperature).softmax(-1) for logits in (target_logits, draft_logits)]
+    return theory.acceptance_rate(*distributions).mean().item()
 
 
 def bisect(is_above: Callable[[float], bool | None], low: float, high: float, steps: int = 12) -> float:

@@ -228,7 +228,7 @@ def end_settings(pair: Pair, num_new_tokens: int) -> dict[str, Any]:
 
 
 def sampling_settings(cell: Cell) -> dict[str, Any]:
-    """Nothing but temperature: the law that `theory.acceptance_rate` is about."""
+    """Nothing but temperature: the distribution that `theory.acceptance_rate` is about."""
     if cell.temperature == 0:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": cell.temperature, "top_k": 0, "top_p": 1.0}

@@ -20,7 +20,7 @@ class Calibration:
 
     Attributes:
         acceptance: mean over positions of sum min(p, q); when greedy, the share of positions with the same argmax.
-        entropy: mean entropy of the target's law at temperature 1, in nats.
+        entropy: mean entropy of the target's distribution at temperature 1, in nats.
         factor: what the later layers write is scaled by this.
         num_positions: positions of the target's own text that both figures are means over.
     """

@@ -54,7 +54,7 @@ def check_options(options: Options) -> None:
     if rule is not None and not rule.lossless and not config.allow_lossy:
         raise ValueError(
             f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
-            "target's law: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
+            "target's distribution: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
         )
     if config.reproducible and rule is not None and not isinstance(rule, SampledVerification):
         raise ValueError(

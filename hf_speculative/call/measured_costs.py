@@ -88,9 +88,9 @@ class Probe:
         """What the costs of a pair depend on."""
         options, config, model = self.options, self.inputs.generation_config, self.model
         drafts = (options.early_exit, options.use_mtp, options.prompt_lookup_num_tokens is None)
-        law = (config.do_sample, options.config.reproducible, *(type(p) for p in self.processors))
+        sampling = (config.do_sample, options.config.reproducible, *(type(p) for p in self.processors))
         place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
-        return (*drafts, options.config.vocabulary_mapping, *law, *self.inputs.others, *place)
+        return (*drafts, options.config.vocabulary_mapping, *sampling, *self.inputs.others, *place)
 
     def _assumed_per_token(self) -> float:
         """By the number of weights alone, which is what small batches are bound by."""

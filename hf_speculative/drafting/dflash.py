@@ -1,8 +1,8 @@
 """A block of masks, filled in at once: DFlash (arXiv 2602.06036), `speculation_type="dflash"` in transformers.
 
 The draft reads the target's states at several layers as keys and values of its own, then denoises one block: the newest token
-and masks after it, which see each other. All laws of a block are known before its first token is drawn; each is still processed
-with the tokens drawn before it, and that is the law it is handed over with.
+and masks after it, which see each other. All distributions of a block are known before its first token is drawn; each is still
+processed with the tokens drawn before it, and that is the distribution it is handed over with.
 """
 
 from __future__ import annotations

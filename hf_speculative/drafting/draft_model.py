@@ -48,13 +48,13 @@ class DraftModel(Stepwise):
         settings = sampler.settings
         if not max(num_tokens) or settings is None or schedule.may_stop or not self.model.drafts_at_once(batch):
             return super().propose(batch, num_tokens, schedule, sampler)
-        tokens, laws = self.model.draft(
+        tokens, distributions = self.model.draft(
             batch,
             max(num_tokens),
             lambda logits, ahead: sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead),
             settings,
         )
-        return Draft(tokens, laws, torch.tensor(num_tokens, device=tokens.device))
+        return Draft(tokens, distributions, torch.tensor(num_tokens, device=tokens.device))
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]

@@ -10,7 +10,7 @@ from ..types import Batch, Draft
 
 
 class Stepwise(Drafter):
-    """A drafter that guesses one token at a time, each drawn from its own processed law. A subclass needs `step`."""
+    """A drafter that guesses one token at a time, each drawn from its own processed distribution. A subclass needs `step`."""
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         """Logits `(batch, any vocab)` of the token after the first `ahead` draft tokens, which are in `batch`.
@@ -20,7 +20,7 @@ class Stepwise(Drafter):
         raise NotImplementedError
 
     def drawn(self, tokens: Tensor, ahead: int) -> None:
-        """`tokens (batch,)` were drawn from the last step's law, and are in `batch`."""
+        """`tokens (batch,)` were drawn from the last step's distribution, and are in `batch`."""
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         """What of `num_tokens` this drafter can propose."""
@@ -38,15 +38,15 @@ class Stepwise(Drafter):
         tokens, probs = [], []
         for ahead in range(width):
             scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)
-            token, law = sampler.propose(scores, ahead)
+            token, distribution = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
             self.drawn(token, ahead)
             tokens.append(token)
-            probs.append(law)
+            probs.append(distribution)
             stop = schedule.should_stop(scores, token)
             if stop is not None:
                 limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
                 if bool((limits <= ahead + 1).all()):
                     break
-        laws = None if probs[0] is None else torch.stack(probs, 1)
-        return Draft(torch.stack(tokens, 1), laws, limits)
+        distributions = None if probs[0] is None else torch.stack(probs, 1)
+        return Draft(torch.stack(tokens, 1), distributions, limits)

@@ -2,8 +2,8 @@
 
 String-level exact match (Timor et al. 2025, arXiv 2502.05202, section 3; "universal assisted generation" in transformers).
 The draft writes in its own vocabulary, all of it. What it wrote is encoded with the target's tokenizer, and the tokens that
-follow the committed ones are proposed. No law comes with them: they are verified as one-hot, for which the draft's likeliest
-token is the best guess.
+follow the committed ones are proposed. No distribution comes with them: they are verified as one-hot, for which the draft's
+likeliest token is the best guess.
 """
 
 from __future__ import annotations

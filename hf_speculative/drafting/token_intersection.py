@@ -1,8 +1,8 @@
 """A draft with another tokenizer guesses tokens that both vocabularies have.
 
 Token-level intersection (Timor et al. 2025, arXiv 2502.05202, section 4). The draft's logits are moved to the target's ids and
-what the target does not know is masked *before* the processors and the draw, so that the law handed to the rule is the one
-that the token came from.
+what the target does not know is masked *before* the processors and the draw, so that the distribution handed to the rule is the
+one that the token came from.
 """
 
 from __future__ import annotations

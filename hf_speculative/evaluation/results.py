@@ -23,7 +23,8 @@ class Totals:
         num_prompts: prompts decoded.
         seconds: wall time of its `generate` calls.
         tokens_per_second: of a call, which is a batch of prompts: the median of all; `None` without any.
-        num_identical: texts that equal plain decoding's token for token; `None` for sampling, where only the law is the same.
+        num_identical: texts that equal plain decoding's token for token; `None` for sampling, where only the distribution is
+            the same.
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
         statistics: counts over all prompts, and times by stage; `None` for plain decoding.
         scores: task scores by name.

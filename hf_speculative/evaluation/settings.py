@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def is_exact(self) -> bool:
-        """The output is the baseline's, token for token, and not only in law."""
+        """The output is the baseline's, token for token, and not only in distribution."""
         return not self.generate_kwargs["do_sample"] or bool(self.options.get("reproducible"))
 
     @property

@@ -23,8 +23,8 @@ MEANINGS = {
     "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
     "included: 1 + accepted / rounds.",
     "target passes": "forward passes of the target; one serves a whole batch. Plain decoding needs one for each token.",
-    "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the law is the same "
-    "and the texts are not.",
+    "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the distribution is the "
+    "same and the texts are not.",
     "chance to be kept": "of a draft token, given the draft: that the target accepts it and the draft tokens before it in its "
     "round. It does not depend on how the coins fell; greedy decoding has no coins, so that it is 1 for what was kept.",
     "acceptance by position": "rounds that kept the draft token at a place, over all rounds with a draft; a shorter draft "

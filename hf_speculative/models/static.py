@@ -143,8 +143,8 @@ class StaticModel(RaggedModel):
                 drawn.append(draw(one_pass(input_ids, first, seen, bounds, slots)[:, -1], ahead))
                 first = seen = first + input_ids.shape[1]
                 input_ids = self.readable(drawn[-1][0][:, None]).to(self.device)
-            tokens, laws = zip(*drawn, strict=True)
-            return torch.stack(tokens, 1), None if laws[0] is None else torch.stack(laws, 1)
+            tokens, distributions = zip(*drawn, strict=True)
+            return torch.stack(tokens, 1), None if distributions[0] is None else torch.stack(distributions, 1)
 
         drafted = self._run_static(draft_all, inputs, ("draft", num_tokens, settings))
         self._finish(batch, num_tokens - 1, [end + num_tokens - 1 for end in ends])  # the last one was not fed

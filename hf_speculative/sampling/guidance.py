@@ -1,4 +1,6 @@
-"""Classifier-free guidance: the target's law moved away from what it is without the prompt (Sanchez et al. 2023, 2306.17806).
+"""Classifier-free guidance: the target's distribution moved away from what it is without the prompt.
+
+Sanchez et al. 2023 (arXiv 2306.17806).
 
 transformers does it in a logits processor that runs the model once a token. Here that second pass is a cached model of its own,
 which sees a whole draft at once and is taken back like the target.
@@ -16,7 +18,7 @@ from ..types import Batch
 
 
 class Guidance:
-    """`guidance_scale` for rows of their own length, applied to the target only: a draft may have any law.
+    """`guidance_scale` for rows of their own length, applied to the target only: a draft may have any distribution.
 
     Args:
         processor: what `generate` prepared; it comes first of all processors.

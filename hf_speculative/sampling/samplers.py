@@ -73,7 +73,7 @@ class ProcessedSampler(Sampler):
 
 
 class Greedy(ProcessedSampler):
-    """Temperature 0: the law is one-hot at the argmax of the processed logits, the first one on a tie."""
+    """Temperature 0: the distribution is one-hot at the argmax of the processed logits, the first one on a tie."""
 
     one_hot_proposals = True
 

@@ -1,7 +1,7 @@
 """Stop drafting at the first token that the draft itself was unsure of.
 
 The unsure token stays in the draft and is verified. Leaving it out would be a decision that depends on a token which is
-then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "keep only if q > .5" the law becomes
+then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "keep only if q > .5" the distribution becomes
 (.55, .45). Reads one flag a draft token from the device, to stop the draft model early.
 """
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 ROLES = ("eos", "bos", "pad", "unk", "sep", "cls", "mask")
 MAPPINGS = ("intersection", "strings")
 #: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as
-#: some of the likeliest tokens are missing; sampled, a law is worth more (measured: docs/different-tokenizers.md).
+#: some of the likeliest tokens are missing; sampled, a distribution is worth more (measured: docs/different-tokenizers.md).
 SAMPLING_SHARE, GREEDY_SHARE = 0.6, 0.98
 #: two models of one tokenizer may pad their logits to different widths (Qwen2.5: 151,936 and 152,064): by less than this share
 #: of the wider one, and by fewer entries than this
@@ -171,7 +171,7 @@ class VocabularyMatch:
             is encoded anew), or `None` where neither can work.
         num_shared: tokens that both have.
         share_of_draft: share of the draft's tokens, as they occur in `SAMPLE`, that the target has, too: an estimate of the
-            mass that the draft's law has on the intersection.
+            mass that the draft's distribution has on the intersection.
         share_of_target: the same the other way round: no other tokens of the target's can be guessed.
         reason: one line, for people.
     """
@@ -195,8 +195,8 @@ def compare_vocabularies(
 
     Args:
         vocab_size, draft_vocab_size: width of the models' logits; ids beyond them cannot be proposed.
-        do_sample: token-level intersection pays when sampling, because it hands over a law; matching strings keeps all of
-            the draft's vocabulary, and that is what counts when greedy.
+        do_sample: token-level intersection pays when sampling, because it hands over a distribution; matching strings keeps
+            all of the draft's vocabulary, and that is what counts when greedy.
         mapping: `"intersection"` or `"strings"` to insist on one.
     """
     target, draft = vocabulary_of(tokenizer), vocabulary_of(draft_tokenizer)
