@@ -3,9 +3,9 @@
 python examples/train_with_generation.py --steps 12
 python examples/train_with_generation.py --steps 12 --train-draft
 
-The embedded pair, REINFORCE in plain torch, gradient checkpointing on. The samples have the target's own distribution however far it
-has moved, so that training is what it would be without a draft; but the draft stays behind, and fewer of its guesses are accepted.
-With `--train-draft` it learns to follow, from the same samples.
+The embedded pair, REINFORCE in plain torch, gradient checkpointing on. The samples have the target's own distribution
+however far it has moved, so that training is what it would be without a draft; but the draft stays behind, and fewer of its
+guesses are accepted. With `--train-draft` it learns to follow, from the same samples.
 """
 
 from typing import Annotated

@@ -1,7 +1,8 @@
 """Sampled verification: draw from the target at every position and follow the draft while the two agree.
 
 It never looks at the draft's distribution, so it is exact for any proposal whatsoever: greedy, looked up, or coupled to the
-target's own noise. For a one-hot proposal it accepts as much as any rule can. (Chen et al. and Leviathan et al. with one-hot q.)
+target's own noise. For a one-hot proposal it accepts as much as any rule can.
+(Chen et al. and Leviathan et al. with one-hot q.)
 """
 
 from __future__ import annotations
