@@ -195,7 +195,7 @@ def test_ids_that_are_no_tensor(target, draft, ids, message):
 
 
 def test_a_misspelt_option(target, monkeypatch):
-    monkeypatch.setattr(hs.generation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
+    monkeypatch.setattr(preparation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
     slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
     for slip, meant in slips.items():
         for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):

@@ -83,13 +83,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("rule", [BlockVerification(), TokenVerification()], ids=["block", "token"])
+RULES = {"block": BlockVerification(), "token": TokenVerification(), "sampled": SampledVerification()}
+
+
+def first_of(cases):
+    """The first of many cases as they are, the others slow: test_rules.py enumerates each rule in any case."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (i > 0)) for i, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("rule", "name"), first_of(itertools.product(("block", "token"), SETTINGS)))
 def test_sampling_with_a_draft_model(pair, rule, name):
     settings = SETTINGS[name]
     # Bigrams of the padding count as seen in plain generate, too: rows without padding for that one.
     rows = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else ((5, 2, 3, 1), (4, 6))
-    config = SpeculativeConfig(rule=rule, num_draft_tokens=3)
+    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     with hs.record() as statistics:
         drawn = sample(pair[0], {"draft_model": pair[1], "speculative_config": config}, rows=rows, **settings)
     assert 0.2 < statistics.draft_acceptance_rate < 0.95
@@ -97,9 +104,12 @@ def test_sampling_with_a_draft_model(pair, rule, name):
         assert_law(samples, exact_law(pair[0], prompt, **settings))
 
 
-@pytest.mark.parametrize("schedule", [Heuristic(2), ConfidenceStop(Constant(4), 0.5)], ids=["heuristic", "confidence"])
+SCHEDULES = {"confidence": ConfidenceStop(Constant(4), 0.5), "heuristic": Heuristic(2)}
+
+
+@pytest.mark.parametrize("schedule", first_of([[name] for name in SCHEDULES]))
 def test_sampling_under_every_schedule(pair, schedule):
-    config = SpeculativeConfig(schedule=schedule)
+    config = SpeculativeConfig(schedule=SCHEDULES[schedule])
     for prompt, samples in sample(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
@@ -110,24 +120,26 @@ def test_sampling_with_prompt_lookup(pair):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
 
+@pytest.mark.slow
 def test_sampled_verification_of_a_draft_model(pair):
     config = SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
     for prompt, samples in sample(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
 
+@pytest.mark.slow  # test_equality.py compares it token for token
 def test_reproducible_sampling_has_the_law_too(pair):
     for prompt, samples in sample(pair[0], {"draft_model": pair[1], "reproducible": True}, top_k=3):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))
 
 
-@pytest.mark.parametrize("rule", [BlockVerification(), TokenVerification(), SampledVerification()])
+@pytest.mark.parametrize("rule", first_of([[name] for name in RULES]))
 def test_a_broken_draft(pair, rule):
     """Its logits are NaN after one of the tokens."""
     draft = copy.deepcopy(pair[1])
     with torch.no_grad():
         draft.model.embed_tokens.weight[2] = torch.nan
-    config = SpeculativeConfig(rule=rule, num_draft_tokens=3)
+    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     rows = ((5, 1, 3, 1), (4, 6))
     for prompt, samples in sample(pair[0], {"draft_model": draft, "speculative_config": config}, rows=rows, top_k=3):
         assert_law(samples, exact_law(pair[0], prompt, top_k=3))

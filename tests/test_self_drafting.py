@@ -111,7 +111,7 @@ def test_early_exit_reproduces_sampling():
         reproduces_plain(deep(), (1, 3, 4, 2), **kwargs, num_draft_tokens=4)
 
 
-@pytest.mark.parametrize("name", ["temperature and top_k", "repetition penalty"])
+@pytest.mark.parametrize("name", ["temperature and top_k", pytest.param("repetition penalty", marks=pytest.mark.slow)])
 def test_early_exit_has_the_law(name):
     settings = test_law.SETTINGS[name]
     target = quiet(tiny.llama(seed=3, vocab_size=test_law.VOCAB, layers=3, hidden=16), 1, 0.5)

@@ -113,18 +113,14 @@ def test_time_is_split_by_stage(target, draft, clock):
     assert stats.seconds == passes | {"accept": 0, "rest": 0, "probe": 0} and passes["draft"] > 0
 
 
-def test_the_stopwatch_changes_no_part(clock):
-    class Part:
-        level = 3
-
-        def work(self, value):
-            clock[0] += 2.0
-            return value + self.level
-
-    stopwatch, part = Stopwatch(torch.device("cpu")), Part()
-    watched = stopwatch.watch("draft", part, "work")
-    assert watched.work(1) == 4 and watched.level == 3 and vars(part) == {}
-    assert stopwatch.seconds()["draft"] == 2.0
+def test_a_lap_ends_its_stage(clock):
+    """What passes between the last lap and the end belongs to no stage: rest."""
+    stopwatch = Stopwatch(torch.device("cpu"))
+    for stage, seconds in (("rest", 1.0), ("draft", 2.0), ("verify", 4.0), ("draft", 8.0)):
+        clock[0] += seconds
+        stopwatch.lap(stage)
+    clock[0] += 16.0
+    assert stopwatch.seconds() == {"draft": 10.0, "verify": 4.0, "accept": 0, "rest": 17.0, "probe": 0}
 
 
 def test_statistics_come_back_from_json(target, draft):

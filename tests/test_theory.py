@@ -297,15 +297,15 @@ HALVES = torch.tensor([0.5, 0.5])
         (lambda: theory.block_survival(torch.tensor([[math.inf, math.nan]])), r"^`ratios=\[inf, nan\]` should be"),
         (
             lambda: theory.acceptance_rate(HALVES, torch.ones(3) / 3),
-            r"^`target_probs` and `draft_probs` have the shapes \(2,\) and \(3,\): give laws over the same tokens\.$",
+            r"^`target_probs` and `draft_probs` have the shapes \(2,\) and \(3,\): give distributions over the same tokens\.$",
         ),
         (
             lambda: theory.acceptance_rate(torch.tensor([3.0, -2.0]), HALVES),
-            r"^`target_probs` has rows that are not laws: give probabilities >= 0 that sum to 1, not logits\.$",
+            r"^`target_probs` has rows that are not distributions: give probabilities >= 0 that sum to 1, not logits\.$",
         ),
         (
             lambda: theory.acceptance_rate(HALVES, torch.tensor([0.5, 0.4])),
-            r"^`draft_probs` has rows that are not laws",
+            r"^`draft_probs` has rows that are not distributions",
         ),
     ],
 )

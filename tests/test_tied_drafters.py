@@ -110,12 +110,17 @@ def test_sampling_reproduces_plain(make, name):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("glm4_moe x2", "temperature and top_k"),
         ("dflash", "repetition penalty"),
-        ("gemma4", "temperature and top_k"),
-        pytest.param("glm4_moe x2", "repetition penalty", marks=pytest.mark.slow),
-        pytest.param("dflash", "top_p", marks=pytest.mark.slow),
-        pytest.param("gemma4", "repetition penalty", marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, name, marks=pytest.mark.slow)
+            for kind, name in (
+                ("dflash", "top_p"),
+                ("glm4_moe x2", "temperature and top_k"),
+                ("glm4_moe x2", "repetition penalty"),
+                ("gemma4", "temperature and top_k"),
+                ("gemma4", "repetition penalty"),
+            )
+        ),
     ],
 )
 def test_sampling_has_the_law(make, kind, name):

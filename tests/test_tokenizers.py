@@ -126,9 +126,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i in (1, 2))) for i, n in enumerate(SETTINGS)]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i > 0)) for i, n in enumerate(SETTINGS)])
 def test_the_law_of_token_intersection(letters, name):
     kwargs = tongues.speaking(letters[2], letters[1], letters[3], "intersection", num_draft_tokens=3)
     with hs.record() as statistics:

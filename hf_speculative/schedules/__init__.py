@@ -1,5 +1,6 @@
 """How many tokens to guess next. One file a schedule."""
 
+from ..types import Costs
 from .adaptive import Adaptive
 from .confidence import ConfidenceStop
 from .constant import Constant
@@ -15,4 +16,4 @@ SCHEDULE_NAMES = {
     "heuristic_transient": Heuristic,
 }
 
-__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Heuristic", "Together"]
+__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Costs", "Heuristic", "Together"]
