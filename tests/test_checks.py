@@ -17,6 +17,7 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
+from hf_speculative.call import preparation
 from hf_speculative.call.options import check_names
 from hf_speculative.schedules import Constant
 from hf_speculative.verification import BlockVerification
