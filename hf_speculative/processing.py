@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
+from .copying import CannotCopy, clone
 from .guidance import Guidance
-from .memory import CannotCopy, UsersOwn, clone
+from .memory import UsersOwn
 from .types import Batch
 
 CONTEXT_FREE = (

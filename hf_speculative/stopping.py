@@ -12,7 +12,8 @@ from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from .batch import NO_TOKEN
-from .memory import UsersOwn, clone
+from .copying import clone
+from .memory import UsersOwn
 from .types import Batch, NoDistribution
 
 

@@ -126,7 +126,9 @@ def test_a_turn_after_an_image_that_lies_in_the_texts_cache(batch_size):
         for generate in (model.generate, functools.partial(hs.generate, model, **source)):
             turn = generate(**first, **settings)
             ids = torch.cat([turn.sequences, torch.full((batch_size, 3), 5)], 1)
-            mask = functional.pad(first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
             turn = generate(
                 input_ids=ids, attention_mask=mask, past_key_values=turn.past_key_values, output_logits=True, **settings
             )

@@ -3,6 +3,8 @@
 import queue
 import threading
 from collections import deque
+from dataclasses import dataclass
+from random import Random
 from types import GeneratorType, SimpleNamespace
 
 import numpy as np
@@ -106,6 +108,77 @@ def test_what_the_users_objects_saw(target, draft, batch_size):
     found = ours(target, inputs, draft_model=draft, logits_processor=[Notes()], stopping_criteria=[Asked()])
     assert found.tolist() == plain(target, inputs).tolist()
     assert seen == list(range(7, 7 + NEW)) and asked == list(range(8, 8 + NEW))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    total: int = 0
+
+
+class Private:
+    __slots__ = ("__total", "num_calls")
+
+    def __init__(self):
+        self.__total = self.num_calls = 0
+
+    def add(self, token):
+        self.num_calls += 1
+        self.__total += token
+        return self.__total
+
+
+class Counted(dict):
+    total = 0
+
+    def add(self, token):
+        self.total += token
+        return self.total
+
+
+def _frozen(processor, token):
+    processor.held = Frozen(processor.held.total + token)
+    return processor.held.total
+
+
+def _moved(processor, token):
+    held = processor.held
+    held["here"] = held["here"].setdefault(token % 3, {})
+    return len(str(held["root"]))
+
+
+def _tree():
+    root: dict = {}
+    return {"here": root, "root": root}
+
+
+#: how a memory is made, and what it gives for a token that it reads
+MEMORIES = {
+    "a frozen object": (Frozen, _frozen),
+    "private slots": (Private, lambda processor, token: processor.held.add(token)),
+    "a dict with attributes": (Counted, lambda processor, token: processor.held.add(token)),
+    "a generator of random numbers": (lambda: Random(0), lambda processor, token: processor.held.randrange(1000)),
+    "a place in a tree": (_tree, _moved),
+    "a place, and its tree": (lambda: dict(reversed(_tree().items())), _moved),
+}
+
+
+class Remembers(LogitsProcessor):
+    def __init__(self, kind):
+        make, self.read = MEMORIES[kind]
+        self.held = make()
+
+    def __call__(self, input_ids, scores):
+        number = self.read(self, input_ids[0, -1].item())
+        return scores.index_add(1, torch.tensor([number % 61]), torch.full((len(scores), 1), 4.0))
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_memory_is_the_users_own_in_the_next_call(target, draft, kind):
+    """As after plain decoding: calls that follow go on from what the calls before have left."""
+    inputs, found, expected = tiny.prompts(1), Remembers(kind), Remembers(kind)
+    for _ in range(3):
+        text = ours(target, inputs, draft_model=draft, logits_processor=[found])
+        assert text.tolist() == plain(target, inputs, logits_processor=[expected]).tolist()
 
 
 class Banned(LogitsProcessor):
