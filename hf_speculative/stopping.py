@@ -60,6 +60,8 @@ class Stopping:
         Raises:
             NoDistribution: a row that has not ended goes on by `NO_TOKEN`.
         """
+        for row in self.copies.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.copies[row]
         if self.users is not None:
             self.users.hand_out(self.copies.values())
         string_hits = self._string_hits(batch, tokens)

@@ -1,11 +1,13 @@
 """What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
 
+import gc
 import queue
 import threading
 from collections import deque
 from dataclasses import dataclass
 from random import Random
 from types import GeneratorType, SimpleNamespace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -248,3 +250,29 @@ def test_a_processor_that_cannot_be_copied(target, draft, kind):
         assert not forwards.lengths
     with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
         hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
+
+
+def test_copies_of_rows_that_are_done_are_let_go(target, draft):
+    """A window of `generate_batches` has many more rows than lanes."""
+    alive: WeakSet = WeakSet()
+
+    class Counts(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            alive.add(self)
+            return scores
+
+    class Asks(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            alive.add(self)
+            most.append(len(alive))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    for settings in ({"logits_processor": [Counts()]}, {"stopping_criteria": [Asks()]}):
+        most: list[int] = []
+        alive.clear()
+        prompts = [[3, 4, 5 + i] for i in range(24)]
+        settings |= {"draft_model": draft, "num_draft_tokens": 1, "max_new_tokens": 4, "do_sample": False}
+        for _ in hs.generate_batches(target, prompts, batch_size=2, pad_token_id=0, **settings):
+            gc.collect()
+            most.append(len(alive))
+        assert max(most) <= 12, "of 24 rows two run at a time"
