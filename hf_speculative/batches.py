@@ -17,11 +17,11 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 
 from . import checks
 from .configuration import SpeculativeConfig
+from .copying import clone
 from .decoding import CannotRefill, SpeculativeDecoding
 from .drafting import Nothing
 from .generation import attached_to, plain_generate_of
 from .lookahead import Constant
-from .memory import clone
 from .models import device_of, modes_of_a_call
 from .options import with_settings
 from .preparation import prepare, with_stop_strings

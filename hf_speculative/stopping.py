@@ -12,7 +12,8 @@ from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from .batch import NO_TOKEN
-from .memory import UsersOwn, clone
+from .copying import clone
+from .memory import UsersOwn
 from .types import Batch, NoDistribution
 
 
@@ -59,6 +60,8 @@ class Stopping:
         Raises:
             NoDistribution: a row that has not ended goes on by `NO_TOKEN`.
         """
+        for row in self.copies.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.copies[row]
         if self.users is not None:
             self.users.hand_out(self.copies.values())
         string_hits = self._string_hits(batch, tokens)

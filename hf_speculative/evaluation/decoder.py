@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from ..configuration import SpeculativeConfig, first_given
+from ..copying import clone
 from ..generation import Attached, generate, generate_rounds
-from ..memory import clone
 from ..models import device_of
 from ..options import DEFAULT_MAX_DRAFT_TOKENS
 from ..output import Rows
