@@ -26,7 +26,7 @@ from .distributed.synced_gpus import in_step, models_in_step
 from .drafting import Nothing
 from .generation import attached_to, plain_generate_of
 from .models import device_of, modes_of_a_call
-from .sampling.memory import clone
+from .sampling.copying import clone
 from .schedules import Constant
 from .types import Round
 

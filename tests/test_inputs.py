@@ -1,5 +1,7 @@
 """Everything a call may hold besides ids: embeddings, caches, positions, chunks, guidance, and what it may ask back."""
 
+import functools
+
 import pytest
 import tiny
 import torch
@@ -112,6 +114,28 @@ def test_a_second_turn_feeds_only_what_is_new(batch_size):
             found = hs.generate(model, **second, **NEW, past_key_values=cache, draft_model=draft)
         assert found.tolist() == expected.tolist()
         assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_turn_after_an_image_that_lies_in_the_texts_cache(batch_size):
+    """Mllama's second turn is text alone, and its cache holds the image."""
+    model = build("image-text", "mllama", spreads=2)
+    first, settings = prompts("image-text", model, batch_size), NEW | {"return_dict_in_generate": True}
+    for source in ({"draft_model": tiny.noisy_copy(model)}, {"prompt_lookup_num_tokens": 3}):
+        texts = []
+        for generate in (model.generate, functools.partial(hs.generate, model, **source)):
+            turn = generate(**first, **settings)
+            ids = torch.cat([turn.sequences, torch.full((batch_size, 3), 5)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            turn = generate(
+                input_ids=ids, attention_mask=mask, past_key_values=turn.past_key_values, output_logits=True, **settings
+            )
+            texts.append(turn)
+        assert texts[1].sequences.tolist() == texts[0].sequences.tolist()
+        assert texts[1].statistics.num_draft_tokens > 0
+        torch.testing.assert_close(texts[1].logits, texts[0].logits, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])

@@ -1,9 +1,13 @@
 """What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
 
+import gc
 import queue
 import threading
 from collections import deque
+from dataclasses import dataclass
+from random import Random
 from types import GeneratorType, SimpleNamespace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -108,6 +112,77 @@ def test_what_the_users_objects_saw(target, draft, batch_size):
     assert seen == list(range(7, 7 + NEW)) and asked == list(range(8, 8 + NEW))
 
 
+@dataclass(frozen=True)
+class Frozen:
+    total: int = 0
+
+
+class Private:
+    __slots__ = ("__total", "num_calls")
+
+    def __init__(self):
+        self.__total = self.num_calls = 0
+
+    def add(self, token):
+        self.num_calls += 1
+        self.__total += token
+        return self.__total
+
+
+class Counted(dict):
+    total = 0
+
+    def add(self, token):
+        self.total += token
+        return self.total
+
+
+def _frozen(processor, token):
+    processor.held = Frozen(processor.held.total + token)
+    return processor.held.total
+
+
+def _moved(processor, token):
+    held = processor.held
+    held["here"] = held["here"].setdefault(token % 3, {})
+    return len(str(held["root"]))
+
+
+def _tree():
+    root: dict = {}
+    return {"here": root, "root": root}
+
+
+#: how a memory is made, and what it gives for a token that it reads
+MEMORIES = {
+    "a frozen object": (Frozen, _frozen),
+    "private slots": (Private, lambda processor, token: processor.held.add(token)),
+    "a dict with attributes": (Counted, lambda processor, token: processor.held.add(token)),
+    "a generator of random numbers": (lambda: Random(0), lambda processor, token: processor.held.randrange(1000)),
+    "a place in a tree": (_tree, _moved),
+    "a place, and its tree": (lambda: dict(reversed(_tree().items())), _moved),
+}
+
+
+class Remembers(LogitsProcessor):
+    def __init__(self, kind):
+        make, self.read = MEMORIES[kind]
+        self.held = make()
+
+    def __call__(self, input_ids, scores):
+        number = self.read(self, input_ids[0, -1].item())
+        return scores.index_add(1, torch.tensor([number % 61]), torch.full((len(scores), 1), 4.0))
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_memory_is_the_users_own_in_the_next_call(target, draft, kind):
+    """As after plain decoding: calls that follow go on from what the calls before have left."""
+    inputs, found, expected = tiny.prompts(1), Remembers(kind), Remembers(kind)
+    for _ in range(3):
+        text = ours(target, inputs, draft_model=draft, logits_processor=[found])
+        assert text.tolist() == plain(target, inputs, logits_processor=[expected]).tolist()
+
+
 class Banned(LogitsProcessor):
     """What is banned is changed from outside; holds things that have to be shared, however deep."""
 
@@ -175,3 +250,29 @@ def test_a_processor_that_cannot_be_copied(target, draft, kind):
         assert not forwards.lengths
     with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
         hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
+
+
+def test_copies_of_rows_that_are_done_are_let_go(target, draft):
+    """A window of `generate_batches` has many more rows than lanes."""
+    alive: WeakSet = WeakSet()
+
+    class Counts(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            alive.add(self)
+            return scores
+
+    class Asks(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            alive.add(self)
+            most.append(len(alive))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    for settings in ({"logits_processor": [Counts()]}, {"stopping_criteria": [Asks()]}):
+        most: list[int] = []
+        alive.clear()
+        prompts = [[3, 4, 5 + i] for i in range(24)]
+        settings |= {"draft_model": draft, "num_draft_tokens": 1, "max_new_tokens": 4, "do_sample": False}
+        for _ in hs.generate_batches(target, prompts, batch_size=2, pad_token_id=0, **settings):
+            gc.collect()
+            most.append(len(alive))
+        assert max(most) <= 12, "of 24 rows two run at a time"

@@ -26,7 +26,7 @@ from ..call.output import Rows
 from ..call.prompts import padded
 from ..generation import Attached, generate, generate_rounds
 from ..models import device_of
-from ..sampling.memory import clone
+from ..sampling.copying import clone
 from ..tokenizers.pieces import Pieces
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row

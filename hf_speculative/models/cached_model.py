@@ -32,6 +32,17 @@ def num_logits(model: PreTrainedModel) -> int:
     return width or model.config.get_text_config(decoder=True).vocab_size
 
 
+def image_layers(model: PreTrainedModel) -> list[int]:
+    """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
+    return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
+
+
+def num_cached_of_image(model: PreTrainedModel, cache) -> int:
+    """Columns of an image in those layers of `cache`."""
+    layers = getattr(cache, "layers", [])
+    return max((layers[index].get_seq_length() for index in image_layers(model) if index < len(layers)), default=0)
+
+
 #: how many calls keep a module's attribute switched off, by its name
 _num_off: dict[str, WeakKeyDictionary[nn.Module, int]] = {
     "training": WeakKeyDictionary(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from .cached_model import num_cached_of_image
 from .inputs import Inputs
 from .probe import fits_ragged
 
@@ -39,6 +40,8 @@ def choose(model: PreTrainedModel) -> Path:
 def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
     """The path of `model` for one call."""
     reason = _why_not_ids_alone(inputs)
+    if reason is None and num_cached_of_image(model, inputs.cache):
+        reason = "goes on from a cache that holds an image"
     return choose(model) if reason is None else Path("universal", reason)
 
 

@@ -54,6 +54,11 @@ class Inputs:
         return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
 
     @property
+    def cache(self):
+        """Empty, or that of an earlier turn."""
+        return self.model_kwargs.get(self.cache_name)
+
+    @property
     def attention_mask(self) -> Tensor | None:
         """That of the decoder's prompt."""
         is_encoder_decoder = "encoder_outputs" in self.model_kwargs

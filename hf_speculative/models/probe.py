@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
 from ..types import Batch
-from .cached_model import device_of, last_id, without_dropout
+from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .ragged import RaggedModel
@@ -85,7 +85,7 @@ def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool =
     is passed on, a draft just does not fit.
     """
     known = _universal.setdefault(model, {})
-    kind = (*inputs.others, inputs.hides_columns)
+    kind = (*inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
     if kind not in known:
         with without_dropout(model), torch.no_grad():
             known[kind] = _deviation_from_steps(model, _shortened(model, inputs), is_draft)
@@ -101,7 +101,7 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
             ids = ids.expand(-1, 2)
             kwargs["decoder_attention_mask"] = torch.tensor([0, 1], device=ids.device).expand(len(ids), -1)
         return Inputs(ids, inputs.generation_config, kwargs)
-    if not inputs.is_text or inputs.input_ids.shape[1] == 0:
+    if not inputs.is_text or inputs.input_ids.shape[1] == 0 or num_cached_of_image(model, inputs.cache):
         return inputs
     ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
     ids = ids.expand(NUM_ROWS, -1) if len(ids) == 1 else ids

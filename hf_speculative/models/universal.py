@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from ..interfaces import CachedModel
 from ..types import Batch
-from .cached_model import device_of, last_id
+from .cached_model import device_of, image_layers, last_id, num_cached_of_image
 from .inputs import Inputs, text_inputs
 from .rollback import Crop, Snapshot, rewinder
 
@@ -125,17 +125,12 @@ class UniversalModel(CachedModel):
         if is_prompt or name == "cross_attentions" or not queries:  # T5 in older transformers records none
             return queries
         # Plain `generate` shows each step the columns up to its own, a sliding layer the last window of them.
-        later, image_layers = layers[0].shape[2] - 1 - i, self.image_layers
+        later, of_image = layers[0].shape[2] - 1 - i, image_layers(self.model)
         return tuple(
-            query if layer in image_layers else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
+            query if layer in of_image else query[..., max(0, end - min(column + 1, window or column + 1)) : end]
             for query, (layer, window) in zip(queries, self._attending(), strict=True)
             for end in [query.shape[3] - later]
         )
-
-    @property
-    def image_layers(self) -> list[int]:
-        """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
-        return getattr(self.model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
 
     def _attending(self) -> list[tuple[int, int | None]]:
         """The layers that attend, with their windows; one that reads the keys of another of its type has that one's."""
@@ -189,7 +184,7 @@ class UniversalModel(CachedModel):
             (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
         )
         self.has_prompt = True
-        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, self.image_layers)
+        self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, image_layers(self.model))
         return outputs.logits[:, -1:]
 
     def _feed(self, end: int, num_logits: int) -> Tensor:
@@ -204,6 +199,7 @@ class UniversalModel(CachedModel):
         model_inputs = self.model.prepare_inputs_for_generation(
             self._input_ids(end), next_sequence_length=end - self.covered, **kwargs
         )
+        self._show_image(model_inputs, num_queries=end - self.covered)
         if model_inputs.get("logits_to_keep") is not None:  # some models set one of their own
             model_inputs["logits_to_keep"] = num_logits
         outputs = self.model(**model_inputs, return_dict=True)
@@ -212,6 +208,14 @@ class UniversalModel(CachedModel):
         self._record(outputs, first=self.covered)
         self.covered = end
         return outputs.logits
+
+    def _show_image(self, model_inputs: dict, num_queries: int) -> None:
+        """Where no mask says what is seen of an image, a step sees all of it; several queries without one would not (sdpa)."""
+        num_columns = num_cached_of_image(self.model, self.rewinder.cache)
+        reader = getattr(getattr(self.model, "model", None), "vision_model", None)
+        if num_queries > 1 and num_columns and reader and model_inputs.get("cross_attention_mask") is None:
+            shape = len(self.ids), num_queries, 1, num_columns // reader.num_patches
+            model_inputs["cross_attention_mask"] = torch.ones(shape, dtype=torch.long, device=device_of(self.model))
 
     def _input_ids(self, end: int) -> Tensor:
         ids = self.ids[:, :end].to(device_of(self.model))

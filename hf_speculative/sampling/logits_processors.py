@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from ..types import Batch
+from .copying import CannotCopy, clone
 from .guidance import Guidance
-from .memory import CannotCopy, UsersOwn, clone
+from .memory import UsersOwn
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -213,6 +214,8 @@ class Memories:
     def begin_pass(self, batch: Batch, is_draft: bool) -> None:
         if is_draft and self.is_drafting:
             return  # the draft goes on where it was
+        for row in self.committed.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.committed[row], self.current[row], self.num_calls[row]
         if self.users is not None:
             self.users.hand_out(self.committed.values())
         for row in batch.rows:

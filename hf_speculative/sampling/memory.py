@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import io
-import queue
-import threading
-import types
+import functools
+import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,72 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
 
-#: what generation does not change, and what is there to be shared: copies have the very same one, however deep it lies
-SHARED = (
-    nn.Module,
-    nn.Parameter,
-    PreTrainedTokenizerBase,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Event,
-    threading.Condition,
-    threading.Thread,
-    io.IOBase,
-)
-#: others take out of these what a part puts in: a copy would be filled in vain
-CHANNELS = (queue.Queue,)
+from .copying import ATOMS, clone
+
 PLAIN = (int, float, complex, str, bytes, type(None))
-#: what a copy leaves as it is, and what it never looks into
-ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
-
-
-class CannotCopy(TypeError):
-    """A processor or criterion has a state that cannot be copied."""
-
-
-def clone(parts: list, argument: str = "logits_processor") -> list:
-    """Independent copies of processors or criteria, copied together, so that what they share their copies share, too.
-
-    A part with a `clone()` method makes its own copy, anything else is copied deeply, but for what is `SHARED`.
-
-    Args:
-        argument: what the user gave them as.
-
-    Raises:
-        CannotCopy: one of them holds a generator, a queue or the like.
-    """
-    memo = {id(part): part.clone() for part in parts if hasattr(part, "clone") and not isinstance(part, SHARED)}
-    copies = []
-    for part in parts:
-        try:
-            memo |= {id(value): value for value in _shared(part, known=memo)}
-            copies.append(copy.deepcopy(part, memo))
-        except Exception as error:
-            raise CannotCopy(
-                f"`{argument}`: {type(part).__name__} holds what cannot be copied ({error}), and drafts and the rows of a "
-                "batch are tried on copies: give it a `clone()` method that returns one. A single prompt is decoded without."
-            ) from error
-    return copies
-
-
-def _shared(part, known: dict[int, Any]) -> list:
-    """What is reachable from `part` that copies share with it."""
-    found, seen, todo = [], set(known), [part]
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, CHANNELS):
-            raise TypeError(f"a {type(value).__name__}, which others read")
-        if isinstance(value, SHARED):
-            found.append(value)
-        elif not isinstance(value, ATOMS):
-            todo += gc.get_referents(value)
-    return found
+#: there is more to these than their attributes: they are replaced as a whole
+OPAQUE = (random.Random, functools.partial)
 
 
 class UsersOwn:
@@ -113,8 +50,9 @@ class UsersOwn:
         self.known = [_picture(own, twin, {}) for own, twin in zip(self.originals, twins, strict=True)]
 
     def _carry(self, source: list, goal: list) -> None:
+        carrying = _Carrying()
         for before, after, onto in zip(self.known, source, goal, strict=True):
-            _carried(before, after, onto, set())
+            carrying.carried(before, after, onto)
 
 
 class _Fields(dict):
@@ -147,15 +85,31 @@ def _fields(value) -> dict[str, Any] | None:
     """The attributes of a plain object; `None` for anything else."""
     if isinstance(value, (*ATOMS, np.ndarray)):
         return None
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if name[:2] != "__"]
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     if not hasattr(value, "__dict__") and not slots:
         return None
     return {name: getattr(value, name) for name in (*getattr(value, "__dict__", ()), *slots) if hasattr(value, name)}
 
 
+def _is_opaque(value) -> bool:
+    """There is more to it than what a picture shows: a dict, say, of a class that has attributes as well."""
+    return isinstance(value, OPAQUE) or (
+        isinstance(value, (list, deque, set, dict)) and bool(getattr(value, "__dict__", None))
+    )
+
+
+def _slots(kind: type) -> list[str]:
+    """The names that a class's `__slots__` are read by: private ones have the class's in front."""
+    names = vars(kind).get("__slots__", ())
+    names = [names] if isinstance(names, str) else [name for name in names if name not in ("__dict__", "__weakref__")]
+    is_private = [name.startswith("__") and not name.endswith("__") for name in names]
+    own = kind.__name__.lstrip("_")
+    return [f"_{own}{name}" if private else name for name, private in zip(names, is_private, strict=True)]
+
+
 def _picture(value, twin, seen: dict[int, Any]):
     """What `value` holds, as far as `twin`, a copy of it, has it for itself: what both share is not looked into."""
-    if value is twin or type(value) is not type(twin):
+    if value is twin or type(value) is not type(twin) or _is_opaque(value):
         return value
     if id(value) in seen:
         return seen[id(value)]
@@ -184,60 +138,91 @@ def _picture(value, twin, seen: dict[int, Any]):
     return attributes
 
 
-def _carried(before, after, onto, seen: set[int]):
-    """What belongs in the place of `onto`, once what changed from `before`, a picture, to `after` has been brought there."""
-    if after is before or after is onto or id(after) in seen:
-        return onto
-    if type(after) is not type(onto):
-        return onto if _is_same(before, after) else _own(after)
-    if isinstance(after, Tensor) and isinstance(before, _Numbers):
-        if not _are_alike(before.content, after, onto):
-            return onto if _is_same(before, after) else _own(after)
-        # Without asking the device whether anything changed.
-        return onto.copy_(torch.where(after == before.content, onto, after))
-    if isinstance(after, np.ndarray) and isinstance(before, np.ndarray):
-        if not before.shape == after.shape == onto.shape:
-            return onto if _is_same(before, after) else _own(after)
-        np.copyto(onto, after, where=after != before)
-        return onto
-    if type(after) is tuple and type(before) is tuple and len(before) == len(after) == len(onto):
-        return tuple(_carried(old, new, own, seen) for old, new, own in zip(before, after, onto, strict=True))
-    if isinstance(before, _Fields) and (fields := _fields(after)) is not None:
-        seen.add(id(after))
-        _carry_fields(before, fields, onto, seen)
-    elif isinstance(before, set) and isinstance(after, set):
-        onto -= before - after
-        onto |= after - before
-    elif isinstance(before, list) and isinstance(after, (list, deque)):
-        seen.add(id(after))
-        for i, (old, new, own) in enumerate(zip(before, after, list(onto), strict=False)):
-            onto[i] = _carried(old, new, own, seen)
-        onto.extend(_own(new) for new in list(after)[len(before) :])
-        for _ in range(min(len(before) - len(after), len(onto))):
-            onto.pop()
-    elif isinstance(before, dict) and isinstance(after, dict):
-        seen.add(id(after))
-        for key in before.keys() - after.keys():
-            onto.pop(key, None)
-        for key, new in after.items():
-            if key not in before:
-                onto[key] = _own(new)
-            elif key in onto:
-                onto[key] = _carried(before[key], new, onto[key], seen)
-    else:
-        return onto if _is_same(before, after) else after
-    return onto
+class _Carrying:
+    """One way from objects to their twins. What is one object there is one object here, wherever it moved.
 
+    Attributes:
+        done: what stands for an object, by its id; also a memo of `copy.deepcopy`.
+        used: ids of what stands for one already, and for no other.
+    """
 
-def _carry_fields(before: _Fields, fields: dict[str, Any], onto, seen: set[int]) -> None:
-    own = _fields(onto) or {}
-    for name in (before.keys() - fields.keys()) & own.keys():
-        delattr(onto, name)
-    for name, new in fields.items():
-        if name not in before:
-            setattr(onto, name, _own(new))
-        elif name in own and (carried := _carried(before[name], new, own[name], seen)) is not own[name]:
-            setattr(onto, name, carried)
+    def __init__(self):
+        self.done: dict[int, Any] = {}
+        self.used: set[int] = set()
+
+    def carried(self, before, after, onto):
+        """What belongs in the place of `onto`, once what changed from `before`, a picture, to `after` has come there."""
+        if after is before or after is onto:
+            return onto
+        if id(after) in self.done:
+            return self.done[id(after)]
+        if id(onto) in self.used:
+            return self._own(after)
+        if _is_opaque(after):
+            return self._own(after)
+        if type(after) is not type(onto):
+            return onto if _is_same(before, after) else self._own(after)
+        if isinstance(after, Tensor) and isinstance(before, _Numbers):
+            if not _are_alike(before.content, after, onto):
+                return onto if _is_same(before, after) else self._own(after)
+            # Without asking the device whether anything changed.
+            return self._in_place(after, onto).copy_(torch.where(after == before.content, onto, after))
+        if isinstance(after, np.ndarray) and isinstance(before, np.ndarray):
+            if not before.shape == after.shape == onto.shape:
+                return onto if _is_same(before, after) else self._own(after)
+            np.copyto(self._in_place(after, onto), after, where=after != before)
+            return onto
+        if type(after) is tuple and type(before) is tuple and len(before) == len(after) == len(onto):
+            return tuple(self.carried(old, new, own) for old, new, own in zip(before, after, onto, strict=True))
+        if isinstance(before, _Fields) and (fields := _fields(after)) is not None:
+            self._in_place(after, onto)
+            try:
+                self._carry_fields(before, fields, onto)
+            except AttributeError:  # it cannot be changed, as a frozen dataclass: another takes its place
+                del self.done[id(after)]
+                return self._own(after)
+        elif isinstance(before, set) and isinstance(after, set):
+            self._in_place(after, onto)
+            onto -= before - after
+            onto |= after - before
+        elif isinstance(before, list) and isinstance(after, (list, deque)):
+            self._in_place(after, onto)
+            for i, (old, new, own) in enumerate(zip(before, after, list(onto), strict=False)):
+                onto[i] = self.carried(old, new, own)
+            onto.extend(self._own(new) for new in list(after)[len(before) :])
+            for _ in range(min(len(before) - len(after), len(onto))):
+                onto.pop()
+        elif isinstance(before, dict) and isinstance(after, dict):
+            self._in_place(after, onto)
+            for key in before.keys() - after.keys():
+                onto.pop(key, None)
+            for key, new in after.items():
+                if key not in before:
+                    onto[key] = self._own(new)
+                elif key in onto:
+                    onto[key] = self.carried(before[key], new, onto[key])
+        else:
+            return onto if _is_same(before, after) else self._own(after)
+        return onto
+
+    def _carry_fields(self, before: _Fields, fields: dict[str, Any], onto) -> None:
+        own = _fields(onto) or {}
+        for name in (before.keys() - fields.keys()) & own.keys():
+            delattr(onto, name)
+        for name, new in fields.items():
+            if name not in before:
+                setattr(onto, name, self._own(new))
+            elif name in own and (carried := self.carried(before[name], new, own[name])) is not own[name]:
+                setattr(onto, name, carried)
+
+    def _in_place(self, after, onto):
+        self.done[id(after)] = onto
+        self.used.add(id(onto))
+        return onto
+
+    def _own(self, value):
+        """A value that appeared, for whoever had none."""
+        return clone([value], memo=self.done)[0]
 
 
 def _is_same(before, after, seen: frozenset[int] = frozenset()) -> bool:
@@ -257,8 +242,3 @@ def _is_same(before, after, seen: frozenset[int] = frozenset()) -> bool:
         same = (_is_same(old, new, seen) for old, new in zip(before, after, strict=False))
         return len(before) == len(after) and all(same)
     return type(before) is type(after) and isinstance(after, (*PLAIN, set)) and before == after
-
-
-def _own(value):
-    """A value that appeared, for whoever had none."""
-    return clone([value])[0]

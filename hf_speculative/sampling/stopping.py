@@ -13,7 +13,8 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ..interfaces import Stopping
 from ..types import NO_TOKEN, Batch, NoDistribution
-from .memory import UsersOwn, clone
+from .copying import clone
+from .memory import UsersOwn
 
 
 class CriteriaStopping(Stopping):
@@ -60,6 +61,8 @@ class CriteriaStopping(Stopping):
         Raises:
             NoDistribution: a row that has not ended goes on by `NO_TOKEN`.
         """
+        for row in self.copies.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.copies[row]
         if self.users is not None:
             self.users.hand_out(self.copies.values())
         string_hits = self._string_hits(batch, tokens)

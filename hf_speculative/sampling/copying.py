@@ -1,0 +1,81 @@
+"""Independent copies of the user's own processors and criteria, for rows and drafts."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import queue
+import threading
+import types
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+#: what generation does not change, and what is there to be shared: copies have the very same one, however deep it lies
+SHARED = (
+    nn.Module,
+    nn.Parameter,
+    PreTrainedTokenizerBase,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Event,
+    threading.Condition,
+    threading.Thread,
+    io.IOBase,
+)
+#: others take out of these what a part puts in: a copy would be filled in vain
+CHANNELS = (queue.Queue,)
+#: what a copy leaves as it is, and what it never looks into
+ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
+
+
+class CannotCopy(TypeError):
+    """A processor or criterion has a state that cannot be copied."""
+
+
+def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] | None = None) -> list:
+    """Independent copies of processors or criteria, copied together, so that what they share their copies share, too.
+
+    A part with a `clone()` method makes its own copy, anything else is copied deeply, but for what is `SHARED`.
+
+    Args:
+        argument: what the user gave them as.
+        memo: what is copied already, as `copy.deepcopy` takes it; what is copied now is added.
+
+    Raises:
+        CannotCopy: one of them holds a generator, a queue or the like.
+    """
+    memo = {} if memo is None else memo
+    for part in parts:
+        if hasattr(part, "clone") and not isinstance(part, SHARED) and id(part) not in memo:
+            memo[id(part)] = part.clone()
+    copies = []
+    for part in parts:
+        try:
+            memo |= {id(value): value for value in _shared(part, known=memo)}
+            copies.append(copy.deepcopy(part, memo))
+        except Exception as error:
+            raise CannotCopy(
+                f"`{argument}`: {type(part).__name__} holds what cannot be copied ({error}), and drafts and the rows of a "
+                "batch are tried on copies: give it a `clone()` method that returns one. A single prompt is decoded without."
+            ) from error
+    return copies
+
+
+def _shared(part, known: dict[int, Any]) -> list:
+    """What is reachable from `part` that copies share with it."""
+    found, seen, todo = [], set(known), [part]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, CHANNELS):
+            raise TypeError(f"a {type(value).__name__}, which others read")
+        if isinstance(value, SHARED):
+            found.append(value)
+        elif not isinstance(value, ATOMS):
+            todo += gc.get_referents(value)
+    return found
