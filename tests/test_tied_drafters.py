@@ -130,7 +130,7 @@ def test_sampling_has_the_law(make, kind, name):
     model, arguments = make(kind, **SMALL, **extra)
     with hs.record() as stats:
         drawn = test_law.sample(model, arguments, **settings)
-    assert 0.15 < stats.draft_acceptance_rate < 0.95
+    assert 0.05 < stats.draft_acceptance_rate < 0.95  # some are kept, some are not: both ways are counted
     for prompt, samples in drawn:
         test_law.assert_law(samples, test_law.exact_law(model, prompt, **settings))
 
