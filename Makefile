@@ -5,8 +5,8 @@ READY := .venv/.ready
 TORCHAO := .venv/torchao
 
 # What says that output is exact, for `test-kernels`
-EXACTNESS := tests/test_equality.py tests/test_law.py tests/test_law_universal.py tests/test_architectures.py \
-	tests/test_compatibility.py tests/test_placement.py
+EXACTNESS := tests/test_equality.py tests/test_distribution.py tests/test_distribution_universal.py tests/models/test_verified_types.py \
+	tests/test_compatibility.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
 
 .PHONY: demo test test-slow test-kernels test-gpu quality docs clean help
 
@@ -16,7 +16,7 @@ help:
 	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
 	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
 	@echo "make quality    formatter, linter and type checker"
-	@echo "make docs       build the documentation, links checked"
+	@echo "make docs       write docs/options.md and build the documentation, links checked"
 	@echo "make clean      remove .venv and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -57,6 +57,7 @@ quality: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
+	$(BIN)/python -m tests.support.options_page
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

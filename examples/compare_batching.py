@@ -4,7 +4,7 @@ python examples/compare_batching.py --prompts HumanEval.jsonl.gz --num-prompts 1
 
 Prints tokens per second, the median over interleaved repeats of the ratio to static batches with the draft, with its range, and
 how many rows a target pass served. Rows end where the model ends them, at a stop string, or at `--max-new-tokens`.
-transformers' `generate_batch` knows no stop strings: what it writes behind one does not count.
+transformers' `generate_batch` knows no stop strings, so tokens that it writes after one are not counted.
 """
 
 import statistics
@@ -32,9 +32,9 @@ def main(
     column: Annotated[str, typer.Option("--field", help="The field that holds the prompt.")] = "prompt",
     num_prompts: Annotated[int, typer.Option(help="How many of them to use.")] = 64,
     batch_size: Annotated[int, typer.Option(help="Rows at a time.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens after which a row ends in any case.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of a row.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop strings; by default two blank lines.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop strings. Default: two blank lines.")] = None,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 3,
     generate_batch: Annotated[bool, typer.Option(help="Also transformers' `generate_batch`.")] = False,
 ):

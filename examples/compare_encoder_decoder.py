@@ -2,10 +2,10 @@
 
 python examples/compare_encoder_decoder.py --repeats 5
 
-The weights are random, so nothing is downloaded. Sampled, each repeat under a seed of its own: random
-weights repeat themselves otherwise. The draft is a noisy copy of the target's first decoder layers and shares its
+The weights are random, so nothing is downloaded. It samples, each repeat under its own seed, since random
+weights repeat themselves under greedy decoding. The draft is a noisy copy of the target's first decoder layers and shares its
 encoder, as distil-whisper does; the target's other decoder layers write little, so that the two agree about as often as a
-distilled draft does. Prints the acceptance it came to and the median over repeats of the ratio of times, with its range.
+distilled draft does. Prints the acceptance and the median over repeats of the ratio of times, with its range.
 """
 
 import copy

@@ -2,8 +2,8 @@
 
 python examples/compare_tokenizers.py --prompts HumanEval.jsonl.gz --num-prompts 12
 
-The draft knows the same either way, so that the difference is the translation's. Times are of the processor, on one thread:
-other work on the machine counts little.
+The draft knows the same either way, so any difference comes from the mapping between vocabularies. Times are processor times on
+one thread, which other work on the machine hardly changes.
 """
 
 import copy

@@ -3,9 +3,9 @@
     python examples/quality_unchanged.py
     python examples/quality_unchanged.py --limit 100 --max-new-tokens 96
 
-The task: go on with functions of Python's own library. Scored are ROUGE against the real rest of the function, and the share of
-functions that are Python at all. Greedy scores are the same to the last digit, because the texts are; sampled texts differ from
-draw to draw, so that their scores do within the spread of any two runs of plain decoding.
+The task is to continue functions of Python's own library. The scores are ROUGE against the real rest of the function, and the
+share of functions that are valid Python. Greedy scores are the same to the last digit, since the texts are the same. Sampled
+texts differ from run to run, and their scores vary as between two runs of plain decoding.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Any number of prompts on a cluster, with Ray Data: actors that each hold a pair of models, and lose nothing when one dies.
+"""Any number of prompts on a cluster, with Ray Data. Each actor holds a pair of models; nothing is lost when one dies.
 
 python examples/ray_batch_inference.py --prompts prompts.jsonl --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --num-gpus 1
 
@@ -53,7 +53,7 @@ def main(
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens to draft a round.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens after which a row ends in any case.")] = 32,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens of a row.")] = 32,
     rows_at_once: Annotated[int, typer.Option(help="Rows that an actor decodes together.")] = 8,
     batch_size: Annotated[int, typer.Option(help="Rows handed to an actor; several times as many.")] = 64,
     num_actors: Annotated[int, typer.Option(help="Actors, each with both models.")] = 2,

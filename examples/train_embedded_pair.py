@@ -3,13 +3,13 @@
     python examples/train_embedded_pair.py OUT                          # two hours on 2 CPU cores, minutes on a GPU
     python examples/train_embedded_pair.py OUT --minutes 2              # a rehearsal: everything runs, nothing is good
 
-Stages, each a folder under OUT; a stage whose folder exists is skipped, so an interrupted run goes on:
+Stages, each a folder under OUT; a stage whose folder exists is skipped, so an interrupted run can be continued:
 
 1. `pretrained`: a byte-level BPE tokenizer, and the target by next-token prediction (12 layers);
-2. `distilled`: the draft, begun as the target's first layers, trained on the target's own distributions, since acceptance is
-   what it is for;
-3. `target` and `draft`: both trained on together, the target on the text and both on agreeing with each other, as models
-   are that are made for speculative decoding (LayerSkip, arXiv 2404.16710, trains its early exits along).
+2. `distilled`: the draft, begun as the target's first layers and trained on the target's own distributions, for a high
+   acceptance;
+3. `target` and `draft`: both trained further together, the target on the text and both on agreeing with each other. Models made
+   for speculative decoding are trained in this way (LayerSkip, arXiv 2404.16710, does so with its early exits).
 
 It ends with the model card: held-out bits per byte of both, and the acceptance rate between them.
 """

@@ -1,11 +1,11 @@
-"""Generating inside a training loop, as GRPO and its kin do: the model samples with its draft, then learns from what it wrote.
+"""Generating inside a training loop, as GRPO does: the model samples with its draft, then learns from what it wrote.
 
 python examples/train_with_generation.py --steps 12
 python examples/train_with_generation.py --steps 12 --train-draft
 
 The embedded pair, REINFORCE in plain torch, gradient checkpointing on. The samples have the target's own distribution
-however far it has moved, so that training is what it would be without a draft; but the draft stays behind, and fewer of its
-guesses are accepted. With `--train-draft` it learns to follow, from the same samples.
+however far it has moved, so training is what it would be without a draft. But the draft falls behind, and fewer of its guesses
+are accepted. With `--train-draft` it learns from the same samples.
 """
 
 from typing import Annotated
@@ -38,7 +38,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Training steps.")] = 12,
     num_samples: Annotated[int, typer.Option(help="Completions of each prompt.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 24,
-    learning_rate: Annotated[float, typer.Option(help="Of Adam, for both models.")] = 3e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of Adam, for both models.")] = 3e-4,
     train_draft: Annotated[bool, typer.Option(help="Let the draft learn from the samples, too.")] = False,
 ):
     """Sample with the draft, score, learn; print how reward and acceptance move."""

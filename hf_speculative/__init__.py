@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from .batches import Completion, generate_batches
     from .call.adapters import with_adapter, without_adapter
     from .call.configuration import SpeculativeConfig
-    from .call.decoding import GenerateSpeculativeOutput
+    from .call.output import GenerateSpeculativeOutput
+    from .call.source import Source
     from .call.statistics import RowStatistics, Statistics, record
     from .compatibility import Compatibility, check
+    from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair
     from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
@@ -28,8 +30,10 @@ else:
             ".batches": ["Completion", "generate_batches"],
             ".compatibility": ["Compatibility", "check"],
             ".call.configuration": ["SpeculativeConfig"],
-            ".call.decoding": ["GenerateSpeculativeOutput"],
+            ".call.output": ["GenerateSpeculativeOutput"],
+            ".call.source": ["Source"],
             ".embedded": ["embedded_pair"],
+            ".drafting.suffix": ["SuffixStore"],
             ".evaluation": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
             ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
             ".hub.card": ["card"],
@@ -59,12 +63,14 @@ __all__ = [
     "Rule",
     "Schedule",
     "Setting",
+    "Source",
     "SpeculativeConfig",
     "SpeculativeEvalCallback",
     "SpeculativeGenerationMixin",
     "SpeculativeSeq2SeqTrainer",
     "SpeculativeTrainerMixin",
     "Statistics",
+    "SuffixStore",
     "Totals",
     "Verdict",
     "attach",

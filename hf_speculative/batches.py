@@ -1,7 +1,7 @@
-"""Throughput over a data set: `generate_batches`, in which a row that is done is replaced by the next prompt at once.
+"""Throughput over a data set: `generate_batches`, which replaces a row that is done by the next prompt at once.
 
-Prompts are taken in windows. A window is one call of the model's own `generate`, left-padded, so that processors, criteria
-and seeds mean what they mean there; but only `batch_size` of its rows run at a time, and the others wait for a lane.
+Prompts are taken in windows. A window is one left-padded call of the model's own `generate`, so that processors, criteria and
+seeds mean what they mean there. But only `batch_size` of its rows run at a time, and the others wait for a lane.
 (Continuous batching of Yu et al. 2022, Orca, section 4.1, for rounds in place of steps.)
 """
 
@@ -18,7 +18,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
-from .call.options import with_settings
+from .call.generation_settings import with_settings
+from .call.option_types import WholeNumber
 from .call.preparation import prepare, with_stop_strings
 from .call.prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
@@ -30,7 +31,7 @@ from .sampling.copying import clone
 from .schedules import Constant
 from .types import Round
 
-#: a window holds this many prompts a lane, at least 64: at its end lanes run empty, which has to be rare
+#: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
 PROMPTS_PER_LANE = 16
 #: nothing is drafted, so there is nothing to measure either
 NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
@@ -38,7 +39,7 @@ NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of one prompt.
+    """The result for one prompt.
 
     Attributes:
         index: its place among the prompts, from 0.
@@ -67,24 +68,24 @@ def generate_batches(
 ) -> Iterator[Completion]:
     """Generate for any number of prompts, `batch_size` of them at a time, without waiting for the longest of a batch.
 
-    Each row equals its own run as in `generate`: a window's rows are those of plain `generate` on the window as one
-    left-padded batch, in float32 token for token; under `reproducible=True` sampled ones, too.
+    In float32 a window's rows equal, token for token, those of plain `generate` on the window as one left-padded batch: greedy
+    ones, and sampled ones under `reproducible=True`.
 
-    The iterator does the work as it is asked for results, in the caller's thread. Closing it early leaves the models usable.
-    Encoder-decoder models, others on the universal path and `guidance_scale` have one cache length for all rows: those go in
-    batches of `batch_size` that start and end together.
+    The iterator works in the caller's thread, when results are asked for. Closing it early leaves the models usable.
+    Encoder-decoder models, others on the universal path and `guidance_scale` have one cache length for all rows. Their rows
+    are decoded in batches of `batch_size` that start and end together.
 
     Args:
         model: the target, attached or not.
         prompts: texts, lists of messages (both need a tokenizer), lists or 1-D tensors of ids, or dicts with `input_ids`;
-            read a window at a time, so that they may come from a stream.
+            read a window at a time, so they may come from a stream.
         batch_size: rows that run together.
         tokenizer: of the model; also for `stop_strings`.
-        in_order: yield in the order of the prompts; else each row in the round in which it is done.
-        window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty,
-            for about as long as one row takes: 1/16 of the time by default, less where rows are of like length.
-        **generate_kwargs: anything else that `hf_speculative.generate` takes, `max_new_tokens` and `draft_model` among it.
-            Without any source of drafts the rows are decoded plainly, with the same refill.
+        in_order: yield in the order of the prompts; if false, each row as soon as it is done.
+        window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty
+            for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths.
+        **generate_kwargs: anything else that `hf_speculative.generate` takes, such as `max_new_tokens` and `draft_model`.
+            Without a source of drafts, rows are decoded plainly, with the same refill.
 
     Yields:
         A `Completion` for each prompt.
@@ -92,9 +93,9 @@ def generate_batches(
     Raises:
         ValueError, TypeError: for settings at once, for a prompt before the first forward of its window.
     """
-    checks.check_positive_int("batch_size", batch_size, "runs no row: give 1 or more.")
+    batch_size = WholeNumber("runs no row: give 1 or more.").checked("batch_size", batch_size)
     window = max(64, PROMPTS_PER_LANE * batch_size) if window is None else window
-    checks.check_positive_int("window", window, "reads no prompt: give 1 or more.")
+    window = WholeNumber("reads no prompt: give 1 or more.").checked("window", window)
     check_prompts(prompts)
     model = checks.unwrap(model, "model")
     run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs))
@@ -114,7 +115,7 @@ def _in_order(completions: Generator[Completion, None, None]) -> Iterator[Comple
 
 
 class _Run:
-    """One call of `generate_batches`, whose settings are checked."""
+    """One call of `generate_batches`; its settings are checked."""
 
     def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
@@ -128,8 +129,9 @@ class _Run:
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
         clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now
-        has_encoder = any(part.config.is_encoder_decoder for part in (model, options.draft_model) if part is not None)
-        if has_encoder and models_in_step(options.synced_gpus, model, options.draft_model):
+        draft = options.source.draft_model
+        has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
+        if has_encoder and models_in_step(options["synced_gpus"], model, draft):
             raise ValueError(
                 "encoders run once a window, and ranks may have more windows than others: "
                 "call `generate` with as many batches on each rank."
@@ -139,9 +141,9 @@ class _Run:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        draft = self.options.draft_model
+        draft = self.options.source.draft_model
         steps = in_step(
-            self.options.synced_gpus, self.model, draft, device_of(self.model)
+            self.options["synced_gpus"], self.model, draft, device_of(self.model)
         )  # ranks may have more windows than others
         with modes_of_a_call(self.model, draft), steps:
             while numbered := list(islice(prompts, window)):
@@ -164,7 +166,7 @@ class _Run:
                         yield Completion(*prompts[row], new_ids[row], text, counts.rows[row])
 
     def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
-        """One call of the model's own `generate`, which hands its rounds over as they are asked for."""
+        """One call of the model's own `generate`, a round at a time."""
         input_ids, mask = padded(prompts, self.pad, left=not self.model.config.is_encoder_decoder)
         device = device_of(self.model)
         # What a processor remembers of a window's first row must not reach the next window.

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .benchmark.cli import bench
-from .command.arguments import DTYPES, check_dtype, help_of, load_pair
+from .command.arguments import DTYPES, check_dtype, help_line, help_of, load_pair
 from .command.interrupts import ends_at_once
 from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
@@ -50,25 +50,25 @@ def check(
         typer.Argument(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Argument(help="Draft, a smaller model that guesses ahead: a Hub name or folder.")
+        str | None, typer.Argument(help=help_line("draft_model", also="A Hub name or folder."))
     ] = None,
     sample: Annotated[
         bool,
         typer.Option(
             "--sample",
-            help="Check for sampling; without this option, for greedy decoding. It matters where the vocabularies differ.",
+            help="Check for sampling instead of greedy decoding. This matters if the vocabularies differ.",
         ),
     ] = False,
     dtype: Annotated[str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.")] = "float32",
     device: Annotated[
-        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ...; by default cuda where there is one.")
+        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Can this draft guess for this target?
 
-    Tells how each model takes back what it had read of guesses that turned out wrong, and proves that by comparing logits; and
-    how the draft's tokens become the target's. Exits with status 1 if the pair does not work.
+    Says how each model's cache forgets rejected guesses, and proves it by comparing logits. Says how the draft's tokens become
+    the target's. Exits with status 1 if the pair does not work.
 
     The embedded pair:  hf-speculative check
 
@@ -77,11 +77,9 @@ def check(
     check_dtype(dtype)
     with ends_at_once(), Console(stderr=True).status("loading both models and comparing logits"):
         from . import compatibility
-        from .call.draft_models import tokenizer_of_draft
 
         quiet_transformers()
-        target, draft, tokenizer = load_pair(model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"))
-        other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
+        target, draft, tokenizer, other = load_pair(model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"))
         answer = compatibility.check(target, draft, tokenizer, other or tokenizer, do_sample=sample)
     if as_json:
         typer.echo(json.dumps(asdict(answer)))
@@ -91,9 +89,9 @@ def check(
         raise typer.Exit(1)
 
 
-#: what the paths mean, for whoever reads the answer
+#: what the paths mean, printed with the answer
 PATHS = {
-    "ragged": "each row of a batch keeps a length of its own, so that rows never wait for each other. The fast path.",
+    "ragged": "each row of a batch has its own length, so rows never wait for each other. The fast path.",
     "universal": "transformers' own cache is rolled back, and the rows of a batch share its length.",
 }
 

@@ -1,4 +1,4 @@
-"""Can this draft draft for this target, and how? Answered before anything is generated, and proved by comparing logits."""
+"""Can this draft guess for this target, and how? Answered before anything is generated, and proved by comparing logits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .call import checks
-from .call.draft_models import check_one_vocabulary
-from .call.self_drafting import check_draft_model, tied_drafter
+from .call.sources import source_of
 from .models import (
     Inputs,
     choose,
+    fits_trees,
     is_tested_universal,
     prepared_inputs,
     ragged_deviation,
@@ -22,7 +22,7 @@ from .models import (
     universal_deviation,
     why_eager,
 )
-from .tokenizers.vocabulary import VocabularyMatch, compare_vocabularies
+from .tokenizers.vocabulary import VocabularyMatch
 from .types import Batch
 
 
@@ -31,12 +31,13 @@ class ModelReport:
     """What `check` found out about one model.
 
     Attributes:
-        name: its class.
-        path: "ragged", "universal", or `None` where no cache of it can be taken back.
-        why: the reason for the path, where it is not the ragged one.
-        deviation: largest difference between logits through the cache, taken back in between, and plain ones, in standard
-            deviations of the logits; `None` where that was not tried.
-        eager: why its passes run eagerly even if `compile` or `cuda_graphs` is asked for; `None` where they need not.
+        name: its class's name.
+        path: "ragged", "universal", or `None` if it has no cache that can be rolled back.
+        why: the reason, if the path is not the ragged one.
+        deviation: largest difference between plain logits and those through the cache with rollbacks in between, in standard
+            deviations of the logits; `None` if not tried.
+        eager: why its passes run eagerly even with `compile` or `cuda_graphs`; `None` if they need not.
+        chains: why it verifies chains of draft tokens only; `None` if it verifies trees as well, as long as it runs eagerly.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelReport:
     why: str | None = None
     deviation: float | None = None
     eager: str | None = None
+    chains: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,39 +78,36 @@ def check(
 ) -> Compatibility:
     """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why.
 
-    Each cache is tried: logits of passes over several tokens, some of them taken back, against plain ones.
+    Each cache is tried: logits of passes over several tokens, with rollbacks in between, are compared with plain ones.
 
     Args:
-        draft_model: left out, only the target is looked at, as for prompt lookup.
-        tokenizer, draft_tokenizer: of the two, where they may differ.
+        draft_model: if left out, only the target is checked, as for prompt lookup.
+        tokenizer, draft_tokenizer: those of the two models, if they may differ.
         do_sample: the strategy for vocabularies that differ depends on it.
         **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
 
     Raises:
-        TypeError: something given is no transformers model.
-        ValueError: the model needs an `example` of its inputs.
+        TypeError: `model` or `draft_model` is not a transformers model.
+        ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with.
     """
     target = checks.unwrap(model, "model")
     report, reason = _report(target, "model", example)
     if draft_model is None or reason is not None:
         return Compatibility(reason is None, reason or _summary(report), report)
     draft = checks.unwrap(draft_model, "draft_model")
+    source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
     try:
-        check_draft_model(target, draft)
-        if tokenizer is None or draft_tokenizer is None:
-            check_one_vocabulary(target, draft)
+        checks.check_source(source, target)
+        source.check_ids(target)
     except ValueError as error:
         return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None))
-    if tied_drafter(draft) is not None:
+    if source.reads_target:
         other = ModelReport(type(draft).__name__, "ragged", "reads the target's own states")
     else:
         other, reason = _report(draft, "draft_model", example if draft.main_input_name in example else {})
-    match = None
-    if tokenizer is not None and draft_tokenizer is not None:
-        size, draft_size = (one.config.get_text_config(decoder=True).vocab_size for one in (target, draft))
-        match = compare_vocabularies(tokenizer, draft_tokenizer, size, draft_size, do_sample)
-        if reason is None and match.strategy is None:
-            reason = match.reason
+    match = source.vocabulary(target, do_sample)
+    if reason is None and match is not None and match.strategy is None:
+        reason = match.reason
     summary = reason or f"{_summary(report)}; draft: {_summary(other)}"
     return Compatibility(reason is None, summary, report, other, match)
 
@@ -118,7 +117,7 @@ def _summary(report: ModelReport) -> str:
 
 
 def _report(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
-    """What is found out about a model, and why it does not work."""
+    """What is found about a model, and why it does not work."""
     name = type(model).__name__
     try:
         checks.check_model(model, argument)
@@ -135,9 +134,16 @@ def _report(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> t
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
     is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
     if is_tested or deviation <= tolerance(model):
-        eager = why_eager(model) if kind == "ragged" else "takes the universal path, whose passes differ in shape"
-        return ModelReport(name, kind, why, deviation, eager), None
-    reason = f"`{argument}`: {name} {why}, and gives other logits when its cache is taken back (by {deviation:.2g} deviations)"
+        if kind == "ragged":
+            chains = None if fits_trees(model) else "computes other logits for branches side by side"
+            return ModelReport(name, kind, why, deviation, why_eager(model), chains), None
+        eager, chains = (
+            f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
+        )
+        return ModelReport(name, kind, why, deviation, eager, chains), None
+    reason = (
+        f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} deviations)"
+    )
     return ModelReport(name, None, why, deviation), reason
 
 

@@ -10,47 +10,36 @@ import functools
 import inspect
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from .call import checks, self_drafting
+from .call import checks
 from .call.configuration import SpeculativeConfig
-from .call.decoding import GenerateSpeculativeOutput, SpeculativeDecoding
-from .call.options import CONFIGURED_SOURCES
+from .call.decoding import SpeculativeDecoding
+from .call.option_table import ATTACHED_SOURCES, CALL, documented
+from .call.output import GenerateSpeculativeOutput
 from .call.preparation import checked, load_draft
+from .call.sources import is_configured, source_of
 from .call.statistics import Statistics
 from .models import modes_of_a_call, pool
 from .types import Round
 
 
+@documented(CALL)
 def generate(
     model: PreTrainedModel, inputs: Tensor | None = None, **generate_kwargs
 ) -> Tensor | GenerateSpeculativeOutput:
     """`model.generate(...)` with a draft, nothing attached.
 
-    The caches of both models are kept for the next call; `detach(model)` and `detach(draft)` let go of them.
+    The caches of both models are kept for the next call; `detach(model)` and `detach(draft)` release them.
 
     Args:
-        model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/correctness.md).
+        model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/supported-models.md).
         inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.
-        draft_model: a smaller model, or the name of one; `assistant_model` means the same.
-        tokenizer, draft_tokenizer: of the model and of the draft, where their vocabularies differ; `assistant_tokenizer` means
-            the same as the latter.
-        num_draft_tokens: tokens to draft in each round; by default chosen round by round, by measured cost
-            (docs/draft-length.md). `num_assistant_tokens` means the same.
-        prompt_lookup_num_tokens: draft by copying from the text instead.
-        assistant_early_exit: draft with the model's own first layers instead, so many of them.
-        use_mtp: draft with the multi-token prediction layers of the model's checkpoint instead.
-        reproducible: when sampling, give token for token what plain `generate` gives under the same seed.
-        generator: a `torch.Generator` to sample from.
-        synced_gpus: ranks wait for each other before each forward; by default where FSDP or ZeRO-3 has sharded a model
-            (docs/distributed.md).
-        rule: how drafts are verified, `"token"`, `"block"`, `"sampled"` or your own, see `SpeculativeConfig`.
-        compile, cuda_graphs: run compiled or captured passes, see `SpeculativeConfig`.
-        speculative_config: a `SpeculativeConfig`, for your own drafter, rule or schedule.
-        **generate_kwargs: anything else that `model.generate` takes.
+        **generate_kwargs: the options of docs/options.md, and anything else that `model.generate` takes.
 
     Returns:
         What `model.generate` returns; a `GenerateSpeculativeOutput` under `return_dict_in_generate=True`.
@@ -60,7 +49,7 @@ def generate(
     """
     args = () if inputs is None else (inputs,)
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
-    if any(isinstance(vars(one).get("generate"), Attached) for one in (model, wrapped)):
+    if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
         return model.generate(*args, **generate_kwargs)
     plain_generate = plain_generate_of(model)
     return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
@@ -68,7 +57,7 @@ def generate(
 
 def plain_generate_of(model):
     """The `generate` that prepares a call: the model's, but for what was attached."""
-    own = vars(model).get("generate")
+    own = own_generate(model)
     # A repository's `custom_generate/` puts a partial there, and may be what calls here.
     is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
     return type(model).generate.__get__(model) if is_custom or isinstance(own, Attached) else model.generate
@@ -79,15 +68,15 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
     if options is None:
         return plain_generate(**kwargs)
-    with modes_of_a_call(model, options.draft_model):
+    with modes_of_a_call(model, options.source.draft_model):
         return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
-    """`generate` with a draft, a round at a time as it is asked for, with the counts so far.
+    """`generate` with a draft: yields each round when asked for it, with the counts so far.
 
-    For who streams, counts or times: nothing is put together at the end but the tokens, which are the generator's result, no
-    cache above all. Closing it early leaves both models usable.
+    For streaming, counting and timing: the generator's result is the tokens alone, and no cache is returned. Closing it early
+    leaves both models usable.
 
     Raises:
         ValueError, TypeError: as `generate`; nothing asks for a draft.
@@ -96,10 +85,10 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
     plain_generate = plain_generate_of(model)
     options, kwargs = checked(model, plain_generate, generate_kwargs, *attached_to(model))
     if options is None:
-        raise ValueError("nothing asks for a draft: give `draft_model=` or `prompt_lookup_num_tokens=`.")
+        raise ValueError("nothing asks for a draft: give `draft_model=` or `method='auto'`.")
     decode = SpeculativeDecoding(options).rounds
     with (
-        modes_of_a_call(model, options.draft_model),
+        modes_of_a_call(model, options.source.draft_model),
         closing(plain_generate(**kwargs, custom_generate=decode)) as rounds,
     ):
         return (yield from rounds)
@@ -130,9 +119,14 @@ class SpeculativeGenerationMixin:
         return _generate(self, super().generate, _bind(super().generate, args, kwargs))  # type: ignore[misc]
 
 
+def own_generate(model):
+    """The `generate` of this very object, in place of its class's: an `Attached`, somebody else's, or `None`."""
+    return vars(model).get("generate")
+
+
 def attached_to(model) -> tuple[PreTrainedModel | None, SpeculativeConfig | None]:
     """The draft and the settings that `attach` gave a model, if it did."""
-    attached = vars(model).get("generate")
+    attached = own_generate(model)
     return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
 
 
@@ -161,6 +155,7 @@ def attach(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | str | None = None,
     config: SpeculativeConfig | None = None,
+    **settings,
 ) -> PreTrainedModel:
     """Give `model` a draft, so that every caller of `model.generate` speculates, until `detach`.
 
@@ -169,30 +164,35 @@ def attach(
 
     Args:
         model: the target.
-        draft_model: a smaller model, or the name of one; it may be left out where the model's `generation_config` names a
-            source of drafts, as `assistant_early_exit` does.
+        draft_model: a smaller model, or the name of one. Without it, `method="auto"` drafts, which needs none, unless the
+            model's `generation_config` names a source of drafts, as `assistant_early_exit` does.
         config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
+        **settings: fields of `SpeculativeConfig`, instead of a `config` or before it: `method="suffix"` needs no draft.
 
     Returns:
         The same `model`.
     """
-    config = config or SpeculativeConfig()
+    config = SpeculativeConfig(**settings).over(config or SpeculativeConfig())
     target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
         raise TypeError(f"`model` is a {type(model).__name__}: pass a transformers model.")
-    configured = any(getattr(getattr(target, "generation_config", None), name, None) for name in CONFIGURED_SOURCES)
-    if draft_model is None and config.drafter is None and not configured:
-        raise ValueError("nothing to attach: give `draft_model=`, or a drafter in `config=`.")
-    if draft_model is not None and config.drafter is not None:
-        raise ValueError("`draft_model` and `config.drafter` are two sources of drafts: give one.")
-    existing = vars(target).get("generate")
+    found = {"draft_model": draft_model} | {name: getattr(config, name) for name in ATTACHED_SOURCES}
+    named = [name for name, value in found.items() if value is not None]
+    if not named and not is_configured(getattr(target, "generation_config", None)):
+        config = replace(config, method="auto")
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(f'`{name}`' for name in named)} are two sources of drafts: give one.")
+    existing = own_generate(target)
     if existing is not None and not isinstance(existing, Attached):
         name = getattr(existing, "__qualname__", None) or type(existing).__name__  # a repr may hold the whole model
         raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        self_drafting.check_draft_model(target, draft)
+        checks.check_source(source_of("draft_model", draft), target)  # a call may bring what else it needs
+    for name in ATTACHED_SOURCES:
+        if getattr(config, name) is not None:
+            checks.check_source(source_of(name, getattr(config, name), vars(config)), target)
     target.generate = Attached(target, draft, config)
     return model
 
@@ -200,10 +200,10 @@ def attach(
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `attach`; returns the same `model`. A model without a draft stays as it is.
 
-    The memory that was kept for the next call, caches and compiled passes, is let go, that of the draft included.
+    Releases the memory kept for later calls, caches and compiled passes, of both models.
     """
     target = checks.unwrap(model, "model")
-    attached = vars(target).get("generate")
+    attached = own_generate(target)
     if isinstance(attached, Attached):
         del target.generate
         pool.release(attached.draft_model)
@@ -220,18 +220,22 @@ class patch_transformers:
     patch = hf_speculative.patch_transformers()   # the same, until patch.undo()
 
     A call with a draft, `assistant_model=` and prompt lookup included, goes through this package; any other call is
-    transformers' own.
+    transformers' own, unless settings say where drafts come from: `patch_transformers(method="auto")`.
+
+    Args:
+        **settings: fields of `SpeculativeConfig`, as if attached to each model that has nothing attached.
     """
 
-    def __init__(self):
-        original = self._original = GenerationMixin.generate
+    def __init__(self, **settings):
+        original, config = GenerationMixin.generate, SpeculativeConfig(**settings)
+        self._original = original
 
         @functools.wraps(original)
         def generate(self, *args, **kwargs):
             if kwargs.get("custom_generate") is not None:
                 return original(self, *args, **kwargs)
             plain_generate = original.__get__(self)
-            return _generate(self, plain_generate, _bind(plain_generate, args, kwargs))
+            return _generate(self, plain_generate, _bind(plain_generate, args, kwargs), attached_config=config)
 
         GenerationMixin.generate = self._patched = generate
 

@@ -1,7 +1,4 @@
-"""The seams of the loop: who guesses, which guesses survive, how many to guess, how tokens are drawn, what a model must do.
-
-One class a stage, with signatures and defaults; the rooms hold the implementations.
-"""
+"""The seams of the loop, one class a stage, with signatures and defaults; the rooms hold the implementations."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
-from .types import Batch, Costs, Draft, Round, Verdict
+from .types import Batch, Costs, Draft, Round, Tree, Verdict
 
 
 class CachedModel:
@@ -23,10 +20,12 @@ class CachedModel:
         num_forwards: passes so far.
         keep: names of the outputs that `step_output` can give after a pass.
         keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
+        takes_trees: a pass may feed a tree of draft tokens (`Batch.tree`), each seeing its own path only.
     """
 
     num_forwards: int = 0
     keeps_rows_together: bool = False
+    takes_trees: bool = False
     keep: tuple[str, ...] = ()
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
@@ -46,7 +45,7 @@ class CachedModel:
         raise NotImplementedError
 
     def rollback(self, batch: Batch) -> None:
-        """Forget all but the tokens of `batch`, the newest of which has not been fed."""
+        """Forget all but the tokens of `batch`, the newest of which has not been fed; what was kept of a tree moves up."""
         raise NotImplementedError
 
     def select(self, indices: list[int]) -> None:
@@ -125,11 +124,15 @@ class Sampler:
         vocab_size: width of the target's logits.
         one_hot_proposals: a draft token is a function of what is known: its distribution is one-hot (`Draft.probs=None`).
         keeps_draft_probs: the rule reads the distributions that draft tokens were drawn from.
+        takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
+        drafts_trees: and so may a draft's, see `level_scores`.
     """
 
     vocab_size: int
     one_hot_proposals: bool = False
     keeps_draft_probs: bool = True
+    takes_trees: bool = False
+    drafts_trees: bool = False
 
     @property
     def settings(self) -> Hashable | None:
@@ -156,23 +159,34 @@ class Sampler:
         """
         raise NotImplementedError
 
+    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
+        """Likewise `(batch, n, vocab)`, of `logits (batch, n, any vocab)` after the nodes of `Batch.tree` from `first` on."""
+        raise NotImplementedError
+
     def probs(self, scores: Tensor) -> Tensor:
         """The distribution that `scores (..., vocab)` stand for, float32."""
         raise NotImplementedError
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distributions `(batch, k + 1, vocab)`, and how many of each row there are before one that is none.
+        """The target's distributions `(batch, k + 1, vocab)`, and which of them really are some, `(batch, k + 1)` bool.
 
         NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
         """
+        raise NotImplementedError
+
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        """How likely the target takes each token `ahead` places ahead, in logs, by a draft's `scores (batch, n, vocab)`."""
         raise NotImplementedError
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         """Draw a draft token from `scores (batch, vocab)`: tokens `(batch,)` and, if kept, what they were drawn from."""
         raise NotImplementedError
 
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
-        """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the distributions `ahead`, `ahead + 1`, ... places ahead."""
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
+        """Draw `(batch, n)` tokens from `probs (batch, n, vocab)`, the distributions `ahead`, `ahead + 1`, ... places ahead.
+
+        With a `tree`, its positions: the first, then the one after each node.
+        """
         raise NotImplementedError
 
     def bernoulli(self, probability: Tensor) -> Tensor:
@@ -201,10 +215,14 @@ class Drafter:
         num_forwards: model passes so far, for the statistics.
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
         hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
+        branches: it proposes trees of draft tokens, where it may.
+        may_branch: set before a call begins: all parts of it take trees; else propose a chain.
     """
 
     one_hot_proposals: bool = False
     hidden_layers: tuple[int, ...] = ()
+    branches: bool = False
+    may_branch: bool = False
 
     @property
     def num_forwards(self) -> int:
@@ -228,8 +246,14 @@ class Drafter:
         """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
         raise NotImplementedError
 
+    def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
+        """The target has seen `draft`: its `logits (batch, k + 1, vocab)` before and after each token, no processor applied."""
+
     def rollback(self, batch: Batch) -> None:
         """The round is over and `batch` has its new lengths: forget whatever was not accepted."""
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        """A row is done: the tokens it was given, without padding, and those it got. Called after the round's `select`."""
 
     def release(self) -> None:
         """The call is over: memory may be kept for the next one."""
@@ -251,9 +275,16 @@ class Rule:
     lossless: bool = False
     #: it looks at `Draft.probs`; where it does not, they are not kept
     reads_draft_probs: bool = True
+    #: all it emits are the target's own draws, one a position: under one seed, those of plain `generate`
+    emits_draws: bool = False
+    #: it judges trees as well, and tells the path that is kept
+    takes_trees: bool = False
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        """Judge `draft` by `target_probs (batch, k + 1, vocab)`, whose position i follows the draft's first i tokens."""
+        """Judge `draft` by `target_probs (batch, k + 1, vocab)`.
+
+        Position i follows the draft's first i tokens; of a tree, node i - 1 and the path to it.
+        """
         raise NotImplementedError
 
 
@@ -270,6 +301,10 @@ class Schedule:
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""
         raise NotImplementedError
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        """How many of a row's draft tokens to propose, if no pass is needed to know their chances, the likeliest first: all."""
+        return [len(row) for row in chances]
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from .interfaces import CachedModel, Drafter, Rule, Sampler, Schedule, Stopping
-from .types import Batch, Draft, Round
+from .types import Batch, Draft, Round, along_path
 
 
 def speculate(
@@ -35,27 +35,31 @@ def speculate(
         sampler.begin_round(batch)
         plan = schedule.plan(batch)
         draft = drafter.propose(batch, plan, schedule, sampler) if any(plan) else Draft.empty(batch)
-        batch.put(draft.tokens)
+        batch.put(draft.tokens, tree=draft.tree_for(plan, drafter.may_branch))
         lap("draft")
 
         # 2. Verify: one target pass over all it has not seen gives the distribution after each of the k guesses.
         logits = target.logits(batch, ahead=draft.width, num_last=draft.width + 1)
         scores = sampler.target_scores(batch, logits)
         lap("verify")
+        drafter.observe(batch, draft, logits)
+        lap("draft")
 
         # 3. Accept: the rule keeps a prefix and adds a token; a stop inside the block cuts it.
-        probs, num_valid = sampler.target_probs(scores)
+        probs, is_valid = sampler.target_probs(scores)
         verdict = rule(draft, probs, sampler)
-        tokens, survival = batch.append(draft, verdict, num_valid)
-        num_from_draft = [len(new) - 1 for new in tokens]
-        done = stopping.cut(batch, tokens, scores)
-        kept = [min(n, len(new)) for n, new in zip(num_from_draft, tokens, strict=True)]
-        num_drafted = [len(row) for row in survival]
-        round = Round(list(batch.rows), tokens, num_drafted, kept, done, logits, scores, survival)
+        if verdict.path is not None:  # a tree: from here on, the path that was kept is a chain
+            draft, verdict, (logits, scores, is_valid) = along_path(draft, verdict, logits, scores, is_valid)
+            batch.put(draft.tokens)
+        new = batch.append(draft, verdict, is_valid)
+        num_from_draft = [len(tokens) - 1 for tokens in new.tokens]
+        done = stopping.cut(batch, new.tokens, scores)
+        kept = [min(n, len(tokens)) for n, tokens in zip(num_from_draft, new.tokens, strict=True)]
+        round = Round(list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.survival)
         lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
-        sampler.end_round(batch, tokens)
+        sampler.end_round(batch, new.tokens)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)

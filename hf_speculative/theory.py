@@ -3,6 +3,7 @@
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
 functions of `survival` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
+They are for whoever plans a pair, or studies one (docs/theory.md).
 """
 
 from __future__ import annotations
@@ -162,24 +163,6 @@ def best_gamma_from_survival(
     times = zip((0.0, *draft_times), (target_time, *verify_times), strict=True)
     speedups = [speedup_from_survival(survival[:gamma], *pair, target_time) for gamma, pair in enumerate(times)]
     return speedups.index(max(speedups))
-
-
-def speedup_from_emitted_fraction(fraction: float, gamma: int, draft_step_time: float, target_time: float) -> float:
-    """How many times faster than plain decoding: r (K + 1) t_T / (K t_D + t_T), where K is gamma.
-
-    (Jay Mody's post "Speculative Sampling".) Errors: gamma, a time or the fraction is out of range.
-
-    Args:
-        fraction: tokens a round emits over the gamma + 1 it could emit, r; not the share of draft tokens accepted.
-        draft_step_time: seconds of **one** draft pass, t_D.
-        target_time: seconds of a target pass, t_T; gamma + 1 positions are taken to cost as much as one.
-    """
-    _require_count("gamma", gamma)
-    what_is_right = f"is out of range: a round emits 1 to {gamma + 1} tokens, so give a number from 1/{gamma + 1} to 1"
-    _require(1 / (gamma + 1) <= fraction <= 1, "fraction", fraction, what_is_right)
-    _require_amount("draft_step_time", draft_step_time)
-    _require_amount("target_time", target_time, positive=True)
-    return fraction * (gamma + 1) * target_time / (gamma * draft_step_time + target_time)
 
 
 def _require(condition: bool, name: str, value: object, what_is_right: str) -> None:

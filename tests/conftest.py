@@ -1,12 +1,12 @@
 import os
 
 import pytest
-import tiny
 import torch
 import transformers
 
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.types import Costs
+from tests.support import tiny
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.
@@ -45,3 +45,9 @@ def draft(target):
 def unrelated():
     """A draft that agrees about nothing."""
     return tiny.llama(seed=99, layers=1)
+
+
+@pytest.fixture
+def twin(target):
+    """A draft that is always right, so that every block is accepted whole."""
+    return tiny.noisy_copy(target, noise=0)

@@ -4,21 +4,18 @@ import copy
 import itertools
 
 import pytest
-import test_law
-import tied
-import tiny
-import tongues
 import torch
-from architectures.check import build
-from laws import assert_law
-from test_parts import MAKE_DRAFTER
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.call.sources import mtp
 from hf_speculative.drafting import StringMatch, TokenIntersection
 from hf_speculative.models import EarlyExitModel, RaggedModel
 from hf_speculative.types import Batch
+from tests.architectures.check import build
+from tests.support import distributions, tied, tiny, tongues
+from tests.support.drafters import MAKE_DRAFTER
 
 EOS = [7, 11, 13, 20]
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": EOS}
@@ -108,12 +105,14 @@ def test_drafters_that_read_the_targets_states(name):
 
 
 def test_mtp_layers(tmp_path):
-    if not hasattr(hs.call.self_drafting._mtp_class(), "forward_layer"):
+    if not hasattr(mtp._mtp_class(), "forward_layer"):
         pytest.skip("needs transformers 5.23")
     model = tied.with_mtp(tmp_path, "glm4_moe", 2)
     vocab_size = model.config.vocab_size
     prompts = make_prompts(6, vocab_size=vocab_size)
     accepts_as_alone(model, prompts, eos_token_id=range(2, vocab_size, 9), use_mtp=True)
+    one_token_each = make_prompts(3, longest=1, vocab_size=vocab_size)
+    assert refilled(model, one_token_each, batch_size=1, use_mtp=True) == alone(model, one_token_each)
 
 
 @pytest.mark.parametrize("kind", [StringMatch, TokenIntersection])
@@ -205,13 +204,13 @@ def test_reproducible_sampling_equals_plain_on_each_window(target, draft, batch_
     assert found == rows and torch.rand(1) == after
 
 
-def test_the_law_of_a_row_does_not_depend_on_its_lane():
+def test_the_distribution_of_a_row_does_not_depend_on_its_lane():
     """Chi-squared over every continuation of two prompts, most of which start in a lane that another row has left."""
-    target = tiny.llama(seed=3, vocab_size=test_law.VOCAB, layers=1, hidden=16)
+    target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     draft = tiny.noisy_copy(target, noise=0.4, seed=5)
     first, second = [5, 2, 3, 1], [4, 6]
     prompts = itertools.chain.from_iterable(itertools.repeat((first, second), 6000))
-    settings = {"do_sample": True, "top_k": 3, "eos_token_id": 4, "max_new_tokens": test_law.NEW}
+    settings = {"do_sample": True, "top_k": 3, "eos_token_id": 4, "max_new_tokens": distributions.NEW}
     drawn = {0: [], 1: []}
     with hs.record() as stats:
         rows = hs.generate_batches(
@@ -219,9 +218,9 @@ def test_the_law_of_a_row_does_not_depend_on_its_lane():
         )
         for row in rows:
             drawn[row.index % 2].append(tuple(row.new_ids))
-    assert stats.num_target_forwards > 2 * 2 * test_law.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
+    assert stats.num_target_forwards > 2 * 2 * distributions.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
     for prompt, samples in zip((first, second), drawn.values(), strict=True):
-        assert_law(samples, test_law.exact_law(target, prompt, eos=4, top_k=3))
+        distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, eos=4, top_k=3))
 
 
 # Processors and criteria
@@ -455,68 +454,3 @@ def test_an_attached_model_and_every_kind_of_prompt(target, draft):
 
 def test_no_prompt_no_row(target, draft):
     assert list(hs.generate_batches(target, [], draft_model=draft, max_new_tokens=4)) == []
-
-
-# What it refuses
-
-SETTINGS = {
-    "batch_size": ({"batch_size": 0}, ValueError, "`batch_size=0` runs no row"),
-    "batch_size of another type": ({"batch_size": 2.0}, TypeError, "`batch_size=2.0`"),
-    "window": ({"window": 0}, ValueError, "`window=0` reads no prompt"),
-    "one text": ({"prompts": "def"}, TypeError, "`prompts` is one str"),
-    "one encoding": ({"prompts": {"input_ids": [[1]]}}, TypeError, "`prompts` is one dict"),
-    "no iterable": ({"prompts": 3}, TypeError, "pass an iterable"),
-    "no length": ({"max_new_tokens": None}, ValueError, "give `max_new_tokens`"),
-    "max_length": ({"max_length": 30}, ValueError, "`max_length=30` has no meaning"),
-    "streamer": ({"streamer": object()}, ValueError, "iterate over the results"),
-    "past_key_values": ({"past_key_values": object()}, ValueError, "starts with its prompt"),
-    "inputs_embeds": ({"inputs_embeds": torch.ones(1, 1, 1)}, ValueError, "come as `prompts`"),
-    "return_dict": ({"return_dict_in_generate": True}, ValueError, "`return_dict_in_generate=True` has no meaning"),
-    "several sequences": ({"num_return_sequences": 2}, ValueError, "as often as you want"),
-    "a draft option": ({"num_draft_tokens": 3, "draft_model": None}, ValueError, "without a draft"),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_refused_at_once(target, draft, name):
-    given, error, message = SETTINGS[name]
-    kwargs = {"prompts": PROMPTS, "max_new_tokens": 4, "draft_model": draft} | given
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        hs.generate_batches(target, **kwargs)
-    assert not forwards.lengths
-
-
-@pytest.mark.parametrize(("name", "value"), [("num_return_sequences", 2), ("max_time", 0.1), ("token_healing", True)])
-def test_settings_of_the_model_are_refused_as_well(name, value):
-    model = tiny.llama()
-    model.generation_config.update(do_sample=True, **{name: value})
-    with pytest.raises(ValueError, match=f"`{name}={value}` has no meaning"):
-        hs.generate_batches(model, PROMPTS, max_new_tokens=4)
-
-
-BAD_PROMPTS = {
-    "empty": ([], ValueError, "prompt 1 is empty"),
-    "text": ("abc", ValueError, "prompt 1 is a text: pass `tokenizer=`"),
-    "messages": ([{"role": "user", "content": "x"}], ValueError, "prompt 1 is messages: pass `tokenizer=`"),
-    "too long": ([1] * 129, ValueError, "prompt 1 has 129 tokens, but the model has 128"),
-    "an id too large": ([1, 999, 2], ValueError, "prompt 1 holds the id 999.* embeddings for 0 to 60"),
-    "two rows": (torch.ones(2, 2, dtype=torch.long), ValueError, r"shape \(2, 2\): pass 1-D ids"),
-    "floats": (torch.ones(2), ValueError, "float32 tensor"),
-    "an image": ({"input_ids": [1], "pixel_values": 0}, ValueError, "'pixel_values'"),
-    "a hole": ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "hides more than padding"),
-    "no prompt": (None, TypeError, "prompt 1 is a NoneType"),
-}
-
-
-def test_ids_that_an_encoder_does_not_know():
-    model = build("seq2seq", "t5")
-    with pytest.raises(ValueError, match="prompt 1 holds the id 999"):
-        list(hs.generate_batches(model, [[1, 2], [999]], prompt_lookup_num_tokens=2, max_new_tokens=4))
-
-
-@pytest.mark.parametrize("name", BAD_PROMPTS)
-def test_prompts_are_refused_before_the_first_forward(target, draft, name):
-    prompt, error, message = BAD_PROMPTS[name]
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        list(hs.generate_batches(target, [[1, 2], prompt], draft_model=draft, max_new_tokens=4))
-    assert not forwards.lengths

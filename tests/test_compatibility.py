@@ -3,15 +3,14 @@
 import json
 
 import pytest
-import tiny
-import tongues
 import torch
-from architectures.check import build
 from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.models import probe
+from tests.architectures.check import build
+from tests.support import tiny, tongues
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_wrong_logits_are_found(model_type, comparison, monkeypatch):
     model = build("causal", model_type)
     monkeypatch.setattr(probe, comparison, lambda *args: 0.3)
     answer = hs.check(model)
-    assert not answer and "other logits" in answer.reason and answer.target.deviation == 0.3
+    assert not answer and "logits change" in answer.reason and answer.target.deviation == 0.3
 
 
 @pytest.mark.parametrize(("do_sample", "strategy"), [(False, "strings"), (True, "intersection")])
@@ -96,3 +95,11 @@ def test_the_command_says_why_a_path_is_taken(tmp_path):
 def test_why_passes_run_eagerly():
     assert hs.check(tiny.llama()).target.eager is None
     assert "universal path" in hs.check(build("causal", "bloom")).target.eager
+
+
+def test_who_takes_chains_only(monkeypatch):
+    assert hs.check(tiny.llama()).target.chains is None
+    assert "universal path" in hs.check(build("causal", "bloom")).target.chains
+    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(probe, "_deviation_of_trees", lambda model: 0.3)
+    assert "branches" in hs.check(tiny.llama()).target.chains

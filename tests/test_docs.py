@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import call_path
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TRAINING = "train_embedded_pair.py"
-#: run by a test of its own: the slow one here, the other in test_ray.py
+#: run by a test of its own: the slow one here, the other in tests/integrations/test_ray_data.py
 RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py")
 
 
@@ -55,6 +57,14 @@ def test_files_named_in_the_docs_exist():
     for page in PAGES:
         named |= set(re.findall(r"`((?:tests|examples|docs|hf_speculative)/[\w./-]*\w\.(?:py|md))`", page.read_text()))
     assert named and not {name for name in named if not (ROOT / name).exists()}
+
+
+def test_one_call_is_followed_as_it_goes():
+    """The modules that the steps of docs/how-it-works.md name, in their order, up to the results."""
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
+    steps = page.split("## One call")[1].split("**Results**")[0]
+    named = [path.replace("/", ".") for path in re.findall(r"`([\w/]+)\.py`", steps)]
+    assert len(named) > 10 and named == [module for module in call_path.visited() if module in named]
 
 
 ARGUMENTS = {

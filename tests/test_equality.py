@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
-import tiny
 import torch
 from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
+from tests.support import tiny
 
 NEW = 24
 

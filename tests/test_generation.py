@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -20,6 +19,7 @@ from transformers import (
 from transformers.generation import utils
 
 import hf_speculative as hs
+from tests.support import tiny
 
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
@@ -290,6 +290,9 @@ def test_closing_the_loop_early_leaves_both_models_usable(target, draft):
             self.num_puts += 1
             if self.num_puts > 4:
                 raise Enough
+
+        def end(self):
+            pass
 
     expected = hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft)
     with hs.record() as stats, pytest.raises(Enough):

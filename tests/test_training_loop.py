@@ -3,12 +3,12 @@
 import copy
 
 import pytest
-import tiny
 import torch
-from architectures.check import build, prompts
-from test_training import checkpointed
 
 import hf_speculative as hs
+from tests.architectures.check import build, prompts
+from tests.support import tiny
+from tests.support.trainers import checkpointed
 
 NEW = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 

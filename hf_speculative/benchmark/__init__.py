@@ -1,4 +1,4 @@
-"""How fast is it, and how fast could it be? Any pair, or one that needs no weights, measured in one run.
+"""How fast is a pair, and how fast could it be? Any pair, or one with random weights, measured in one run.
 
 from hf_speculative import benchmark
 

@@ -1,7 +1,7 @@
-"""A calibrated pair: random weights that accept as much as is asked for.
+"""A calibrated pair: random weights with the acceptance that is asked for.
 
 The draft is the target's first layers. What the later layers write to the residual stream is scaled by a factor: at 0 both
-models are the same function, at a large factor they are strangers. In between, the factor is bisected until the acceptance
+models are the same function, at a large factor they have nothing in common. The factor is bisected until the acceptance
 measured on the target's own text is the one asked for. Logits are scaled until their entropy is a language model's.
 """
 
@@ -31,9 +31,9 @@ class CalibratedPair(Pair):
 
     Args:
         shape: a name in `SHAPES`, or a `Shape` of your own.
-        dtype: bfloat16 where the device has it, by default.
-        draft_is_target: the draft is the target itself: everything is accepted, and nothing can be gained.
-        num_rows: rows of the text, 32 tokens each, that acceptance is measured on; by default as many as seconds allow.
+        dtype: Default: bfloat16 if the device supports it.
+        draft_is_target: the target is its own draft: everything is accepted, at the target's cost.
+        num_rows: rows of 32 tokens that acceptance is measured on. Default: as many as some seconds allow.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CalibratedPair(Pair):
     def prepare(self, acceptance: float | None, temperature: float) -> Calibration:
         """Calibrate to `acceptance` at `temperature` (0 is greedy), or return to an earlier calibration.
 
-        At 0 the later layers drown the draft's, at 1 they write nothing.
+        At 0 the later layers outweigh the draft's, at 1 they write nothing.
 
         Raises:
             ValueError: no acceptance is given, or one outside 0 to 1.
@@ -169,7 +169,7 @@ def acceptance_of(target_logits: Tensor, draft_logits: Tensor, temperature: floa
 
 
 def bisect(is_above: Callable[[float], bool | None], low: float, high: float, steps: int = 12) -> float:
-    """Where a falling function crosses its goal; `is_above` says on which side a point is, `None` where it is near enough."""
+    """Where a falling function reaches its goal; `is_above` says on which side a point is, `None` if it is close enough."""
     for _ in range(steps):
         middle = (low + high) / 2
         answer = is_above(middle)

@@ -14,9 +14,9 @@ class Cell:
 
     Attributes:
         batch: rows decoded together.
-        num_draft_tokens: tokens drafted a round, for methods that do not choose it.
+        num_draft_tokens: draft tokens a round, for methods that do not choose it.
         context: tokens of the prompt of each row.
-        acceptance: what the pair is calibrated to; `None` for a pair that accepts what it accepts.
+        acceptance: what the pair is calibrated to; `None` for a pair that cannot be calibrated.
         temperature: 0 is greedy.
     """
 

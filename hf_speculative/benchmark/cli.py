@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_device, check_dtype, check_outputs, naming
+from ..call.option_table import checked
+from ..command.arguments import DTYPES, check_device, check_dtype, check_outputs, from_table, load_pair, numbers
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 from ..reports import files
@@ -22,12 +22,8 @@ from .shapes import SHAPES
 
 # Nothing that imports torch: `--help` answers at once.
 if TYPE_CHECKING:
-    import torch
-
     from .pairs import Pair
     from .results import Report
-
-T = TypeVar("T", int, float)
 
 
 def bench(
@@ -38,41 +34,48 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder, instead of a shape.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
+    draft_model: Annotated[str | None, from_table("draft_model", also="A Hub name or folder.")] = None,
     acceptance: Annotated[
         str,
         typer.Option(
-            help="What a shape is calibrated to, from 0 (hostile) to 1 (the draft's distribution is the target's)."
+            help="Acceptance that a shape is calibrated to, from 0 (the draft is hardly ever right) to 1 (always)."
         ),
     ] = "0.8",
     draft_is_target: Annotated[
         bool,
-        typer.Option("--draft-is-target", help="A shape's draft is the target itself: all accepted, nothing to gain."),
+        typer.Option(
+            "--draft-is-target",
+            help="Use the shape's target as its own draft: everything is accepted, at the target's cost.",
+        ),
     ] = False,
-    draft_tokens: Annotated[str, typer.Option(help="Tokens drafted a round.")] = "4",
+    draft_tokens: Annotated[str, from_table("num_draft_tokens", also="Several with commas.")] = "4",
     batch: Annotated[str, typer.Option(help="Rows decoded together.")] = "1",
-    context: Annotated[str, typer.Option(help="Tokens of each prompt.")] = "64",
+    context: Annotated[str, typer.Option(help="Length of each prompt, in tokens.")] = "64",
     temperature: Annotated[str, typer.Option(help="0 is greedy.")] = "0",
     grid: Annotated[
         bool,
         typer.Option(
-            "--grid", help="All combinations of the lists. Without: one list at a time, the others at their first."
+            "--grid",
+            help="Measure all combinations of the lists. Default: one list at a time, the others at their first value.",
         ),
     ] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each row.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats, for medians; one gives no verdict.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats, for medians; a single one gives no verdict.")] = 3,
     methods: Annotated[str, typer.Option(help=f"Of: {', '.join(METHODS)}.")] = ",".join(DEFAULT_METHODS),
     compiled: Annotated[
         bool,
         typer.Option(
-            "--compile", help="Also plain with a static cache, and ours, both compiled; compiling takes minutes."
+            "--compile",
+            help="Also measure compiled plain (with a static cache) and speculative decoding; compiling takes minutes.",
         ),
     ] = False,
-    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}. Default: bfloat16 where the hardware has it.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; by default cuda where there is one.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help=f"{', '.join(DTYPES)}. Default: bfloat16 if the hardware supports it.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... Default: cuda if there is one.")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this JSON file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots into this folder. Needs the extra `plot`.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one HTML page with tables and plots.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one HTML page with tables and plots to this file.")] = None,
 ) -> None:
     """Measure how fast a pair decodes, against plain `generate`, transformers' assisted generation, and theory.
 
@@ -86,13 +89,13 @@ def bench(
 
     Your own pair:  hf-speculative bench --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --batch 1,4
 
-    A page to show, and the figures:  hf-speculative bench --batch 1,2,4,8 --report bench.html --json bench.json
+    An HTML page and a JSON file:  hf-speculative bench --batch 1,2,4,8 --report bench.html --json bench.json
 
     Lists are written with commas: --acceptance, --draft-tokens, --batch, --context, --temperature. The first value of each is
-    the base, and each further one is measured with all others at their base; --grid measures all combinations. All methods
-    run in turn on the same prompts, with a warm-up that does not count. A row that is slower than plain decoding, or than
-    assisted generation, beyond the spread of the repeats says LOSS; one that is faster than its target passes allow, noise.
-    Ctrl-C keeps what was measured.
+    the base, and each further one is measured with all other lists at their base; --grid measures all combinations. All
+    methods run in turn on the same prompts, with a warm-up that does not count. LOSS means slower than plain decoding, or than
+    assisted generation, beyond the spread of the repeats; noise means faster than the number of target passes allows. Ctrl-C
+    keeps what was measured.
     """
     with ends_at_once():
         from ..reports import plotting
@@ -107,11 +110,11 @@ def bench(
     check_outputs(json=json_file, report=report)
     is_shape = model is None and draft_model is None and shape not in (None, "embedded")
     cells = sweep(
-        batch=_numbers("--batch", batch, int),
-        num_draft_tokens=_numbers("--draft-tokens", draft_tokens, int),
-        context=_numbers("--context", context, int),
-        acceptance=_numbers("--acceptance", acceptance, float) if is_shape else [None],
-        temperature=_numbers("--temperature", temperature, float),
+        batch=numbers("--batch", batch, int),
+        num_draft_tokens=[checked("num_draft_tokens", n) for n in numbers("--draft-tokens", draft_tokens, int)],
+        context=numbers("--context", context, int),
+        acceptance=numbers("--acceptance", acceptance, float) if is_shape else [None],
+        temperature=numbers("--temperature", temperature, float),
         grid=grid,
     )
     with ends_at_once(), err.status("building the pair"):
@@ -129,7 +132,7 @@ def bench(
             on_cell=lambda cell, so_far: screen.print_cell(out, cell, so_far),
         )
     if result.is_interrupted:
-        err.print(f"stopped; measured until then: {len(result.cells)} of {len(cells)} cells.")
+        err.print(f"stopped; measured so far: {len(result.cells)} of {len(cells)} cells.")
     screen.print_legend(out, result)
     _write(result, json_file, plot, report, err)
     if result.is_interrupted:
@@ -149,14 +152,7 @@ def _write(result: Report, json_file: Path | None, plot: Path | None, report: Pa
     if report is not None:
         page.write(result, report)
         if not plotting.is_available():
-            console.print(Text("The report has no plots: pip install 'hf_speculative[plot]' brings them."))
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{option} {text}: give a number, or several with commas between them.") from error
+            console.print(Text("The report has no plots, which need: pip install 'hf_speculative[plot]'"))
 
 
 def _pair(
@@ -164,39 +160,18 @@ def _pair(
 ) -> Pair:
     import torch
 
-    from ..embedded import embedded_pair
     from .calibrated import CalibratedPair
     from .pairs import Pair
 
     check_dtype(dtype)
-    if (model is None) != (draft_model is None):
-        raise ValueError("--model and --draft-model go together: give both, or a --shape.")
-    if model is not None and shape is not None:
-        raise ValueError("--shape and --model are two pairs: give one.")
-    check_device(device)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    asked = getattr(torch, dtype) if dtype else None
-    if model is not None and draft_model is not None:
-        return _loaded_pair(model, draft_model, asked, place)
-    if shape in (None, "embedded"):
-        if draft_is_target:
-            raise ValueError("--draft-is-target is for a shape with random weights: give one with --shape.")
-        target, draft, tokenizer = embedded_pair(dtype=asked or torch.float32)
-        return Pair(target.to(place), draft.to(place), "embedded", tokenizer)
-    return CalibratedPair(str(shape), asked, place, draft_is_target)
-
-
-def _loaded_pair(model: str, draft_model: str, dtype: torch.dtype | None, place: torch.device) -> Pair:
-    from transformers import AutoTokenizer
-
-    from ..call.draft_models import tokenizer_of_draft
-    from ..models.loading import load_model
-    from .pairs import Pair
-
-    with naming("--model", model):
-        target = load_model(model, dtype=dtype or "auto").to(place)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    with naming("--draft-model", draft_model):
-        draft = load_model(draft_model, dtype=dtype or "auto").to(place)
-    draft_tokenizer = tokenizer_of_draft(draft_model, tokenizer)
-    return Pair(target, draft, f"{model} with {draft_model}", tokenizer, draft_tokenizer)
+    if shape is not None and (model or draft_model) is not None:
+        raise ValueError("--shape and --model with --draft-model are two pairs: give one.")
+    if shape not in (None, "embedded"):
+        check_device(device)
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return CalibratedPair(str(shape), getattr(torch, dtype) if dtype else None, place, draft_is_target)
+    if draft_is_target:
+        raise ValueError("--draft-is-target is for a shape with random weights: give one with --shape.")
+    name = "embedded" if model is None else f"{model} with {draft_model}"
+    target, draft, *tokenizers = load_pair(model, draft_model, dtype, device)
+    return Pair(target, draft, name, *tokenizers)

@@ -1,7 +1,7 @@
 """Measuring: all methods on the same prompts in one run, interleaved, with the bare passes of the models in between.
 
 Each measurement is two `generate` calls, one of `num_new_tokens` and one of a quarter of it, under the same seed. Their
-difference is decoding alone: prompt, draft's prompt and set-up drop out. All texts have the length asked for.
+difference is decoding alone: the prompt's passes and set-up cancel out. All texts have the length asked for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import torch
 
 from ..call.statistics import record
 from ..reports.environment import environment
+from ..reports.timing import timed
 from .cells import Cell
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
-from .passes import PassTimer, copy_bandwidth, timed
+from .passes import PassTimer, copy_bandwidth
 from .results import CellResult, MethodResult, Report, Sample
 
 #: called before each step with what comes next and how many of how many steps are done
@@ -46,7 +47,7 @@ def run(
         on_cell: called with each cell as soon as it is measured.
 
     Raises:
-        ValueError: a setting is out of range, does not fit the models, or names nothing.
+        ValueError: a setting is out of range, does not fit the models, or has an unknown name.
     """
     chosen = chosen_methods(methods)
     _check(pair, cells, num_new_tokens, repeats)
@@ -160,7 +161,7 @@ class Call:
     Attributes:
         statistics: of a method of ours; empty for others.
         num_passes: forwards of the target, `None` where they cannot be counted.
-        num_row_passes: their rows added up, 0 where they cannot be counted; a row of ours leaves the batch when it is done.
+        num_row_passes: their rows added up, 0 if they cannot be counted. In our methods, a row that is done leaves the batch.
     """
 
     def __init__(self, pair: Pair, cell: Cell, method: Method, num_new_tokens: int, seed: int):
@@ -186,7 +187,7 @@ class Call:
         torch.manual_seed(seed)
         try:
             with record() as self.statistics:
-                seconds = timed(lambda: method.generate(pair, cell, call), pair.device)
+                _, seconds = timed(lambda: method.generate(pair, cell, call), pair.device)
         finally:
             hook.remove()
         # Measuring costs ends after a few calls of a pair, which is not what a few repeats should tell.
@@ -201,7 +202,7 @@ class Call:
             self.peak_bytes = torch.cuda.max_memory_allocated(pair.device) - before
 
     def less(self, short: Call) -> Sample:
-        """What this call did beyond a shorter one."""
+        """The difference between this call and a shorter one."""
         own, other = self.statistics, short.statistics
         stages = {name: own.seconds[name] - other.seconds[name] for name in own.seconds}
         stages["overhead"] = stages.pop("rest")
@@ -221,14 +222,14 @@ class Call:
 
 
 def end_settings(pair: Pair, num_new_tokens: int) -> dict[str, Any]:
-    """Every text has the same length, whoever writes it: an end token is not allowed before."""
+    """Settings under which every text has the same length: no end token ends it early."""
     config = pair.target.generation_config
     pad = config.pad_token_id if config.pad_token_id is not None else 0
     return {"pad_token_id": pad} | ({} if config.eos_token_id is None else {"min_new_tokens": num_new_tokens})
 
 
 def sampling_settings(cell: Cell) -> dict[str, Any]:
-    """Nothing but temperature: the distribution that `theory.acceptance_rate` is about."""
+    """Settings of sampling, temperature only: the distribution that `theory.acceptance_rate` is about."""
     if cell.temperature == 0:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": cell.temperature, "top_k": 0, "top_p": 1.0}

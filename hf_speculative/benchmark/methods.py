@@ -1,16 +1,17 @@
-"""The ways to decode that are compared. A way of your own is one more `Method`."""
+"""The ways to decode that are compared. Your own way is one more `Method`."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from ..call.option_table import ROWS
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from .cells import Cell
     from .pairs import Pair
 
@@ -20,14 +21,14 @@ class Method:
     """One way to decode.
 
     Attributes:
-        name: what to call it, on the command line and in tables.
+        name: its name on the command line and in tables.
         generate: takes the pair, the cell and the keywords of a `generate` call, and generates `max_new_tokens` for each row.
         description: for the help and the report.
-        is_speculative: it drafts. What does not is compared with plain decoding, and never called a loss of ours.
-        is_ours: it goes through `hf_speculative`; a loss against assisted generation is then named, too.
+        is_speculative: it drafts. Otherwise it is compared with plain decoding, and never called a loss of ours.
+        is_ours: it goes through `hf_speculative`. A loss against assisted generation is then reported as well.
         counts_passes: its target passes are forwards of the target's module, which a compiled or captured one is not.
-        is_bounded: its target passes run as plain decoding's do and cost no less, so that their number bounds its speedup; one
-            that is compiled or captured may cost less.
+        is_bounded: its target passes cost no less than plain decoding's, so that their number bounds its speedup. Compiled or
+            captured passes may cost less.
         max_batch: the largest batch it takes.
     """
 
@@ -41,10 +42,6 @@ class Method:
     max_batch: int | None = None
 
 
-def _plain(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return pair.target.generate(**call)
-
-
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
     from transformers import CompileConfig
 
@@ -54,44 +51,15 @@ def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
     return pair.target.generate(**call, cache_implementation="static", compile_config=settings)
 
 
-def _assisted(pair: Pair, cell: Cell, call: dict[str, Any]):
-    fields = {
-        "num_assistant_tokens": cell.num_draft_tokens,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
-    return pair.target.generate(**call, assistant_model=_assistant(pair.draft, fields))
-
-
-def _assisted_default(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return pair.target.generate(**call, assistant_model=_assistant(pair.draft, {}))
-
-
-def _assistant(draft: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedModel:
-    """The draft under a generation config of its own: assisted generation reads its settings there, and writes them."""
+def _assisted(pair: Pair, call: dict[str, Any], **fields):
+    """With a generation config of the draft's own: assisted generation reads and writes its settings there."""
     from ..models.shallow import exchanged
 
-    twin = exchanged(draft, {})
-    twin.generation_config = copy.deepcopy(draft.generation_config)
+    draft = exchanged(pair.draft, {})
+    draft.generation_config = copy.deepcopy(pair.draft.generation_config)
     for name, value in fields.items():
-        setattr(twin.generation_config, name, value)
-    return twin
-
-
-def _speculative(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens)
-
-
-def _speculative_auto(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return _ours(pair, call)
-
-
-def _speculative_compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, compile=True)
-
-
-def _speculative_captured(pair: Pair, cell: Cell, call: dict[str, Any]):
-    return _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True)
+        setattr(draft.generation_config, name, value)
+    return pair.target.generate(**call, assistant_model=draft)
 
 
 def _ours(pair: Pair, call: dict[str, Any], **options):
@@ -102,50 +70,87 @@ def _ours(pair: Pair, call: dict[str, Any], **options):
     return generate(pair.target, **call, draft_model=pair.draft, **of_another, **options)
 
 
-PLAIN = Method("plain", _plain, "transformers' `generate`", is_speculative=False)
-COMPILED = Method(
-    "plain-compiled", _compiled, "the same with a static cache and a compiled forward", is_speculative=False
+def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
+    from ..call.kept import keeping
+    from ..generation import generate
+
+    with keeping(pair.target, {}):  # the same prompt comes again and again
+        return generate(pair.target, **call, method=method)
+
+
+PLAIN = Method(
+    "plain",
+    lambda pair, cell, call: pair.target.generate(**call),
+    "transformers' `generate`",
+    is_speculative=False,
 )
-ASSISTED = Method(
-    "assisted",
-    _assisted,
-    "transformers' assisted generation, at the same constant draft length; batch 1 only",
-    counts_passes=True,
-    is_bounded=True,
-    max_batch=1,
-)
-ASSISTED_DEFAULT = Method(
-    "assisted-default",
-    _assisted_default,
-    "transformers' assisted generation as it comes; batch 1 only",
-    counts_passes=True,
-    is_bounded=True,
-    max_batch=1,
-)
-SPECULATIVE = Method(
-    "speculative", _speculative, "hf_speculative at the draft length given", is_ours=True, is_bounded=True
-)
-SPECULATIVE_AUTO = Method(
-    "speculative-auto",
-    _speculative_auto,
-    "hf_speculative as it comes, choosing its own draft length",
-    is_ours=True,
-    is_bounded=True,
-)
-SPECULATIVE_COMPILED = Method(
-    "speculative-compiled",
-    _speculative_compiled,
-    "hf_speculative at the draft length given, compiled",
-    is_ours=True,
-)
-SPECULATIVE_CAPTURED = Method(
-    "speculative-captured",
-    _speculative_captured,
-    "hf_speculative at the draft length given, its passes captured as CUDA graphs",
-    is_ours=True,
-)
-OURS = (SPECULATIVE, SPECULATIVE_AUTO, SPECULATIVE_COMPILED, SPECULATIVE_CAPTURED)
-METHODS = {method.name: method for method in (PLAIN, COMPILED, ASSISTED, ASSISTED_DEFAULT, *OURS)}
+METHODS = {
+    method.name: method
+    for method in (
+        PLAIN,
+        Method(
+            "plain-compiled", _compiled, "the same with a static cache and a compiled forward", is_speculative=False
+        ),
+        Method(
+            "assisted",
+            lambda pair, cell, call: _assisted(
+                pair,
+                call,
+                num_assistant_tokens=cell.num_draft_tokens,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            ),
+            "transformers' assisted generation, at the same constant draft length; batch 1 only",
+            counts_passes=True,
+            is_bounded=True,
+            max_batch=1,
+        ),
+        Method(
+            "assisted-default",
+            lambda pair, cell, call: _assisted(pair, call),
+            "transformers' assisted generation with its defaults; batch 1 only",
+            counts_passes=True,
+            is_bounded=True,
+            max_batch=1,
+        ),
+        Method(
+            "speculative",
+            lambda pair, cell, call: _ours(pair, call, num_draft_tokens=cell.num_draft_tokens),
+            "hf_speculative at the draft length given",
+            is_ours=True,
+            is_bounded=True,
+        ),
+        Method(
+            "speculative-auto",
+            lambda pair, cell, call: _ours(pair, call),
+            "hf_speculative with its defaults, choosing its draft length",
+            is_ours=True,
+            is_bounded=True,
+        ),
+        Method(
+            "speculative-compiled",
+            lambda pair, cell, call: _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, compile=True),
+            "hf_speculative at the draft length given, compiled",
+            is_ours=True,
+        ),
+        Method(
+            "speculative-captured",
+            lambda pair, cell, call: _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, cuda_graphs=True),
+            "hf_speculative at the draft length given, its passes captured as CUDA graphs",
+            is_ours=True,
+        ),
+        *(
+            Method(
+                f"no-draft-{name}",
+                partial(_without_draft, method=name),
+                f"hf_speculative without the draft, by `method={name!r}`",
+                is_ours=True,
+                is_bounded=True,
+            )
+            for name in getattr(ROWS["method"].type, "names", ())
+        ),
+    )
+}
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")
 
 

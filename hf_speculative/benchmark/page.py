@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else."""
+"""The report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .results import Report
 
 
 def write(report: Report, path: Path) -> None:
-    """Tables, environment, command and, where matplotlib is installed, the plots inline."""
+    """Writes tables, environment, command and, if matplotlib is installed, the plots."""
     pictures = plots.svgs(report) if plotting.is_available() else {}
     pages.write(
         path,

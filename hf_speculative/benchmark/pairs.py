@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: modules of the standard library whose source is the text that real pairs go on with
+#: modules of the standard library whose source is the prompt text of real pairs
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibrated pair was brought to.
+    """What the calibration of a pair reached.
 
     Attributes:
         acceptance: mean over positions of sum min(p, q); when greedy, the share of positions with the same argmax.
@@ -37,7 +37,7 @@ class Pair:
     Args:
         name: what to call the pair in tables.
         tokenizer: for prompts of real text; without it, prompts are random ids.
-        draft_tokenizer: the draft's own, where it is another.
+        draft_tokenizer: the draft's own, if it differs.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Pair:
         return self.target.device
 
     def prepare(self, acceptance: float | None, temperature: float) -> Calibration | None:
-        """Bring the pair to an acceptance, if it is of the kind that can be brought to one."""
+        """Calibrate the pair to an acceptance, if it can be calibrated."""
         if acceptance is not None:
             raise ValueError(
-                f"`acceptance={acceptance}`: {self.name} accepts what it accepts; only a shape is calibrated."
+                f"`acceptance={acceptance}`: {self.name} has its own acceptance; only a shape can be calibrated."
             )
         return None
 
@@ -85,7 +85,7 @@ class Pair:
 
     @property
     def max_positions(self) -> int | None:
-        """The longest text that both models can take; `None` where nothing says."""
+        """The longest text that both models can take; `None` if unknown."""
         configs = (model.config.get_text_config(decoder=True) for model in (self.target, self.draft))
         known = [n for config in configs if (n := getattr(config, "max_position_embeddings", None)) is not None]
         return min(known, default=None)

@@ -1,10 +1,8 @@
-"""What the hardware does alone: bare forward passes through a prefilled cache, and the bandwidth of its memory."""
+"""What the hardware can do: bare forward passes through a prefilled cache, and the bandwidth of its memory."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from ..models import choose
+from ..reports.timing import timed
 from .cells import Cell
 from .pairs import Pair
 
@@ -21,8 +20,8 @@ class Passes:
     """Bare passes of both models, through transformers' own cache, at a cell's batch and context.
 
     Attributes:
-        target, verify, draft: seconds of each target pass of one column, target pass of `num_draft_tokens + 1` columns, draft
-            pass of one column, all rows of the batch together.
+        target, verify, draft: seconds of a target pass over one token a row, of a target pass over `num_draft_tokens + 1`, and
+            of a draft pass over one, all rows of the batch together.
         target_weight_bytes, draft_weight_bytes: weights that one pass reads.
         target_cache_bytes, draft_cache_bytes: keys and values that one pass reads, of the whole batch.
     """
@@ -49,7 +48,7 @@ class Passes:
         return statistics.median(self.draft)
 
     def target_seconds_of(self, num_columns: float) -> float:
-        """Of a pass of any width, on the line through the two widths that were measured."""
+        """Seconds of a pass of any width, on the line through the two widths measured."""
         a_column_more = (self.verify_seconds - self.target_seconds) / self.num_draft_tokens
         return self.target_seconds + (num_columns - 1) * a_column_more
 
@@ -71,7 +70,7 @@ class PassTimer:
     """Both models behind prefilled caches, ready to be timed.
 
     Raises:
-        ValueError: a model's own cache cannot be taken back, so that a pass cannot be repeated.
+        ValueError: a model's own cache cannot be rolled back, so a pass cannot be repeated.
     """
 
     def __init__(self, pair: Pair, cell: Cell, num_cached: int):
@@ -116,7 +115,7 @@ class _Prefilled:
     @torch.no_grad()
     def seconds(self, width: int) -> float:
         ids = self.ids[:, :1].repeat(1, width)
-        spent = timed(lambda: self.model(ids, past_key_values=self.cache, use_cache=True), ids.device)
+        _, spent = timed(lambda: self.model(ids, past_key_values=self.cache, use_cache=True), ids.device)
         self.cache.crop(-width)
         return spent
 
@@ -130,23 +129,9 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes a second that the device's memory moves: a large `copy_`, reading and writing both counted; median of 5."""
+    """Bytes a second in a large `copy_` on the device, reading and writing both counted; median of 5."""
     num_bytes = num_bytes or 2 ** (30 if device.type == "cuda" else 27)  # far beyond any cache
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    return 2 * num_bytes / statistics.median(timed(lambda: target.copy_(source), device) for _ in range(5))
-
-
-def timed(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the device has done all of it."""
-    _wait(device)
-    start = time.perf_counter()
-    function()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return 2 * num_bytes / statistics.median(timed(lambda: target.copy_(source), device)[1] for _ in range(5))

@@ -21,13 +21,13 @@ class Sample:
     """One repeat of one method: a long `generate` call less a short one, so that prompt and set-up drop out.
 
     Attributes:
-        seconds: of decoding `num_tokens` tokens, all rows together.
+        seconds: time to decode `num_tokens` tokens, all rows together.
         call_seconds: of the whole long call, prompt and set-up included.
         num_rounds: target passes; `None` where they cannot be counted.
         num_row_rounds: the rows of these passes added up; 0 where they cannot be counted.
         num_call_row_rounds: the same of the whole long call.
         num_drafted, num_draft_passes: draft tokens, passes of the draft.
-        stages: seconds by stage; `overhead` is what is none of drafting, verifying and accepting.
+        stages: seconds by stage; `overhead` is everything but drafting, verifying and accepting.
     """
 
     seconds: float
@@ -72,13 +72,13 @@ class MethodResult:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """`None` where a clock that was disturbed left no repeat with a time."""
+        """Tokens per second; `None` if a disturbed clock left no repeat with a time."""
         found = [sample.num_tokens / sample.seconds for sample in self.samples if sample.seconds > 0]
         return statistics.median(found) if found else None
 
     @property
     def drafts_nothing(self) -> bool:
-        """Ours, and not one token was drafted: by choice where drafts do not pay."""
+        """A method of ours that drafted no token, since drafts did not pay."""
         return self.is_ours and self.statistics.num_draft_tokens == 0
 
     @property
@@ -88,7 +88,7 @@ class MethodResult:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """Tokens that a target pass brings each row of the batch, the bonus token included; 1 for plain decoding."""
+        """New tokens of a row in a target pass, bonus token included; 1 for plain decoding."""
         return self._total("num_tokens") / (self.batch * self.num_rounds) if self.num_rounds else None
 
     @property
@@ -97,7 +97,7 @@ class MethodResult:
         return self._total("seconds") / self.num_rounds if self.num_rounds else None
 
     def stage_seconds(self) -> dict[str, float]:
-        """Of a mean round, by stage; empty for methods that are not ours."""
+        """Seconds of a mean round, by stage; empty for methods that are not ours."""
         if not self.is_ours or not self.num_rounds:
             return {}
         return {stage: sum(sample.stages[stage] for sample in self.samples) / self.num_rounds for stage in STAGES}
@@ -109,7 +109,7 @@ class MethodResult:
         return 1 - (stages["draft"] + stages["verify"]) / sum(stages.values()) if stages else None
 
     def theory(self, passes: Passes) -> float | None:
-        """Speedup that the rounds' mean length allows if a round costs its bare passes alone; only for a method of ours."""
+        """Speedup at the measured tokens a round if a round cost only its bare passes; for methods of ours."""
         row_rounds = self._total("num_row_rounds")
         if not self.is_ours or not self.num_rounds or not row_rounds:
             return None
@@ -121,7 +121,7 @@ class MethodResult:
         )
 
     def bandwidth(self, passes: Passes) -> float | None:
-        """Bytes a second: weights and cache that a round reads, over the time it took."""
+        """Bytes a second: weights and cache that a round reads, divided by its time."""
         if not self.num_rounds or (self.is_speculative and not self.is_ours):
             return None
         return (
@@ -189,7 +189,7 @@ class CellResult:
         return speedup.value / theory if theory and speedup and speedup.value else None
 
     def losses(self, name: str) -> list[str]:
-        """What `name` is slower than, beyond noise: plain decoding and, if it is ours, whatever else is not."""
+        """The methods that `name` is slower than, beyond noise: plain decoding and, if `name` is ours, any that is not."""
         others = [other.name for other in self.methods.values() if not other.is_ours]
         rivals = others if self.methods[name].is_ours else ["plain"]
         ratios = {rival: self.speedup(name, rival) for rival in rivals}
@@ -249,7 +249,7 @@ class Report:
         environment: versions, hardware, threads, dtype and the command.
         settings: what all cells share.
         copy_bandwidth: bytes a second of a large copy on the device, read and written.
-        is_interrupted: it was stopped; what was measured until then is here.
+        is_interrupted: it was stopped; the report has what was measured so far.
         failures: cells that could not be measured, and why.
     """
 

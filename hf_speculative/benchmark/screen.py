@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..reports.pages import visible
+from ..reports.terminal import as_text
 from . import wording
 from .results import CellResult, Report
 
@@ -22,19 +22,14 @@ def print_cell(console: Console, cell: CellResult, report: Report) -> None:
         table.add_row(label, *figures, style="bold" if label in ("speedup", "verdict") else "")
     console.print(table)
     for note in wording.notes(cell):
-        console.print(_text(note))
-    console.print(_text(wording.bare_passes(cell), "dim"))
+        console.print(as_text(note))
+    console.print(as_text(wording.bare_passes(cell), "dim"))
 
 
 def print_legend(console: Console, report: Report) -> None:
     """Where it was measured, and what the figures mean."""
-    console.print(_text(wording.about(report)))
+    console.print(as_text(wording.about(report)))
     for name, meaning in wording.MEANINGS.items():
         console.print(Text.assemble((name, "bold"), f": {meaning}", style="dim"))
     for cell, reason in report.failures.items():
-        console.print(_text(f"not measured: {cell}: {reason}", "yellow"))
-
-
-def _text(text: str, style: str = "") -> Text:
-    """A name may hold what a terminal would obey."""
-    return Text(visible(text), style)
+        console.print(as_text(f"not measured: {cell}: {reason}", "yellow"))

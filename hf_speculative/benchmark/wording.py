@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from ..reports.speedup import Speedup, remarks
+from ..reports.formats import number, percent, plural, significant, times
+from ..reports.speedup import remarks
 from .passes import Passes
 from .results import STAGES, CellResult, MethodResult, Report
 
 MEANINGS = {
-    "tokens/s": "of decoding, all rows together, prompt and set-up apart; median of the repeats.",
+    "tokens/s": "of decoding, all rows together, without prompt and set-up; median of the repeats.",
     "speedup": "over plain `generate` in the same run: the median of the repeats' ratios; below: their quartiles. `noise` is "
     "more than the counted target passes allow.",
     "over assisted": "the same over transformers' assisted generation at the same draft length.",
     "whole call": "the speedup of whole `generate` calls, with prompt and set-up.",
     "tokens/pass": "new tokens of a row for each pass of the target, its own token included; plain decoding has 1.",
-    "accepted": "of the draft tokens. Below: the mean acceptance length, the target's own token included.",
-    "round": "the time of a mean round, and what part of it each stage takes; overhead is what is none of the others.",
+    "accepted": "share of the draft tokens accepted. Below: the mean acceptance length, the target's own token included.",
+    "round": "the time of a mean round, and the share of each stage; overhead is everything but the others.",
     "outside passes": "share of a round that is neither drafting nor verifying.",
     "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft.",
     "efficiency": "measured speedup over theory's.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
     "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
-    "verdict": "ahead or LOSS where three quarters of the repeats say so, else level; none from a single repeat.",
+    "verdict": "ahead or LOSS if three quarters of the repeats say so, else level; none from a single repeat.",
 }
 
 
@@ -40,13 +41,13 @@ def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
     extra = cell.extra_bytes(name)
     return {
         "tokens/s": significant(method.tokens_per_second),
-        "speedup": _text(speedup),
+        "speedup": str(speedup or ""),
         "  quartiles": ""
         if is_plain or not speedup or not speedup.spread
         else "{:.2f} to {:.2f}".format(*speedup.spread),
-        "over assisted": _text(over_assisted),
-        "whole call": _text(call),
-        "tokens/pass": "" if method.tokens_per_pass is None else f"{method.tokens_per_pass:.2f}",
+        "over assisted": str(over_assisted or ""),
+        "whole call": str(call or ""),
+        "tokens/pass": number(method.tokens_per_pass),
         **_rounds(method),
         "theory": times(cell.theory(name)),
         "efficiency": percent(cell.efficiency(name)),
@@ -61,7 +62,7 @@ def _rounds(method: MethodResult) -> dict[str, str]:
     split = {f"  {stage}": milliseconds(stages[stage]) if stages else "" for stage in STAGES}
     return {
         "accepted": percent(counts.draft_acceptance_rate, 1) if stages else "",
-        "  length": f"{counts.mean_acceptance_length:.2f}" if stages and counts.num_spec_steps else "",
+        "  length": number(counts.mean_acceptance_length) if stages else "",
         "round": milliseconds(method.round_seconds),
         **split,
         "outside passes": percent(method.overhead_share, 1),
@@ -91,7 +92,7 @@ def verdict(cell: CellResult, name: str) -> str:
 
 
 def notes(cell: CellResult) -> list[str]:
-    """What is to be said about a cell besides its figures."""
+    """Notes on a cell besides its figures."""
     speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
     found = [r for name, s in speedups.items() for r in remarks(name, s, cell.methods[name].drafts_nothing)]
     if any(s is None or s.num_pairs < 2 for s in speedups.values()):
@@ -119,31 +120,13 @@ def bare_passes(cell: CellResult) -> str:
 def about(report: Report) -> str:
     """Where and what, in one sentence."""
     env, settings = report.environment, report.settings
-    threads = f"{env['threads']} thread{'' if env['threads'] == 1 else 's'}"
-    repeats = f"{settings['repeats']} repeat{'' if settings['repeats'] == 1 else 's'}"
-    return (
-        f"{report.pair}, {env['dtype']}, {env['device']}, {threads}; torch {env['torch']}, transformers "
-        f"{env['transformers']}; {settings['num_new_tokens']} new tokens, {repeats}; copy bandwidth "
-        f"{report.copy_bandwidth / 1e9:.1f} GB/s."
+    parts = (
+        f"{report.pair}, {env['dtype']}, {env['device']}, {plural(env['threads'], 'thread')}",
+        f"torch {env['torch']}, transformers {env['transformers']}",
+        f"{settings['num_new_tokens']} new tokens, {plural(settings['repeats'], 'repeat')}",
+        f"copy bandwidth {report.copy_bandwidth / 1e9:.1f} GB/s.",
     )
-
-
-def _text(speedup: Speedup | None) -> str:
-    return "" if speedup is None else str(speedup)
-
-
-def times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
-
-
-def significant(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return "; ".join(parts)
 
 
 def milliseconds(seconds: float | None) -> str:

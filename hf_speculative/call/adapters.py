@@ -1,4 +1,4 @@
-"""A PEFT model drafts for itself: with another adapter than its own, or with none.
+"""A PEFT model drafts for itself, with another adapter or without any.
 
 PEFT's own `disable_adapter()` and `set_adapter()` flip switches on the layers that target and draft share, which another thread
 would see, and leave `requires_grad` changed. Here the draft is a shallow copy whose adapter layers have switches of their own.
@@ -15,7 +15,7 @@ from .checks import unwrap
 
 
 def without_adapter(model) -> PreTrainedModel:
-    """The model that a PEFT model was made from, adapters left out: `draft_model=hs.without_adapter(model)`, or a target.
+    """A PEFT model without its adapters: for `draft_model=hs.without_adapter(model)`, or as a target.
 
     It shares all weights with `model`, which stays as it is and can be used at the same time.
 
@@ -31,7 +31,7 @@ def without_adapter(model) -> PreTrainedModel:
 
 
 def with_adapter(model, adapter_name: str) -> PreTrainedModel:
-    """The same model with another of its adapters: `draft_model=hs.with_adapter(model, "small")`, or a target.
+    """The model with another of its adapters: for `draft_model=hs.with_adapter(model, "small")`, or as a target.
 
     It shares all weights with `model`, which stays as it is and can be used at the same time.
 
@@ -64,7 +64,6 @@ def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrai
     twin = exchanged(base, {path: exchanged(layer, {}) for path, layer in layers.items()})
     for path in layers:
         vars(twin.get_submodule(path)).update(switches)
-    vars(twin).pop("generate", None)  # what `attach` put there runs the original
     return twin
 
 
@@ -85,7 +84,7 @@ def _adapter_layers(model) -> dict[str, nn.Module]:
 
 
 def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
-    """PEFT's `adapter_names=`, which gives each row of a call an adapter of its own.
+    """Refuses PEFT's `adapter_names=`, which gives each row of a call its own adapter.
 
     Raises:
         ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow.

@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from ..interfaces import Drafter, Schedule
-from ..models import Inputs, Path, fits_universal
-from ..schedules import SCHEDULE_NAMES
-from ..verification import SampledVerification, rule_for
+from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass
+from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
+from .generation_settings import first_given
+from .source import Source
 
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
 )
 _HEADS = "has an output layer for each position, a codebook each, and as many positions"
+#: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
+NEARLY_AS_DEAR = 1.1
+OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
+LOSSY_FIELDS = ("assistant_ensemble_weight",)
+#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
+STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
     "csm_depth_decoder_model": _HEADS
 }
 
 
-def check_options(options: Options) -> None:
-    """The values of the options, as far as they can be judged without the models."""
-    check_positive_int("num_draft_tokens", options.num_draft_tokens)
-    check_positive_int("max_matching_ngram_size", options.max_ngram)
-    for name in options.lookbehinds:
-        check_positive_int(name, options.lookbehinds[name])
-    if options.schedule_name not in SCHEDULE_NAMES:
+def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> None:
+    """What transformers would do beside a draft and what is not done here, in the call or its generation configs."""
+    for name in LOSSY_FIELDS:
+        value = kwargs.get(name, first_given(*(getattr(config, name, None) for config in configs)))
+        if value is not None:
+            raise ValueError(
+                f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
+            )
+    cache = first_given(kwargs.get("cache_implementation"), *(config.cache_implementation for config in configs))
+    if cache not in (None, "dynamic", *STATIC_CACHES):
         raise ValueError(
-            f"`num_assistant_tokens_schedule={options.schedule_name!r}` is not one of {', '.join(SCHEDULE_NAMES)}; for your "
-            "own, pass `speculative_config=SpeculativeConfig(schedule=...)`."
+            f"`cache_implementation={cache!r}` cannot be taken back when a draft is rejected: leave it out, or pass "
+            "`draft_model=None` for plain decoding."
         )
-    threshold = options.confidence_threshold
-    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
-        raise ValueError(f"`assistant_confidence_threshold={threshold!r}` is a probability: give a number from 0 to 1.")
+
+
+def check_options(options: Options) -> None:
+    """What options are to each other and to this machine, as far as it can be judged without the models."""
     config = options.config
-    if config.drafter is not None and not isinstance(config.drafter, Drafter):
-        raise TypeError(f"`drafter` is a {type(config.drafter).__name__}: subclass hf_speculative.Drafter.")
-    if config.schedule is not None and not isinstance(config.schedule, Schedule):
-        raise TypeError(f"`schedule={config.schedule!r}`: pass an object of a subclass of hf_speculative.Schedule.")
-    for name in ("reproducible", "compile", "cuda_graphs"):
-        if getattr(config, name) not in (None, True, False):
-            raise TypeError(f"`{name}={getattr(config, name)!r}`: pass True or False.")
     if config.cuda_graphs and not torch.cuda.is_available():
         raise ValueError(
             "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
@@ -56,13 +61,11 @@ def check_options(options: Options) -> None:
             f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
             "target's distribution: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
         )
-    if config.reproducible and rule is not None and not isinstance(rule, SampledVerification):
+    if config.reproducible and rule is not None and not rule.emits_draws:
         raise ValueError(
             f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
             f"{type(rule).__name__}: leave one of the two out."
         )
-    if config.generator is not None and not isinstance(config.generator, torch.Generator):
-        raise TypeError(f"`generator` is a {type(config.generator).__name__}: pass a torch.Generator.")
 
 
 def check_generation(
@@ -81,7 +84,7 @@ def check_generation(
         )
     if config.use_cache is False:
         raise ValueError("`use_cache=False` leaves nothing to verify drafts with: set `use_cache=True`.")
-    if options.generator_in_call and not config.do_sample:
+    if "generator" in options.in_call and not config.do_sample:
         raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
     unsupported = {
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
@@ -140,15 +143,36 @@ def check_model(model, argument: str) -> None:
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
-    """Refuse a model whose cache, taken back, gives other logits than plain steps on this very prompt; tried once a model."""
+    """Refuse a model whose logits change when its cache goes back on this very prompt; tried once a model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         where = ""
         if inputs.hides_columns:
             where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
-            f"`{argument}`: {type(model).__name__} gives other logits for several tokens on top of its cache than in plain "
-            f"steps{where}, so that it cannot be verified exactly: {way_out}."
+            f"`{argument}`: {type(model).__name__} computes different logits for several tokens at once than for one at a "
+            f"time{where}, so a draft cannot be verified exactly: {way_out}."
+        )
+
+
+def check_source(source: Source, model: PreTrainedModel) -> None:
+    """Refuse a source of drafts that does not fit the target `model`."""
+    if source.reads_target:
+        check_ragged(model, choose(model), source.name)
+    source.check(model)
+
+
+def warn_of_size(source: Source, model: PreTrainedModel) -> None:
+    """A draft model that computes more than its target `model`."""
+    draft = source.draft_model
+    if draft is None:
+        return
+    size, draft_size = (weights_of_a_pass(one) for one in (model, draft))
+    if draft_size > NEARLY_AS_DEAR * size:
+        warnings.warn(
+            f"`draft_model`: a token takes {draft_size:,} weights of {type(draft).__name__} and {size:,} of the target, so "
+            "that drafts cost more than they can save: are the two mixed up?",
+            stacklevel=2,
         )
 
 
@@ -156,8 +180,7 @@ def check_ragged(model, path: Path, what: str) -> None:
     """Drafts that read the target's own layers or states need the cache they lie in."""
     if path.name != "ragged":
         raise ValueError(
-            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: use `draft_model=` or "
-            "`prompt_lookup_num_tokens=` instead, or leave it out for plain decoding."
+            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {OTHERWISE}."
         )
 
 
@@ -212,13 +235,3 @@ def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
                 f"`max_length={max_length}` is beyond: generate up to {limit} tokens, prompt included, or pass "
                 "`draft_model=None` for plain decoding."
             )
-
-
-NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
-
-
-def check_positive_int(name: str, value, otherwise: str = NO_DRAFTS) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: give a whole number, 1 or more.")
-    if value < 1:
-        raise ValueError(f"`{name}={value}` {otherwise}")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..distributed.synced_gpus import in_step
-from ..interfaces import CachedModel, Drafter
+from ..distributed.tensor_parallel import Alone
+from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs
+from ..models import Inputs, fits_trees
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -24,7 +25,7 @@ from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
 from .measured_costs import Probe
-from .output import Output
+from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
 from .parts import (
     drawn_from,
     kept_together,
@@ -35,55 +36,64 @@ from .parts import (
     target_and_drafter,
     within_reach,
 )
-from .self_drafting import check_hidden_states_known
 from .statistics import Statistics, Stopwatch, publish
-
-
-class Speculation:
-    """What an output tells beside transformers' own fields, as attributes only: pipelines and Whisper pass every field on.
-
-    Attributes:
-        from_draft: `(batch, new)` bool, which of the new tokens the draft had guessed.
-        survival: `(batch, new)` float, with what chance, given the draft, such a token was kept along with the draft tokens
-            before it; nan for the target's own tokens and after the end of a row.
-        statistics: those of the call.
-    """
-
-    from_draft: Tensor | None = None
-    survival: Tensor | None = None
-    statistics: Statistics | None = None
-
-
-class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput, Speculation):
-    """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `survival` and `statistics` as attributes.
-
-    `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
-    `past_key_values` has read all columns of `sequences` but the last, as in plain `generate`, the pad tokens after the end of
-    a row included: pass it with a longer text, and its mask, to go on.
-    """
-
-
-class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput, Speculation):
-    """The same for an encoder-decoder model."""
 
 
 class CannotRefill(Exception):
     """A part of the call keeps its rows together, so that they have to start together, too."""
 
 
-def _kept_in_step(rounds):
-    """Ranks keep step during a call; the calls of `generate_batches` have one `in_step` around all of them."""
+@dataclass(frozen=True)
+class Parts:
+    """What one call runs with; nothing has been run yet.
 
-    @functools.wraps(rounds)
-    def stepping(self, model: PreTrainedModel, input_ids: Tensor, *args, **kwargs):
-        options = self.options
-        steps: AbstractContextManager = nullcontext()
-        if options.rows_at_once is None:
-            steps = in_step(options.synced_gpus, model, options.draft_model, input_ids.device)
-        with steps:
-            return (yield from rounds(self, model, input_ids, *args, **kwargs))
+    Attributes:
+        inputs: the call, as the target's own `generate` prepared it.
+        cache: the user's own `past_key_values`, if given.
+        may_branch: the drafter gives trees, and all other parts take them.
+        generator: what a sampled call draws from, if that is known.
+        probe: measures what rounds cost, should the schedule ask.
+        ranks: who decides, where several processes run the target together.
+    """
 
-    return stepping
+    inputs: Inputs
+    cache: Cache | None
+    batch: Batch
+    target: CachedModel
+    drafter: Drafter
+    sampler: ProcessedSampler
+    rule: Rule
+    may_branch: bool
+    schedule: Schedule
+    stopping: Stopping
+    generator: torch.Generator | None
+    probe: Probe
+    ranks: Alone
+
+    def begin(self) -> None:
+        """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""
+        self.drafter.may_branch = self.may_branch
+        self.drafter.follow(self.target)
+        self.drafter.begin(self.batch, self.sampler)
+        num_copies = self.inputs.generation_config.num_return_sequences or 1
+        if self.cache is not None and self.cache.get_seq_length():
+            self.target.load(self.cache, self.batch)
+        elif num_copies > 1 and self.batch.prompt_width:
+            _share_prefill(self.batch, num_copies, (self.target, self.drafter))
+
+    def rounds(self, lap: Callable[[str], None]) -> Generator[Round, None, None]:
+        """The loop itself, `lap` being told each stage that ends."""
+        ranks, target, drafter = self.ranks, self.target, self.drafter
+        return speculate(
+            self.batch,
+            target,
+            drafter,
+            ranks.rule(self.rule),
+            kept_together(ranks.schedule(self.schedule), target, drafter),
+            ranks.sampler(self.sampler),
+            ranks.stopping(self.stopping),
+            lap,
+        )
 
 
 class SpeculativeDecoding:
@@ -93,7 +103,6 @@ class SpeculativeDecoding:
         self.options = options
 
     @torch.no_grad()
-    @_kept_in_step
     def rounds(
         self,
         model: PreTrainedModel,
@@ -108,85 +117,17 @@ class SpeculativeDecoding:
 
         The generator's own result is what `generate` returns.
         """
-        streamer = self.options.streamer
-        as_dict = bool(generation_config.return_dict_in_generate)
-        keep_scores = as_dict and bool(generation_config.output_scores)
-        is_one_of_many = self.options.rows_at_once is not None
-        stopping = CriteriaStopping(stopping_criteria, input_ids.shape[0], keep_scores, only_copies=is_one_of_many)
-        processors = Processors(logits_processor, input_ids.shape[0])
-        checks.check_generation(self.options, model, input_ids, generation_config, stopping.rows_may_differ)
-        check_adapter_names(model, input_ids.shape[0])
+        streamer = self.options["streamer"]
         inputs = Inputs(input_ids, generation_config, model_kwargs)
-        cache = model_kwargs.get(inputs.cache_name)
-        cache = cache if getattr(cache, "_is_user_defined", False) else None
-        if cache is not None:
-            input_checks.check_cache(cache, input_ids, generation_config, inputs.attention_mask)
-        input_checks.check_prompt(model, inputs)
-        prompt = inputs.prompt
-        ranks = make_ranks(self.options, model)
-        target, drafter = target_and_drafter(self.options, model, inputs, inputs_tensor)
-        drafter = ranks.drafter(drafter)
-        check_hidden_states_known(cache, drafter)
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
-
-        assert stopping.max_length is not None  # transformers' generate always sets one
-        batch = Batch(input_ids, prompt.padding, stopping.max_length, prompt.history)
-        sampler = make_sampler(self.options.config, model, batch, processors, generation_config)
-        ranks.begin(drawn_from(self.options.config, input_ids.device) if generation_config.do_sample else None)
-        self._let_rows_wait(batch, target, drafter, sampler)
-        schedule = within_reach(make_schedule(self.options), processors)
-        probe = Probe(self.options, model, inputs, inputs_tensor, batch, logits_processor)
-        schedule.begin(batch, probe)
-        stopwatch = Stopwatch(input_ids.device)
-        rule = make_rule(self.options.config, sampler, drafter)
-        sampler.keeps_draft_probs = rule.reads_draft_probs
-        num_forwards_before = drafter.num_forwards
-        drafter.follow(target)
-        drafter.begin(batch, sampler)
-        if cache is not None and cache.get_seq_length():
-            target.load(cache, batch)
-        elif (num_copies := generation_config.num_return_sequences or 1) > 1 and batch.prompt_width:
-            _share_prefill(batch, num_copies, (target, drafter))
-
-        output, statistics = Output(input_ids, generation_config, target, streamer), Statistics(num_calls=1)
-        rounds = speculate(
-            batch,
-            target,
-            drafter,
-            ranks.rule(rule),
-            kept_together(ranks.schedule(schedule), target, drafter),
-            ranks.sampler(sampler),
-            ranks.stopping(stopping),
-            stopwatch.lap,
-        )
-        try:
-            for round in rounds:
-                statistics.follow(round)
-                output.follow(round)
-                yield round, statistics
-        finally:
-            rounds.close()
-            sampler.finish()
-            statistics.num_target_forwards = target.num_forwards
-            statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
-            statistics.seconds = stopwatch.seconds() | {"probe": probe.seconds}
-            publish(statistics)
-        ranks.end()
-        if streamer is not None:
-            streamer.end()
-        sequences = output.sequences()
-        stored = (
-            target.store(cache, sequences, prompt.padding, output.lengths) if as_dict or cache is not None else None
-        )
-        for part in (target, drafter):
-            part.release()
-        if not as_dict:
-            return sequences
-        result = self._as_dict(model, inputs, output, stored)
-        result.survival, result.statistics = output.survival_matrix(), statistics
-        result.from_draft = ~result.survival.isnan()
-        return result
+        with self._in_step(model, input_ids.device):
+            parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
+            output = Output(input_ids, generation_config, parts.target, streamer)
+            statistics = yield from self._run(parts, output)
+            if streamer is not None:
+                streamer.end()
+            return self._finish(parts, output, statistics)
 
     @functools.wraps(rounds, assigned=())  # transformers reads which parameters there are
     def __call__(self, *args, **kwargs) -> Tensor | GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
@@ -203,6 +144,70 @@ class SpeculativeDecoding:
                     raise error.__cause__ from None
                 raise
 
+    def _in_step(self, model: PreTrainedModel, device: torch.device) -> AbstractContextManager:
+        """Ranks keep step during a call; the calls of `generate_batches` have one `in_step` around all of them."""
+        options = self.options
+        if options.rows_at_once is not None:
+            return nullcontext()
+        return in_step(options["synced_gpus"], model, options.source.draft_model, device)
+
+    def _build(
+        self,
+        model: PreTrainedModel,
+        inputs: Inputs,
+        inputs_tensor: Tensor | None,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+    ) -> Parts:
+        """The call, checked, and the parts for it."""
+        options, config = self.options, inputs.generation_config
+        num_rows = inputs.input_ids.shape[0]
+        keep_scores = bool(config.return_dict_in_generate and config.output_scores)
+        is_one_of_many = options.rows_at_once is not None
+        stopping = CriteriaStopping(stopping_criteria, num_rows, keep_scores, only_copies=is_one_of_many)
+        processors = Processors(logits_processor, num_rows)
+        cache = self._check(model, inputs, stopping)
+
+        ranks = make_ranks(options, model)
+        target, drafter = target_and_drafter(options, model, inputs, inputs_tensor)
+        drafter = ranks.drafter(drafter)
+        assert stopping.max_length is not None  # transformers' generate always sets one
+        batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
+        sampler = make_sampler(options.config, model, batch, processors, config)
+        self._let_rows_wait(batch, target, drafter, sampler)
+        rule = make_rule(options.config, sampler, drafter)
+        sampler.keeps_draft_probs = rule.reads_draft_probs
+        take_trees = all(part.takes_trees for part in (target, sampler, ranks.rule(rule)))
+        return Parts(
+            inputs=inputs,
+            cache=cache,
+            batch=batch,
+            target=target,
+            drafter=drafter,
+            sampler=sampler,
+            rule=rule,
+            may_branch=drafter.branches and take_trees and fits_trees(model),
+            schedule=within_reach(make_schedule(options), processors),
+            stopping=stopping,
+            generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
+            probe=Probe(options, model, inputs, inputs_tensor, batch, logits_processor),
+            ranks=ranks,
+        )
+
+    def _check(self, model: PreTrainedModel, inputs: Inputs, stopping: CriteriaStopping) -> Cache | None:
+        """Whatever can be said against the call before its parts are made; gives the user's own cache, if there is one."""
+        checks.check_generation(
+            self.options, model, inputs.input_ids, inputs.generation_config, stopping.rows_may_differ
+        )
+        check_adapter_names(model, inputs.input_ids.shape[0])
+        cache = inputs.cache if getattr(inputs.cache, "_is_user_defined", False) else None
+        if cache is not None:
+            input_checks.check_cache(
+                cache, inputs.input_ids, inputs.generation_config, inputs.attention_mask, self.options.source
+            )
+        input_checks.check_prompt(model, inputs)
+        return cache
+
     def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: ProcessedSampler) -> None:
         limit = self.options.rows_at_once
         if limit is None or limit >= len(batch.rows):
@@ -212,28 +217,41 @@ class SpeculativeDecoding:
             raise CannotRefill
         batch.wait_beyond(limit)
 
+    def _run(self, parts: Parts, output: Output) -> Generator[tuple[Round, Statistics], None, Statistics]:
+        """All rounds; what was counted is published, whatever ends them."""
+        drafter, statistics = parts.drafter, Statistics(num_calls=1)
+        parts.ranks.begin(parts.generator)
+        parts.schedule.begin(parts.batch, parts.probe)
+        stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
+        parts.begin()
+        rounds = parts.rounds(stopwatch.lap)
+        try:
+            for round in rounds:
+                statistics.follow(round)
+                output.follow(round)
+                for row in [row for row, is_done in zip(round.rows, round.done, strict=True) if is_done]:
+                    drafter.learn(parts.inputs.prompt.history[row], output.new_tokens[row])
+                yield round, statistics
+        finally:
+            rounds.close()
+            parts.sampler.finish()
+            statistics.num_target_forwards = parts.target.num_forwards
+            statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
+            statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}
+            publish(statistics)
+        parts.ranks.end()
+        return statistics
+
     @staticmethod
-    def _as_dict(
-        model: PreTrainedModel, inputs: Inputs, output: Output, stored
-    ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
-        common: dict[str, Any] = {
-            "sequences": output.sequences(),
-            "scores": output.steps("scores"),
-            "logits": output.steps("logits"),
-            "past_key_values": stored,
-        }
-        if not model.config.is_encoder_decoder:
-            layers = {name: output.layers(name) for name in ("hidden_states", "attentions")}
-            return GenerateSpeculativeOutput(**common, **layers)
-        layers = {
-            name: output.layers(name) for name in ("decoder_hidden_states", "decoder_attentions", "cross_attentions")
-        }
-        encoder = inputs.model_kwargs["encoder_outputs"]
-        encoded = {
-            f"encoder_{name}": encoder.get(name) if getattr(inputs.generation_config, f"output_{name}") else None
-            for name in ("hidden_states", "attentions")
-        }
-        return GenerateSpeculativeEncoderDecoderOutput(**common, **layers, **encoded)
+    def _finish(parts: Parts, output: Output, statistics: Statistics):
+        """What `generate` returns; the user's cache is brought up to it, and memory let go."""
+        inputs, as_dict = parts.inputs, bool(parts.inputs.generation_config.return_dict_in_generate)
+        sequences, stored = output.sequences(), None
+        if as_dict or parts.cache is not None:
+            stored = parts.target.store(parts.cache, sequences, inputs.prompt.padding, output.lengths)
+        parts.target.release()
+        parts.drafter.release()
+        return output.as_dict(inputs, stored, statistics) if as_dict else sequences
 
 
 def _share_prefill(batch: Batch, num_copies: int, parts) -> None:

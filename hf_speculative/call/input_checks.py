@@ -9,6 +9,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 
 from ..models import Inputs, misfit_of_encoder
 from .configuration import Options
+from .source import Source
 
 
 def check_ids(kwargs: dict) -> None:
@@ -37,7 +38,7 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
         TypeError: ids that are no whole numbers.
         ValueError: an empty batch, or what the draft's encoder cannot read.
     """
-    call, draft = options.generate_kwargs, options.draft_model
+    call, draft = options.generate_kwargs, options.source.draft_model
     names = ["input_ids", "decoder_input_ids", *(["inputs"] if model.main_input_name == "input_ids" else [])]
     for name in (*names, "inputs_embeds"):
         value = call.get(name)
@@ -120,11 +121,14 @@ def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> No
             )
 
 
-def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None) -> None:
+def check_cache(
+    cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None, source: Source
+) -> None:
     """A cache that the user gave.
 
     Raises:
-        ValueError: it is of a kind that cannot be taken back, or the ids are not those of the whole sequence.
+        ValueError: it is of a kind that cannot be taken back, the ids are not those of the whole sequence, or drafts read
+            hidden states, which it does not hold.
     """
     own = getattr(cache, "self_attention_cache", cache)
     if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
@@ -137,4 +141,9 @@ def check_cache(cache, input_ids: Tensor, generation_config: GenerationConfig, a
         raise ValueError(
             f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
             "holds included; only the rest is fed."
+        )
+    if length and source.hidden_layers:
+        raise ValueError(
+            f"`past_key_values` holds {length} tokens without the hidden states that {source.name} reads: leave it out and "
+            "pass the whole text."
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -23,19 +24,16 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..drafting.wrapped import WrappedDrafter
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..loop import speculate
-from ..models import Inputs, is_sharded, num_parameters
+from ..models import Inputs, is_sharded, max_positions_of
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Costs, Draft, NoDistribution, Verdict
 from .configuration import Options
-from .draft_models import max_positions_of
-from .parts import default_rule, make_ranks, make_sampler, target_and_drafter
-from .timings import LENGTHS, Budget, Timings
+from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
+from .timings import Budget, Timings
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1
-#: columns that it may need beyond the prompt's: a token a round, those included that compile and read, and a draft at the end
-MAX_COLUMNS = 2 + len(LENGTHS) + MAX_STEPS + max(LENGTHS)
 #: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
@@ -70,16 +68,15 @@ class Probe:
         self.processors = LogitsProcessorList(p for p in processors if type(p) in CONTEXT_FREE)
 
     def __call__(self) -> Costs:
-        config = self.options.config
-        # Drafters of a user's are known by their class: a new object in each call shall not be measured each time.
-        source = self.options.draft_model or (type(config.drafter) if config.drafter is not None else self.model)
+        source = self.options.source
         with _lock:
-            kinds, kind = _known.setdefault(self.model, WeakKeyDictionary()).setdefault(source, {}), self._kind()
+            of_target = _known.setdefault(self.model, WeakKeyDictionary())
+            kinds, kind = of_target.setdefault(source.costs_end_with(self.model), {}), self._kind()
             if kind not in kinds:
-                kinds[kind] = {len(self.batch.rows): Timings(self._assumed_per_token())}
+                kinds[kind] = {len(self.batch.rows): self._timings()}
             known = kinds[kind]
             # Ranks that wait for each other's forwards would measure each other's work.
-            if not (self.options.synced_gpus or is_sharded(self.model) or is_sharded(self.options.draft_model)):
+            if not (self.options["synced_gpus"] or is_sharded(self.model) or is_sharded(source.draft_model)):
                 self._measure(known)
             measured = {num_rows: timings.best() for num_rows, timings in known.items() if timings.are_measured}
             return Costs(measured or {num_rows: timings.best() for num_rows, timings in known.items()})
@@ -87,21 +84,15 @@ class Probe:
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
         options, config, model = self.options, self.inputs.generation_config, self.model
-        drafts = (options.early_exit, options.use_mtp, options.prompt_lookup_num_tokens is None)
         sampling = (config.do_sample, options.config.reproducible, *(type(p) for p in self.processors))
         place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
-        return (*drafts, options.config.vocabulary_mapping, *sampling, *self.inputs.others, *place)
+        return (options.source.cost_key, *sampling, *self.inputs.others, *place)
+
+    def _timings(self) -> Timings:
+        return Timings(self._assumed_per_token(), self.options.source.timed_lengths)
 
     def _assumed_per_token(self) -> float:
-        """By the number of weights alone, which is what small batches are bound by."""
-        draft = self.options.draft_model
-        if draft is not None:
-            share = num_parameters(draft) / num_parameters(self.model)
-        elif num_layers := self.options.early_exit or int(bool(self.options.use_mtp)):
-            share = num_layers / self.model.config.get_text_config(decoder=True).num_hidden_layers
-        else:
-            share = 0.0
-        return share + ASSUMED_VERIFICATION
+        return self.options.source.cost_of_token(self.model) + ASSUMED_VERIFICATION
 
     def _measure(self, known: dict[int, Timings]) -> None:
         """Lengthens `known`, by batch size: the call's and, as rows that are done leave, one row."""
@@ -129,7 +120,7 @@ class Probe:
         # Parts that keep their rows together were prepared for these very prompts: they read them whole, which may take long.
         is_whole = target.keeps_rows_together or drafter.keeps_rows_together
         if not is_whole:
-            known.setdefault(1, Timings(self._assumed_per_token()))
+            known.setdefault(1, self._timings())
         elif known[num_rows].wanted(budget.num_steps - self._steps_to_read()) is None:
             return
         batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
@@ -137,11 +128,12 @@ class Probe:
         config = replace(options.config, generator=generator)
         processors = Processors(self.processors, num_rows)
         sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
-        drafter.begin(batch, sampler)
         rule = ranks.rule(default_rule(sampler, drafter))
+        drafter.may_branch = may_branch(drafter, self.model, target, sampler, rule)
+        drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
         if options.config.compile or options.config.cuda_graphs:
-            rounds.compile()
+            rounds.compile(options.source.timed_lengths)
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)
             rounds.seconds_of_next(1)
@@ -163,14 +155,17 @@ class Probe:
 
     def _scratch(self, num_rows: int, kept: int) -> Batch:
         """The last `kept` columns of the prompts."""
-        models = [model for model in (self.model, self.options.draft_model) if model is not None]
-        if kept + MAX_COLUMNS > min(limit for model in models if (limit := max_positions_of(model) or 2**30)):
+        models = [model for model in (self.model, self.options.source.draft_model) if model is not None]
+        lengths = self.options.source.timed_lengths
+        # A token a round, those included that compile and read, and a draft at the end.
+        width = kept + 2 + len(lengths) + MAX_STEPS + max(lengths)
+        if width > min(limit for model in models if (limit := max_positions_of(model) or 2**30)):
             raise _NoRoom
         left_out = self.batch.prompt_width - kept
         tokens = self.batch.tokens[:num_rows, left_out : self.batch.prompt_width]
         padding = [max(0, pad - left_out) for pad in self.batch.host_padding[:num_rows]]
         history = [row[-kept:] for row in self.batch.history[:num_rows]]
-        return Batch(tokens, padding, kept + MAX_COLUMNS, history)
+        return Batch(tokens, padding, width, history)
 
 
 class _NoRoom(Exception):
@@ -197,9 +192,9 @@ class TimedRounds:
             torch.cuda.synchronize(self.device)
         return self.budget.lap(is_spent)
 
-    def compile(self) -> None:
+    def compile(self, lengths: Sequence[int]) -> None:
         """Each kind of round once: whoever asks for compiled passes asks for that time, now or in the call."""
-        for n in (0, *LENGTHS):
+        for n in (0, *lengths):
             self.seconds_of_next(n, is_spent=False)
 
 
@@ -223,8 +218,12 @@ class _Filled(WrappedDrafter):
         probs = draft.probs
         if probs is not None:
             probs = functional.pad(probs, (0, 0, 0, missing), value=1 / probs.shape[2])
+        parents = draft.parents
+        if self.drafter.may_branch:
+            known = torch.arange(-1, draft.width - 1, device=draft.tokens.device).expand_as(draft.tokens)
+            parents = functional.pad(known if parents is None else parents, (0, missing), value=-1)
         tokens = functional.pad(draft.tokens, (0, missing))
-        return Draft(tokens, probs, torch.full_like(draft.num_tokens, tokens.shape[1]))
+        return Draft(tokens, probs, torch.full_like(draft.num_tokens, tokens.shape[1]), parents, draft.depth)
 
 
 class _KeepNothing(Rule):

@@ -6,8 +6,6 @@ is dropped in silence: an option that would have no effect raises.
 
 from __future__ import annotations
 
-import copy
-import difflib
 import inspect
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,75 +13,100 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from .configuration import Options, SpeculativeConfig, first_given
+from . import sources
+from .checks import check_settings
+from .configuration import Options, SpeculativeConfig
+from .generation_settings import first_given, generation_configs, with_settings
+from .option_table import (
+    ATTACHED_SOURCES,
+    CONFIG,
+    CONFIGURED_SOURCES,
+    DRAFTS_OWN,
+    GENERATION_CONFIG,
+    HANDED_ON,
+    IN_CALL,
+    OPTIONS,
+    REFUSED,
+    ROWS,
+    SOURCES,
+    Option,
+    checked,
+    why_unknown,
+)
+from .option_types import shown
+from .source import Source
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
-DEFAULT_MAX_DRAFT_TOKENS = 16
-DEFAULT_MAX_NGRAM = 3
-SCHEDULE_OPTIONS = ("num_draft_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-#: fields of `SpeculativeConfig` that a call may give by name as well
-SWITCHES = ("reproducible", "compile", "cuda_graphs", "rule")
-HANDLED_HERE = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
-    "assistant_early_exit",
-    "use_mtp",
-    "speculation_type",
-)
-#: sources of drafts that a `generation_config` can name, in transformers' own order
-CONFIGURED_SOURCES = ("assistant_early_exit", "prompt_lookup_num_tokens", "use_mtp")
-LOSSY_FIELDS = ("assistant_ensemble_weight",)
-#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
-STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
-LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
-#: all that a call may say about drafting but the draft itself: none of it changes what plain decoding gives
-DRAFTING_OPTIONS = ("num_draft_tokens", *HANDLED_HERE, *LOOKBEHINDS, *SWITCHES)
-#: all that a call may give that is read here
-CALL_OPTIONS = (
-    "draft_model",
-    "assistant_model",
-    "tokenizer",
-    "draft_tokenizer",
-    "assistant_tokenizer",
-    "generator",
-    "speculative_config",
-    "streamer",
-    "synced_gpus",
-    *DRAFTING_OPTIONS,
-)
-#: so like an option has a name to be that it is taken for a slip (`difflib`)
-CLOSE = 0.8
+#: what says how much to draft, the schedule's name last
+LENGTH_OPTIONS = ("num_draft_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
 
 
 class _Call:
-    """Reads options out of a call's keyword arguments, in the documented order."""
+    """What a call says.
+
+    Attributes:
+        given: options by their own names, those that are `None` left out.
+        spelled: the names that they were given by.
+        others: the other keywords.
+        config: its `speculative_config`.
+        configs: generation configs, its own and the target's.
+    """
 
     def __init__(self, model, kwargs: dict[str, Any]):
-        self.kwargs = dict(kwargs)
-        self.given: GenerationConfig | None = self.kwargs.get("generation_config")
-        self.levels = [
-            config for config in (self.given, getattr(model, "generation_config", None)) if config is not None
-        ]
+        self.others = {name: value for name, value in kwargs.items() if name not in IN_CALL}
+        self.given: dict[str, Any] = {}
+        self.spelled: dict[str, str] = {}
+        for name in IN_CALL:
+            if kwargs.get(name) is not None:
+                self._note(ROWS[name].name, name, kwargs[name])
+        in_call = checked("speculative_config", self.given.get("speculative_config"))
+        self.config: SpeculativeConfig = first_given(in_call, SpeculativeConfig())
+        if self.config == SpeculativeConfig():  # which says nothing
+            self.given.pop("speculative_config", None)
+        self.configs = generation_configs(model, kwargs)
 
-    def pop(self, *names: str):
-        """The value given in the call under one of `names`, which mean the same; `None` if not given."""
-        values = {name: self.kwargs.pop(name) for name in names if self.kwargs.get(name) is not None}
-        for name in names:
-            self.kwargs.pop(name, None)
-        if len({id(value) if not isinstance(value, (int, float, str)) else value for value in values.values()}) > 1:
-            raise ValueError(f"{' and '.join(f'`{n}`' for n in values)} mean the same but differ: give one of them.")
-        return next(iter(values.values()), None)
+    def _note(self, own: str, name: str, value) -> None:
+        if own in self.given and self.given[own] is not value and self.given[own] != value:
+            raise ValueError(f"`{self.spelled[own]}` and `{name}` mean the same but differ: give one of them.")
+        self.given.setdefault(own, value)
+        self.spelled.setdefault(own, name)
 
-    def configured(self, name: str):
-        """The value of a field in the call's or the model's generation_config, later also in the draft's."""
-        return first_given(*(getattr(config, name, None) for config in self.levels))
+    def source(self, name: str, configs: Iterable[GenerationConfig]) -> Any:
+        """What the call or `configs` say about a source of drafts; `None` if nothing, or no."""
+        value = first_given(self.given.get(name), getattr(self.config, name, None))
+        if value is None and name in CONFIGURED_SOURCES:
+            value = configured(name, configs)
+        value = checked(name, value)
+        return None if value is False else value
 
-    def first(self, given: dict[str, Any], name: str, default):
-        """What the call gives, else what is configured, else the default."""
-        return first_given(given[name], self.configured(name), default)
+    def settings(self) -> SpeculativeConfig:
+        """What the call says by keywords for which `SpeculativeConfig` has a field, then by its own config."""
+        own = {name: value for name, value in self.given.items() if CONFIG in ROWS[name].places}
+        return SpeculativeConfig(**own).over(self.config)
+
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Refuse those of `names` that the call gives, be it by its config."""
+        said = vars(self.config) | self.given
+        useless = [shown(self.spelled.get(name, name), said[name]) for name in names if said.get(name) is not None]
+        if useless:
+            raise ValueError(f"{', '.join(useless)} has no effect {why}.")
+
+    def refuse_for(self, source: Source, config: SpeculativeConfig) -> None:
+        """Refuse what has no effect on drafts of this source, be it by the resolved `config`."""
+        for name, value in (vars(config) | self.given).items():
+            arguments = sources.arguments_with(name) if ROWS[name].without_draft == REFUSED else []
+            if arguments and value is not None and name not in source.options():
+                others = f"without {' or '.join(f'`{one}`' for one in arguments)}"
+                why = f"on drafts by a {source.name}" if source.argument in arguments else others
+                raise ValueError(f"{shown(self.spelled.get(name, name), value)} has no effect {why}: leave it out.")
+        if source.num_draft_tokens is not None:
+            why = f"beside `{source.argument}`, which says how many tokens to draft: leave one of them out"
+            self.refuse(LENGTH_OPTIONS[:2], why)
+
+
+def configured(name: str, configs: Iterable[GenerationConfig]) -> Any:
+    """What the first of `configs` that says anything about an option says."""
+    return first_given(*(getattr(config, own, None) for config in configs for own in ROWS[name].names))
 
 
 def read_options(
@@ -98,125 +121,94 @@ def read_options(
         load: turns the name of a draft into the model.
     """
     call = _Call(model, kwargs)
-    switched_off = any(name in kwargs and kwargs[name] is None for name in ("draft_model", "assistant_model"))
-    draft_model = call.pop("draft_model", "assistant_model")
-    given = {
-        "num_draft_tokens": call.pop("num_draft_tokens", "num_assistant_tokens"),
-        "num_assistant_tokens_schedule": call.pop("num_assistant_tokens_schedule"),
-        "assistant_confidence_threshold": call.pop("assistant_confidence_threshold"),
-        "max_matching_ngram_size": call.pop("max_matching_ngram_size"),
-        "generator": call.pop("generator"),
-        "speculation_type": call.pop("speculation_type"),
-        "draft_tokenizer": call.pop("draft_tokenizer", "assistant_tokenizer"),
-    } | {name: call.pop(name) for name in LOOKBEHINDS}
-    tokenizer = call.pop("tokenizer")
-    switches = {name: call.pop(name) for name in SWITCHES}
-    of_model = {name: first_given(call.pop(name), getattr(call.given, name, None)) for name in CONFIGURED_SOURCES}
-    of_model["use_mtp"] = of_model["use_mtp"] or None
-    config_in_call = first_given(call.pop("speculative_config"), SpeculativeConfig())
-    if not isinstance(config_in_call, SpeculativeConfig):
-        raise TypeError(f"`speculative_config` is a {type(config_in_call).__name__}: pass a SpeculativeConfig.")
+    argument, value, attached_config = _source(call, kwargs, attached_draft, attached_config)
+    if argument is None:
+        refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
+        call.refuse(refused, "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`, or leave it out")
+        return None
+    if call.others.pop("custom_generate", None) is not None:
+        raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
+    check_settings(call.others, call.configs)
+    call.given = {name: checked(call.spelled[name], one) for name, one in call.given.items()}
+    if call.config.schedule is not None:
+        call.refuse(LENGTH_OPTIONS, "beside `speculative_config.schedule`: leave one of them out")
+    elif call.given.keys() & LENGTH_OPTIONS:
+        attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
+    config = call.settings().over(attached_config)
+    generate_kwargs = _for_transformers(model, kwargs, call)
+    draft = load(value, model) if argument == "draft_model" else None
+    drafts_own = getattr(draft, "generation_config", None)
+    levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
+    values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
+    source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.given.keys()})
+    call.refuse_for(source, config)
+    source = source.for_model(model)
+    return Options(
+        source=source,
+        config=config,
+        values=values,
+        in_call=frozenset(call.given),
+        generate_kwargs=generate_kwargs,
+        **_how_much(source, values),
+    )
 
-    sources = {"draft_model": draft_model, **of_model, "drafter": config_in_call.drafter}
-    named = [name for name, value in sources.items() if value is not None]
+
+def _source(
+    call: _Call, kwargs: dict[str, Any], attached_draft, attached: SpeculativeConfig
+) -> tuple[str | None, Any, SpeculativeConfig]:
+    """Who drafts: the source's name, its value, and what of the attached settings still counts; no name if nobody does."""
+    own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
+    found = {"draft_model": attached_draft} | {name: getattr(attached, name) for name in ATTACHED_SOURCES}
+    named = {name: value for name in SOURCES if (value := call.source(name, own_configs)) is not None}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
-        attached_config = replace(attached_config, drafter=None)
-        if draft_model is not attached_draft:  # what was attached along with a draft is about that draft
-            attached_config = replace(attached_config, draft_tokenizer=None, vocabulary_mapping=None)
-    elif switched_off:
-        attached_config = SpeculativeConfig()
-    else:
-        draft_model = attached_draft
-        if draft_model is None and attached_config.drafter is None:
-            configured = {name: call.configured(name) for name in CONFIGURED_SOURCES}
-            configured["use_mtp"] = configured["use_mtp"] or None
-            first = next((name for name, value in configured.items() if value is not None), None)
-            of_model = {name: configured[name] if name == first else None for name in CONFIGURED_SOURCES}
-    lookup = of_model["prompt_lookup_num_tokens"]
-    if config_in_call.schedule is None and any(given[name] is not None for name in SCHEDULE_OPTIONS):
-        attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
-    own = SpeculativeConfig(
-        num_draft_tokens=given["num_draft_tokens"],
-        generator=given["generator"],
-        **switches,
-        tokenizer=tokenizer,
-        draft_tokenizer=given["draft_tokenizer"],
-    )
-    config = own.over(config_in_call).over(attached_config)
-
-    if draft_model is None and config.drafter is None and all(value is None for value in of_model.values()):
-        if config_in_call != SpeculativeConfig():
-            given["speculative_config"] = config_in_call
-        given |= {name: switches[name] for name in ("compile", "cuda_graphs", "rule")}
-        _refuse_without_effect(
-            given, given.keys(), "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`"
-        )
-        return None
-    if config_in_call.schedule is not None:
-        _refuse_without_effect(given, SCHEDULE_OPTIONS, "beside `speculative_config.schedule`")
-    if draft_model is None:
-        _refuse_without_effect(given, ["speculation_type"], "without `draft_model=`")
-    if lookup is None:
-        _refuse_without_effect(given, ["max_matching_ngram_size"], "without `prompt_lookup_num_tokens`")
-    else:
-        given["num_draft_tokens"] = first_given(given["num_draft_tokens"], config_in_call.num_draft_tokens)
-        useless = ("num_draft_tokens", "assistant_confidence_threshold")
-        _refuse_without_effect(
-            given, useless, "on prompt lookup, which takes its length from `prompt_lookup_num_tokens`"
-        )
-    if kwargs.get("custom_generate") is not None:
-        raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
-    _refuse_unsupported(call)
-
-    # What this package handles itself must not reach transformers, which would choose a mode of its own.
-    hidden: dict[str, Any] = {name: None for name in HANDLED_HERE if call.configured(name) is not None}
-    if call.kwargs.get("use_cache") is None and getattr(call.given, "use_cache", None) is None:
-        hidden["use_cache"] = True  # some models' configs switch it off, which changes no token
-    draft_model = load(draft_model, model)
-    if draft_model is not None:
-        call.levels.append(first_given(getattr(draft_model, "generation_config", None), GenerationConfig()))
-    length = first_given(lookup, config.num_draft_tokens, call.configured("num_assistant_tokens"))
-    # Who names a number of tokens gets it; the number of prompt lookup has always meant "up to".
-    default_schedule = "adaptive" if length is None or lookup is not None else "constant"
-    schedule_name = call.first(given, "num_assistant_tokens_schedule", default_schedule)
-    default_length = DEFAULT_MAX_DRAFT_TOKENS if schedule_name == "adaptive" else DEFAULT_NUM_DRAFT_TOKENS
-    return Options(
-        draft_model=draft_model,
-        prompt_lookup_num_tokens=lookup,
-        max_ngram=call.first(given, "max_matching_ngram_size", DEFAULT_MAX_NGRAM),
-        num_draft_tokens=first_given(length, default_length),
-        schedule_name=schedule_name,
-        confidence_threshold=call.first(given, "assistant_confidence_threshold", 0.0),
-        config=config,
-        early_exit=of_model["assistant_early_exit"],
-        use_mtp=of_model["use_mtp"],
-        speculation_type=call.first(given, "speculation_type", None),
-        length_is_default=length is None,
-        generator_in_call=given["generator"] is not None,
-        streamer=call.pop("streamer"),
-        synced_gpus=call.pop("synced_gpus"),
-        lookbehinds={name: value for name in LOOKBEHINDS if (value := call.first(given, name, None)) is not None},
-        lookbehinds_in_call=[name for name in LOOKBEHINDS if given[name] is not None],
-        generate_kwargs=with_settings(model, call.kwargs, hidden),
-    )
+        ((source, value),) = named.items()
+        if value != found.get(source):  # what was attached along with a source is about that source
+            attached = replace(attached, **dict.fromkeys(sources.SETTINGS_OF_ONE))
+        return source, value, replace(attached, **dict.fromkeys(ATTACHED_SOURCES))
+    if any(name in kwargs for name in ROWS["draft_model"].names):  # as `None`
+        return None, None, SpeculativeConfig()
+    if all(value is None for value in found.values()):
+        found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
+    return *next(((name, value) for name, value in found.items() if value is not None), (None, None)), attached
 
 
-def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs` of `generate`, in which `settings` come first.
+def _how_much(source: Source, values: dict[str, Any]) -> dict[str, Any]:
+    """How many tokens are drafted, by which schedule."""
+    length = first_given(source.num_draft_tokens, values["num_draft_tokens"])
+    # Who names a number of tokens gets it; the number that comes with a source means "up to".
+    default_schedule = "adaptive" if length is None or source.num_draft_tokens is not None else "constant"
+    name = first_given(values["num_assistant_tokens_schedule"], default_schedule)
+    default = source.most_tokens if name == "adaptive" else DEFAULT_NUM_DRAFT_TOKENS
+    return {
+        "num_draft_tokens": first_given(length, default),
+        "schedule_name": name,
+        "length_is_default": length is None,
+    }
 
-    They go into a copy of the call's `generation_config`, if it has one: transformers warns of settings beside it. Only what
-    the model's own says as well has to be switched off beside it, for transformers fills a `None` up from there.
-    """
+
+def _value(
+    option: Option, config: SpeculativeConfig, given: dict[str, Any], levels: dict[str, list[GenerationConfig]]
+) -> Any:
+    """What the call or what was attached says about an option, else the first of the generation configs that may."""
+    nearer = first_given(getattr(config, option.name, None), given.get(option.name))
+    if nearer is not None:
+        return nearer
+    configs = [one for place, of_place in levels.items() if place in option.places for one in of_place]
+    found = ((own, getattr(one, own, None)) for one in configs for own in option.names)
+    return next((option.type.checked(f"generation_config.{own}", one) for own, one in found if one is not None), None)
+
+
+def _for_transformers(model, kwargs: dict[str, Any], call: _Call) -> dict[str, Any]:
+    """What goes on to transformers' `generate`: what is handled here must not reach it, it would choose a mode of its own."""
+    own = [name for name, option in ROWS.items() if GENERATION_CONFIG in option.places]
+    said = [name for name in own if any(getattr(config, name, None) is not None for config in call.configs)]
+    hidden: dict[str, Any] = dict.fromkeys(said)
     given = kwargs.get("generation_config")
-    if given is None:
-        return kwargs | settings
-    own = getattr(model, "generation_config", None)
-    beside = {name: None for name, value in settings.items() if value is None and getattr(own, name, None) is not None}
-    given = copy.deepcopy(given)
-    given.update(**settings)
-    return kwargs | beside | {"generation_config": given}
+    if kwargs.get("use_cache") is None and getattr(given, "use_cache", None) is None:
+        hidden["use_cache"] = True  # some models' configs switch it off, which changes no token
+    return with_settings(model, call.others, hidden)
 
 
 def check_names(model, names: Iterable[str]) -> None:
@@ -226,55 +218,15 @@ def check_names(model, names: Iterable[str]) -> None:
         TypeError: a name that neither `generate` nor the model knows is close to that of an option.
     """
     for name in names:
-        close = [] if name in CALL_OPTIONS else difflib.get_close_matches(name, CALL_OPTIONS, n=1, cutoff=CLOSE)
-        if (
-            close
-            and not hasattr(GenerationConfig(), name)
-            and not any(
-                name in inspect.signature(function).parameters
-                for function in (type(model).generate, model.prepare_inputs_for_generation, model.forward)
-            )
-        ):
-            raise TypeError(f"`{name}` is no option: did you mean `{close[0]}`?")
-
-
-def _refuse_without_effect(given: dict[str, Any], names, why: str, way_out: str = "") -> None:
-    useless = [
-        f"`{name}={given[name]!r}`" if isinstance(given[name], (int, float, str)) else f"`{name}`"
-        for name in names
-        if given[name] is not None
-    ]
-    if useless:
-        raise ValueError(f"{', '.join(useless)} has no effect {why}: {way_out}leave it out.")
-
-
-def _refuse_unsupported(call: _Call) -> None:
-    for name in LOSSY_FIELDS:
-        value = call.kwargs.get(name, call.configured(name))
-        if value is not None:
-            raise ValueError(
-                f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
-            )
-    cache = first_given(call.kwargs.get("cache_implementation"), call.configured("cache_implementation"))
-    if cache not in (None, "dynamic", *STATIC_CACHES):
-        raise ValueError(
-            f"`cache_implementation={cache!r}` cannot be taken back when a draft is rejected: leave it out, or pass "
-            "`draft_model=None` for plain decoding."
-        )
+        reason = None if name in IN_CALL or hasattr(GenerationConfig(), name) else why_unknown(name)
+        functions = (type(model).generate, model.prepare_inputs_for_generation, model.forward)
+        if reason and not any(name in inspect.signature(function).parameters for function in functions):
+            raise TypeError(reason)
 
 
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
-    own = (
-        "draft_model",
-        "assistant_model",
-        "num_draft_tokens",
-        *SWITCHES,
-        "generator",
-        "draft_tokenizer",
-        "speculative_config",
-    )
-    plain = {name: value for name, value in kwargs.items() if name not in own}
-    call = _Call(model, kwargs)
+    plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
+    configs = generation_configs(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.
-    return plain | {name: None for name in CONFIGURED_SOURCES if call.configured(name) is not None}
+    return plain | {name: None for name in CONFIGURED_SOURCES if configured(name, configs) is not None}

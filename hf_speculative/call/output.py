@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from ..interfaces import CachedModel
+from ..models import Inputs
 from ..types import Round
+from .statistics import Statistics
+
+
+class Speculation:
+    """What an output tells beside transformers' own fields, as attributes only: pipelines and Whisper pass every field on.
+
+    Attributes:
+        from_draft: `(batch, new)` bool, which of the new tokens the draft had guessed.
+        survival: `(batch, new)` float, with what chance, given the draft, such a token was kept along with the draft tokens
+            before it; nan for the target's own tokens and after the end of a row.
+        statistics: those of the call.
+    """
+
+    from_draft: Tensor | None = None
+    survival: Tensor | None = None
+    statistics: Statistics | None = None
+
+
+class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput, Speculation):
+    """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `survival` and `statistics` as attributes.
+
+    `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
+    `past_key_values` has read all columns of `sequences` but the last, as in plain `generate`, the pad tokens after the end of
+    a row included: pass it with a longer text, and its mask, to go on.
+    """
+
+
+class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput, Speculation):
+    """The same for an encoder-decoder model."""
 
 
 def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str, ...]:
@@ -93,28 +125,42 @@ class Output(Rows):
         new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
         return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
 
+    def as_dict(
+        self, inputs: Inputs, past_key_values, statistics: Statistics
+    ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
+        """What `return_dict_in_generate=True` asks for."""
+        fields: dict[str, Any] = {"sequences": self.sequences(), "past_key_values": past_key_values}
+        fields |= {name: self._steps(name) for name in self.kept} | {
+            name: self._layers(name) for name in self.kept_layers
+        }
+        kind: type = GenerateSpeculativeOutput
+        if (encoder := inputs.model_kwargs.get("encoder_outputs")) is not None:
+            kind, config = GenerateSpeculativeEncoderDecoderOutput, inputs.generation_config
+            asked = [name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}")]
+            fields |= {f"encoder_{name}": encoder.get(name) for name in asked}
+        result = kind(**fields)
+        result.survival, result.statistics = self._survival_matrix(), statistics
+        result.from_draft = ~result.survival.isnan()
+        return result
+
     @property
     def lengths(self) -> list[int]:
         """Columns of each row up to its own end, the prompt's included."""
         return [self.input_ids.shape[1] + len(tokens) for tokens in self.new_tokens]
 
-    def survival_matrix(self) -> Tensor:
+    def _survival_matrix(self) -> Tensor:
         """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
         longest = self._longest()
         rows = [row + [math.nan] * (longest - len(row)) for row in self.survival]
         return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
 
-    def steps(self, name: str) -> tuple[Tensor, ...] | None:
+    def _steps(self, name: str) -> tuple[Tensor, ...]:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
-        if name not in self.kept:
-            return None
         longest, rows = self._longest(), [torch.stack(steps) for steps in self.kept[name]]
         return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
 
-    def layers(self, name: str) -> tuple[tuple[Tensor, ...], ...] | None:
+    def _layers(self, name: str) -> tuple[tuple[Tensor, ...], ...]:
         """The kept `hidden_states` or `attentions`: a step's layers, `(batch, ...)` each; 0 for rows that are done."""
-        if name not in self.kept_layers:
-            return None
         rows = self.kept_layers[name]
         first = max(rows, key=len)
         # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.

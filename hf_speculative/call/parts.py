@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..distributed.tensor_parallel import Alone, ranks_of
-from ..drafting import EarlyExit, Mtp, PromptLookup
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..models import EarlyExitModel, Inputs, RecordingModel, UniversalModel, choose_for, num_logits, ragged_model
+from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
 from ..schedules import SCHEDULE_NAMES, ConfidenceStop, Constant, Together
@@ -20,9 +19,8 @@ from ..types import Batch
 from ..verification import BlockVerification, SampledVerification, rule_for
 from . import checks
 from .configuration import Options, SpeculativeConfig
-from .draft_models import draft_model_drafter
 from .output import output_names
-from .self_drafting import mtp_heads, tied_drafter
+from .source import PreparedCall
 
 
 def target_and_drafter(
@@ -34,47 +32,29 @@ def target_and_drafter(
         inputs: the call as the target's `generate` prepared it.
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
-    path, own = choose_for(model, inputs), options.config
-    if options.early_exit is not None:
-        checks.check_ragged(model, path, "assistant_early_exit")
-        checks.check_eager(own, "assistant_early_exit")
-        halves = EarlyExitModel(model, options.early_exit)
-        return halves, EarlyExit(halves)
+    path, source = choose_for(model, inputs), options.source
+    compile, cuda_graphs = bool(options.config.compile), bool(options.config.cuda_graphs)
+    if source.reads_target:
+        checks.check_ragged(model, path, source.name)
+        checks.check_eager(options.config, source.name)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
-    drafter = _drafter(options, model, inputs, inputs_tensor)
-    target: CachedModel
-    if drafter.hidden_layers:
-        checks.check_ragged(model, path, type(drafter).__name__)
-        checks.check_eager(own, type(drafter).__name__)
-        target = RecordingModel(model, drafter.hidden_layers)
-    elif path.name == "ragged":
-        target = ragged_model(model, compile=bool(own.compile), cuda_graphs=bool(own.cuda_graphs))
-    else:
+    call = PreparedCall(model, inputs, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
+    target, drafter = source.build(call)
+    if target is None and path.name == "ragged":
+        target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs)
+    elif target is None:
         target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
     return target, drafter
-
-
-def _drafter(options: Options, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None) -> Drafter:
-    if options.config.drafter is not None:
-        return options.config.drafter
-    if options.prompt_lookup_num_tokens is not None:
-        return PromptLookup(options.max_ngram)
-    if options.use_mtp:
-        return Mtp(mtp_heads(model))
-    draft = options.draft_model
-    assert draft is not None  # read_options returns no Options without a source of drafts
-    made_for = tied_drafter(draft)
-    if made_for is not None:
-        return made_for(draft, model)
-    return draft_model_drafter(options, model, inputs, inputs_tensor)
 
 
 def make_schedule(options: Options) -> Schedule:
     if options.config.schedule is not None:
         return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-    schedule = SCHEDULE_NAMES[options.schedule_name](options.num_draft_tokens)
-    return ConfidenceStop(schedule, options.confidence_threshold) if options.confidence_threshold else schedule
+    kinds = SCHEDULE_NAMES | {"adaptive": options.source.adaptive_schedule}
+    schedule = kinds[options.schedule_name](options.num_draft_tokens)
+    threshold = options["assistant_confidence_threshold"]
+    return ConfidenceStop(schedule, threshold) if threshold else schedule
 
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
@@ -114,8 +94,12 @@ def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator 
 
 def make_ranks(options: Options, model: PreTrainedModel) -> Alone:
     """Who decides in a call: one process for itself, or the first of several ranks for all."""
-    draft = options.draft_model
-    return ranks_of(model, draft, draft_reads_target=draft is not None and tied_drafter(draft) is not None)
+    return ranks_of(model, options.source.draft_model, draft_reads_target=options.source.reads_target)
+
+
+def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sampler: Sampler, rule: Rule) -> bool:
+    """Whether the drafter, which branches, may: all other parts take trees."""
+    return drafter.branches and all(part.takes_trees for part in (target, sampler, rule)) and fits_trees(model)
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:

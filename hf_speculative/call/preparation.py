@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,10 +13,10 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList,
 from ..distributed.synced_gpus import check_synced, models_in_step
 from ..models import device_of
 from ..models.loading import load_model
-from . import checks, input_checks, self_drafting
+from . import checks, input_checks
 from .configuration import Options, SpeculativeConfig
-from .draft_models import check_pair, check_tokenizers
-from .options import check_names, plain_kwargs, read_options, with_settings
+from .generation_settings import setting_of, with_settings
+from .options import check_names, plain_kwargs, read_options
 
 
 def checked(
@@ -39,26 +40,41 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     if options is None:
         return None
     checks.check_options(options)
-    check_tokenizers(options)
     checks.check_model(target, "model")
-    check_synced(options.synced_gpus, target, options.draft_model, self_drafting.part_of_target(options))
-    options = self_drafting.prepare(target, options)
-    check_pair(options, target)
+    source = options.source
+    part_of_target = source.argument if source.runs_target else None
+    check_synced(options["synced_gpus"], target, source.draft_model, part_of_target)
+    checks.check_source(source, target)
+    source.check_ids(target)
+    checks.warn_of_size(source, target)
+    return _within_longest(options, target)
+
+
+def _within_longest(options: Options, target: PreTrainedModel) -> Options:
+    """Who can propose so many tokens at most does so by default; more are refused."""
+    longest, num_tokens = options.source.max_draft_tokens(target), options.num_draft_tokens
+    if longest is None:
+        return options
+    if options.length_is_default:
+        return replace(options, num_draft_tokens=longest)
+    if num_tokens > longest:
+        raise ValueError(
+            f"`num_draft_tokens={num_tokens}`: the draft that `{options.source.argument}` names proposes at most {longest} "
+            f"tokens a round: give 1 to {longest}, or leave it out."
+        )
     return options
 
 
 def with_stop_strings(model, options: Options) -> dict[str, Any]:
     """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
     kwargs = dict(options.generate_kwargs)
-    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
-    configured = [config.stop_strings for config in levels if config is not None and config.stop_strings is not None]
-    stop_strings = kwargs.pop("stop_strings", None) or (configured[0] if configured else None)
+    stop_strings = setting_of(model, kwargs, "stop_strings")
     if stop_strings is None:
         return kwargs
     if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
-    if configured:
-        kwargs = with_settings(model, kwargs, {"stop_strings": None})
+    kwargs.pop("stop_strings", None)
+    kwargs = with_settings(model, kwargs, {"stop_strings": None})
     criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     return kwargs
@@ -66,11 +82,9 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
 
 def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
     """`token_healing` needs the tokenizer as well: the last token of each row's prompt is chosen anew, by plain decoding."""
-    levels = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
-    settings = [kwargs.get("token_healing"), *(config.token_healing for config in levels if config is not None)]
-    if not next((value for value in settings if value is not None), False):
+    if not setting_of(model, kwargs, "token_healing"):
         return kwargs
-    if models_in_step(options.synced_gpus, model, options.draft_model):
+    if models_in_step(options["synced_gpus"], model, options.source.draft_model):
         raise ValueError("`token_healing=True` runs the model once a row, and ranks would lose step: leave it out.")
     input_checks.check_healing(model, kwargs, options.config.tokenizer)
     name = "inputs" if kwargs.get("inputs") is not None else "input_ids"

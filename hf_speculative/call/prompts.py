@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .configuration import first_given
+from .generation_settings import first_given, setting_of
 from .input_checks import check_known_ids
 
 _PROMPTS = "prompts come as `prompts`"
@@ -48,24 +48,17 @@ def settings_of_rows(
     Raises:
         ValueError: an option has no meaning here, or nothing says how long a row may get.
     """
-    levels = [kwargs.get("generation_config"), getattr(model, "generation_config", None)]
-    configs = [config for config in levels if config is not None]
     for name, way_out in MEANINGLESS.items():
-        sources = configs if name in CHANGES_ROWS else [kwargs.get("generation_config")]
-        value = first_given(kwargs.get(name), *(getattr(config, name, None) for config in sources))
+        value = setting_of(model if name in CHANGES_ROWS else None, kwargs, name)
         is_off = value is None or (isinstance(value, int) and value == (name == "num_return_sequences"))
         if not is_off:
             shown = f"={value!r}" if isinstance(value, (int, float)) else ""
             raise ValueError(f"`{name}{shown}` has no meaning for rows that come and go: {way_out}.")
-
-    def configured(name: str):
-        return first_given(kwargs.get(name), *(getattr(config, name, None) for config in configs))
-
-    if configured("max_new_tokens") is None:
+    if setting_of(model, kwargs, "max_new_tokens") is None:
         raise ValueError("nothing says how long a row may get: give `max_new_tokens`.")
-    eos = configured("eos_token_id")
+    eos = setting_of(model, kwargs, "eos_token_id")
     eos = eos[0] if isinstance(eos, list) else eos
-    pad = first_given(configured("pad_token_id"), getattr(tokenizer, "pad_token_id", None), eos, 0)
+    pad = first_given(setting_of(model, kwargs, "pad_token_id"), getattr(tokenizer, "pad_token_id", None), eos, 0)
     return kwargs | {"tokenizer": tokenizer, "pad_token_id": pad, "return_dict_in_generate": False}
 
 

@@ -30,7 +30,7 @@ class RowStatistics:
         num_spec_steps: rounds in which something was drafted.
         num_draft_tokens: tokens proposed.
         num_rejections: steps that ended at a draft token the target refused.
-        num_accepted_draft_tokens: of those, kept. Where a stop cuts a block inside its accepted tokens, the last one kept
+        num_accepted_draft_tokens: draft tokens kept. Where a stop cuts a block inside its accepted tokens, the last one kept
             counts as the round's own token.
         histogram: for each number of accepted tokens, how many speculative steps accepted as many.
     """
@@ -58,12 +58,12 @@ class RowStatistics:
 
     @property
     def token_acceptance_rate(self) -> float:
-        """Chance that a draft token which is reached is accepted: the papers' alpha, as if all were alike."""
+        """Chance that a draft token is accepted once reached: the papers' alpha, taken as equal for all."""
         return _quotient(self.num_accepted_draft_tokens, self.num_accepted_draft_tokens + self.num_rejections)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a speculative step brings, **bonus token included**: 1 + accepted / steps."""
+        """New tokens in a speculative step, **bonus token included**: 1 + accepted / steps."""
         return 1 + _quotient(self.num_accepted_draft_tokens, self.num_spec_steps)
 
     @property
@@ -143,7 +143,7 @@ class Statistics(RowStatistics):
         return self
 
     def follow(self, round: Round) -> None:
-        """Count one round."""
+        """Adds one round to the counts."""
         counts = zip(round.rows, round.num_drafted, round.num_accepted, round.is_cut, strict=True)
         for row, drafted, accepted, is_cut in counts:
             while len(self.rows) <= row:
@@ -209,7 +209,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def record() -> Iterator[Statistics]:
-    """Collect the statistics of every speculative call made while it is open, whoever makes it, in any thread.
+    """Collect the statistics of every speculative call while it is open, from any caller and any thread.
 
     with hf_speculative.record() as stats:
         pipe(prompts, batch_size=8)
@@ -226,7 +226,7 @@ def record() -> Iterator[Statistics]:
 
 
 def publish(statistics: Statistics) -> None:
-    """Hand one call's counts to every `record()` that is open."""
+    """Gives one call's counts to every open `record()`."""
     with _lock:
         for recorder in _recorders:
             recorder += statistics

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from ..distributed.tensor_parallel import Alone
 from ..types import Costs
 
-#: draft lengths that are timed, the most telling first; what lies between them and beyond is interpolated
-LENGTHS = (1, 4, 0, 8, 2)
 #: each is timed until its two best times are as close as this
 MAX_REPEATS, CLOSE = 6, 1.1
 #: a draft may take so many times what its weights say
@@ -20,6 +19,7 @@ class Timings:
 
     Args:
         per_token: what a draft token adds, in plain steps, as long as none was timed.
+        lengths: draft lengths to time, the most telling first, 0 among them.
 
     Attributes:
         can_grow: nothing has shown that rounds of this kind cannot be timed.
@@ -27,9 +27,9 @@ class Timings:
 
     can_grow: bool = True
 
-    def __init__(self, per_token: float):
-        self.per_token = per_token
-        self.samples: dict[int, list[float]] = {n: [] for n in LENGTHS}
+    def __init__(self, per_token: float, lengths: Sequence[int]):
+        self.per_token, self.lengths = per_token, lengths
+        self.samples: dict[int, list[float]] = {n: [] for n in lengths}
 
     def best(self, without: int | None = None) -> dict[int, float]:
         """Seconds by draft length; in plain steps where nothing was timed. Drafting more cannot take less: that is noise.
@@ -54,7 +54,7 @@ class Timings:
 
         A plain step, which all the others are compared with, is timed once more than they are, and not alone.
         """
-        fitting = [n for n in LENGTHS if self._is_open(n) and self._expected_steps(n) <= num_steps]
+        fitting = [n for n in self.lengths if self._is_open(n) and self._expected_steps(n) <= num_steps]
         return min(fitting, key=lambda n: len(self.samples[n]) - (n == 0), default=None)
 
     def _is_open(self, length: int) -> bool:
@@ -75,7 +75,7 @@ class Timings:
 
     def _others(self, length: int) -> list[int]:
         """Other draft lengths that were timed."""
-        return [n for n in LENGTHS if n not in (0, length) and self.samples[n]]
+        return [n for n in self.lengths if n not in (0, length) and self.samples[n]]
 
 
 class Budget:

@@ -1,21 +1,78 @@
-"""Options that commands share: judged before anything is loaded, loaded, explained. Importing this imports nothing heavy."""
+"""Options that commands share: checking, loading, explaining them. Importing this imports nothing heavy."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import typer
+
+from ..call.option_table import DRAFTING, ROWS, checked
 from ..reports.files import check_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+T = TypeVar("T")
 #: what `--dtype` takes: names in torch
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+def help_line(name: str, also: str | None = None) -> str:
+    """What the table of options says about one, then what holds by default, or `also`."""
+    option = ROWS[name]
+    names = getattr(option.type, "names", ())
+    parts = [option.help, f"One of {', '.join(names)}." if names else ""]
+    parts.append(f"By default {option.default}." if also is None else also)
+    return " ".join(filter(None, parts)).replace("`", "")
+
+
+def from_table(name: str, *flags: str, also: str | None = None, panel: str | None = None):
+    """An option of `generate` as one of a command: help and range as in the table of options."""
+    least = getattr(ROWS[name].type, "minimum", None)
+    return typer.Option(*flags, help=help_line(name, also), min=least, rich_help_panel=panel)
+
+
+def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callable], Callable]:
+    """A command gets the table's options about drafting besides its own, and what is given of them, by name, as `drafting`.
+
+    Args:
+        own: options that the command has itself.
+        several: sources of drafts may be given several times each, and come as lists; but for flags.
+    """
+    names = [name for name in DRAFTING if ROWS[name].name == name and name not in own]
+
+    def add(command: Callable) -> Callable:
+        @functools.wraps(command)
+        def run(**values):
+            given = {name: value for name in names if (value := values.pop(name)) is not None}
+            for name, value in given.items():
+                for one in value if isinstance(value, list) else [value]:
+                    checked(name, one)
+            return command(**values, drafting=given)
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [one for one in signature.parameters.values() if one.name != "drafting"]
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*parameters, *(_parameter(name, several and ROWS[name].is_source) for name in names)]
+        )
+        return run
+
+    return add
+
+
+def _parameter(name: str, several: bool) -> inspect.Parameter:
+    kind: Any = ROWS[name].type.written_as
+    several = several and kind is not bool
+    flag = f"--{name.replace('_', '-')}"  # alone, without its --no- for a flag
+    option = from_table(name, flag, panel="Drafting", also="Repeat the option for several." if several else None)
+    annotation = Annotated[list[kind] | None if several else kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def check_dtype(dtype: str) -> None:
@@ -25,7 +82,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Whether this machine has it; empty is any.
+    """Raises if this machine does not have `device`; empty is any.
 
     Raises:
         ValueError: torch knows no such device, or finds none.
@@ -39,19 +96,46 @@ def check_device(device: str) -> None:
 
 
 def check_outputs(**paths: Path | None) -> None:
-    """Whether files can be where these options want them, so that what was measured is not lost for a typo."""
+    """Raises if a file cannot be written where an option says, so that a typo does not cost what was measured."""
     for option, path in paths.items():
         if path is not None:
             check_output(f"--{option}", path)
 
 
+def numbers(option: str, text: str, kind: Callable[[str], T], also: str = "") -> list[T]:
+    """A list written with commas; `also` is what a number may be besides."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"{option} {text}: give a number{also}, or several with commas between them.") from error
+
+
 @contextmanager
 def naming(option: str, name: str) -> Iterator[None]:
-    """What cannot be loaded is told with the option that names it."""
+    """An error of loading names the option that asked for it."""
     try:
         yield
     except (OSError, ValueError) as error:
         raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
+
+
+def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedModel:
+    """The model that an option names; `dtype` as its weights are stored, if empty."""
+    import torch
+
+    from ..models.loading import load_model
+
+    with naming(option, name):
+        return load_model(name, dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+
+
+def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The same with its tokenizer."""
+    from transformers import AutoTokenizer
+
+    target = load_named(option, name, dtype, device)
+    with naming(option, name):
+        return target, AutoTokenizer.from_pretrained(name)
 
 
 def load_pair(
@@ -60,38 +144,39 @@ def load_pair(
     dtype: str,
     device: str,
     options: tuple[str, str] = ("--model", "--draft-model"),
-) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
-    """What `--model`, `--draft-model`, `--dtype` and `--device` name, with the target's tokenizer; without models, the embedded
-    pair.
+    needs_draft: bool = True,
+) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+    """What `--model`, `--draft-model`, `--dtype` and `--device` name; without models, the embedded pair.
 
     Args:
         options: what the command calls the first two.
+        needs_draft: a target alone is not enough.
+
+    Returns:
+        Both models, the target's tokenizer, and the draft's own where its vocabulary is another.
 
     Raises:
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
     """
     import torch
-    from transformers import AutoTokenizer
 
     from ..embedded import embedded_pair
-    from ..models.loading import load_model
+    from ..tokenizers.loading import tokenizer_of_draft
 
-    if (model is None) != (draft_model is None):
+    if (model is None) != (draft_model is None) and (needs_draft or model is None):
         raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    torch_dtype = getattr(torch, dtype)
-    if model is None or draft_model is None:
-        target, draft, tokenizer = embedded_pair(dtype=torch_dtype)
-    else:
-        with naming(options[0], model):
-            target = load_model(model, dtype=torch_dtype)
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        with naming(options[1], draft_model):
-            draft = load_model(draft_model, dtype=torch_dtype)
-    return target.to(device), draft.to(device), tokenizer
+    if model is None:
+        target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
+        return target.to(device), draft.to(device), tokenizer, None
+    target, tokenizer = load_target(options[0], model, dtype, device)
+    if draft_model is None:
+        return target, None, tokenizer, None
+    draft = load_named(options[1], draft_model, dtype, device)
+    return target, draft, tokenizer, tokenizer_of_draft(draft_model, tokenizer)
 
 
 def help_of(command: Callable) -> str:
-    """The docstring with the lines of a paragraph joined, for a terminal of any width; indented ones stay lines."""
+    """The docstring with the lines of a paragraph joined, for terminals of any width. Indented lines stay as they are."""
     return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(command) or "")

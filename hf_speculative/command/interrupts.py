@@ -13,7 +13,7 @@ STOPPED = 130
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process, for imports and for loading.
+    """Ctrl-C ends the process at once: for imports and loading.
 
     Raised inside an import, KeyboardInterrupt may be lost, printed by a callback that cannot raise, or taken for a module that
     is missing, as torch takes it for numpy's.

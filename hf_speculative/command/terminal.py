@@ -1,4 +1,4 @@
-"""How commands end: what they say where something is wrong or they are stopped, and the exit status."""
+"""How commands end: message and exit status after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 
 from .interrupts import STOPPED
 
-#: exit status where something is wrong that a user can mend
+#: exit status after an error that the user can correct
 WRONG = 2
 
 
 @contextmanager
 def clean_exits() -> Iterator[None]:
-    """What a user can mend is a message, and so is Ctrl-C; neither is a traceback."""
+    """Errors that the user can correct, and Ctrl-C, print a message and no traceback."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -29,7 +29,7 @@ def clean_exits() -> Iterator[None]:
 
 
 def quiet_transformers() -> None:
-    """Its warnings and bars would stand between a command's own lines."""
+    """Hides its warnings and bars, which would mix with a command's own lines."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

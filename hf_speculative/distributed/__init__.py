@@ -1,4 +1,4 @@
-"""Several processes: tensor and pipeline parallel models, on which one rank decides, and ranks that keep step.
+"""Several processes: tensor and pipeline parallel models, where one rank decides, and ranks that keep step.
 
-Parts that stand around those of the loop; the loop does not know of them.
+These parts wrap those of the loop, which does not know of them.
 """

@@ -1,14 +1,14 @@
-"""`synced_gpus`: ranks with work of their own, but with forwards that take all of them.
+"""`synced_gpus`: ranks with their own prompts, whose forwards need all ranks.
 
 FSDP and ZeRO-3 keep a share of the weights on each rank, so that each forward gathers them from all, and a rank that runs one
-forward more than the others waits for ever. Plain `generate` asks once a step whether anybody is still at work, and whoever is
-not runs the forward for nothing. Under speculation ranks differ in more: in how many forwards of the target they need, in how
-many of the draft, and in their order.
+forward more than the others waits for ever. Plain `generate` asks once a step whether any rank is still at work, and ranks that
+are done run idle forwards. With speculation ranks differ in more: in how many forwards of the target and of the draft they
+need, and in their order.
 
 So before each forward of a sharded model the ranks tell each other which one they want next, and all run the same one: the
-draft's as long as anybody wants one, else the target's. Who wants another, or none any more, runs it on a token of filler and
-asks again. That is one small all-reduce a forward. The question is asked by a hook on the model, so that every forward comes
-by, whoever runs it: rounds, prompts, probes.
+draft's as long as any rank wants it, else the target's. A rank that wants another one, or is done, runs it on a filler token
+and asks again. That is one small all-reduce a forward. A hook on the model asks, so that it covers every forward: rounds,
+prompts, probes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Turnstile(AbstractContextManager):
     An error outside of a forward does not hold up the others: this rank goes on for them, and raises it once they are done.
 
     Args:
-        models: those whose forwards take all ranks, the target first; alike on each rank.
+        models: those whose forwards need all ranks, the target first; the same on each rank.
         device: of the prompts, as in plain `generate`; weights may be offloaded to another.
 
     Attributes:
-        is_filling: a forward of this rank is under way for the others' sake.
-        is_joined: all ranks are at work on one thing, and an error now leaves them in the middle of it.
+        is_filling: this rank is running an idle forward for the others.
+        is_joined: all ranks are in one all-reduce or forward; an error now leaves the others waiting in it.
     """
 
     is_filling = is_joined = False
@@ -96,7 +96,7 @@ class Turnstile(AbstractContextManager):
         return max((index for index, count in enumerate(wishes.tolist()) if count), default=None)
 
     def _fill(self, model: PreTrainedModel) -> None:
-        """A forward for nothing."""
+        """An idle forward."""
         self.is_joined = True
         token = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
         if not model.config.is_encoder_decoder:
@@ -111,10 +111,10 @@ class Turnstile(AbstractContextManager):
 def in_step(
     synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None, device: torch.device
 ) -> AbstractContextManager:
-    """What keeps the ranks of a call in step; nothing where each rank runs on its own.
+    """A context in which the ranks of a call keep step; an empty one if each rank runs on its own.
 
     Args:
-        synced_gpus: as given; by default where a model's weights are sharded.
+        synced_gpus: as given. Default: whether a model's weights are sharded.
         device: of the prompts.
     """
     models = models_in_step(synced_gpus, model, draft)
@@ -124,7 +124,7 @@ def in_step(
 def check_synced(
     synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None, part_of_target: str | None
 ) -> None:
-    """What a call can do whose ranks wait for each other.
+    """Refuses what a call cannot do if its ranks wait for each other.
 
     Args:
         part_of_target: the option whose drafts run parts of the target on their own, if one of the call does.
@@ -154,7 +154,7 @@ def check_synced(
 def models_in_step(
     synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None
 ) -> list[PreTrainedModel]:
-    """The models of a call whose forwards take all ranks."""
+    """The models of a call whose forwards need all ranks."""
     if not are_several():
         return []
     # Seq2SeqTrainer says False of models that accelerate has sharded by FSDP2, with which ranks would wait for ever.

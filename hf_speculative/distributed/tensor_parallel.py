@@ -1,11 +1,11 @@
-"""Tensor and pipeline parallel models: several ranks run one model, so that all have to take the same decisions.
+"""Tensor and pipeline parallel models: several ranks run one model, so all must take the same decisions.
 
-Each rank runs the same rounds, and a pass of the model is the work of all of them. Draws of their own, clocks of their own or
-sums that differ in the last bit would lead them apart; so the first rank decides and tells the others: how much to draft, what
-was drafted, what was kept. A draft model that each rank holds whole is run by the first one only, in place of all.
+Each rank runs the same rounds, and a pass of the model is the work of all of them. Separate draws, separate clocks or sums that
+differ in the last bit would make their decisions differ. So the first rank decides and tells the others: how much to draft,
+what was drafted, what was kept. A draft model that each rank holds whole is run by the first one only, for all.
 
-What is told are whole numbers, and with the draft's survival a few floats: three small broadcasts a round, beside the two
-that each layer of a pass needs.
+The messages are whole numbers and, for the draft's survival, a few floats: three small broadcasts a round, besides the two in
+each layer of a pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Alone:
     """One process: every part decides for itself."""
 
     def begin(self, generator: torch.Generator | None) -> None:
-        """A call begins, which draws from `generator`; `None` if from none that is known."""
+        """A call begins that draws from `generator`; `None` if unknown."""
 
     def end(self) -> None:
         """The call is over."""
@@ -52,12 +52,12 @@ class Alone:
 
 
 class Ranks(Alone):
-    """The ranks of one model: puts something in the place of each part that decides.
+    """The ranks of one model: wraps each part that decides.
 
     Args:
         group: their process group.
         device: of the model.
-        all_draft: the drafter runs a model that the ranks share as well, so that it takes all of them.
+        all_draft: the drafter runs a model that the ranks share as well, so it needs all of them.
 
     Attributes:
         decides: this is the first rank.
@@ -81,7 +81,7 @@ class Ranks(Alone):
             self.were_alike = torch.equal(self.told(state).cpu(), state)
 
     def end(self) -> None:
-        """Only the first rank has drawn. Where all were in one state, as plain sampling needs it, they are so again."""
+        """Only the first rank has drawn. If all generators were equal before, as plain sampling needs, they are equal again."""
         if self.generator is not None:
             state = self.told(self.generator.get_state()).cpu()
             if self.were_alike:
@@ -174,6 +174,10 @@ class AgreedSchedule(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         return self.ranks.told(torch.tensor(self.schedule.plan(batch))).tolist()
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        counts = self.schedule.num_nodes(batch, chances)
+        return self.ranks.told(torch.tensor(counts)).tolist() if self.ranks.all_draft else counts
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         stop = self.schedule.should_stop(scores, tokens)

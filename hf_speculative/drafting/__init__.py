@@ -1,29 +1,41 @@
-"""Stage 1: who guesses. One file a drafter; see docs/add-a-drafter.md."""
+"""Stage 1, draft: who guesses. One file for each drafter; see docs/add-a-drafter.md."""
 
+from .beams import Beams
 from .dflash import DFlash
 from .draft_model import DraftModel
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
+from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
 from .mtp import Mtp
 from .nothing import Nothing
 from .prompt_lookup import PromptLookup
 from .string_match import StringMatch
+from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
+from .tree_drafter import TreeDrafter
 
-DRAFTERS = (DraftModel, PromptLookup, StringMatch, TokenIntersection)
+DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
 TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
 
 __all__ = [
+    "DEFAULT_MAX_DEPTH",
     "DRAFTERS",
     "TIED_DRAFTERS",
+    "Beams",
     "DFlash",
     "DraftModel",
     "EarlyExit",
     "Gemma4Assistant",
+    "Guesser",
     "Mtp",
     "Nothing",
+    "OtherTexts",
+    "OwnText",
     "PromptLookup",
+    "Recycling",
     "StringMatch",
+    "SuffixStore",
     "TokenIntersection",
+    "TreeDrafter",
 ]

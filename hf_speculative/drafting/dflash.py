@@ -1,8 +1,8 @@
 """A block of masks, filled in at once: DFlash (arXiv 2602.06036), `speculation_type="dflash"` in transformers.
 
 The draft reads the target's states at several layers as keys and values of its own, then denoises one block: the newest token
-and masks after it, which see each other. All distributions of a block are known before its first token is drawn; each is still
-processed with the tokens drawn before it, and that is the distribution it is handed over with.
+and masks after it, which see each other. All logits of a block are known before its first token is drawn. Logits processors
+still see the tokens drawn before each position, and the rule gets the processed distributions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ class DFlash(Stepwise):
     """
 
     num_forwards = 0
+    scores_levels = True
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
         config = model.config
-        self.hidden_layers = tuple(layer + 1 for layer in config.target_layer_ids)
+        self.hidden_layers = self.layers_read(config)
         self.block_size, self.mask_id, self.device = config.block_size, config.mask_token_id, model.device
         self.attention = AttentionLayers(model)
         self.head = target_model.get_output_embeddings()
         self.embed = target_model.get_input_embeddings()
         if hasattr(self.embed, "embed_norm"):  # masks are embedded without it
             self.embed = exchanged(self.embed, {"embed_norm": nn.Identity()})
+
+    @staticmethod
+    def layers_read(config) -> tuple[int, ...]:
+        """Which of the target's `hidden_states` a draft of this config reads: after those layers."""
+        return tuple(layer + 1 for layer in config.target_layer_ids)
 
     def follow(self, target: CachedModel) -> None:
         self.target = target
@@ -52,6 +58,10 @@ class DFlash(Stepwise):
         if ahead == 0:
             self.logits = self._denoise(batch)
         return self.logits[:, ahead]
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        assert batch.tree is not None
+        return self.logits[:, batch.tree.depth, None].expand(-1, width, -1)  # whatever is on the way there
 
     def _denoise(self, batch: Batch) -> Tensor:
         """Logits `(batch, block - 1, vocab)` of the block after each row's newest token."""

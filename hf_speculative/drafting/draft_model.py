@@ -59,6 +59,13 @@ class DraftModel(Stepwise):
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
 
+    @property
+    def scores_levels(self) -> bool:  # type: ignore[override]
+        return self.model.takes_trees
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        return self.model.logits(batch, ahead=num_nodes, num_last=width)
+
     def rollback(self, batch: Batch) -> None:
         self.model.rollback(batch)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from ..interfaces import CachedModel
-from ..tokenizers.alignment import Transcript, Translation
+from ..tokenizers.alignment import Translation
+from ..tokenizers.transcript import Transcript
 from ..types import Batch
 
 ENDLESS = 2**30
 
 
 class DraftSide:
-    """A draft model in its own ids: its cache, its own batch, and a transcript a row.
+    """A draft model in its own ids: its cache, its own batch, and a transcript for each row.
 
     Args:
         model: the draft model with its cache.
@@ -45,7 +46,7 @@ class DraftSide:
         return self.batch
 
     def follow(self, batch: Batch, drafted: list[list[int]] | None) -> None:
-        """A round is over: read what it committed, and forget what the draft's cache has beyond."""
+        """A round is over: read the committed tokens, and forget what the draft's cache has beyond."""
         if self.batch is None:
             return
         drafted = drafted or [[]] * len(batch.rows)

@@ -2,7 +2,7 @@
 
 transformers' `Gemma4AssistantForCausalLM`, asked for as `assistant_model=`. It has no cache: each step reads the embedding of
 the last token, the last state and what the target has cached, from one and the same position. transformers follows its
-argmax; here a token is drawn from its processed logits, which are then the honest distribution.
+argmax. Here a token is drawn from its processed logits, which are then its true distribution.
 """
 
 from __future__ import annotations

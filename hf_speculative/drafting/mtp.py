@@ -47,6 +47,8 @@ class Mtp(Stepwise):
         depth = max(num_tokens)
         starts = [min(seen[:depth]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
+        if not any(self.ends):  # prompts of one token, just admitted: no state to start from
+            return Draft.empty(batch)
         slots, is_filler = fed_slots(starts, self.ends, self.device)
         self.cache.reserve(len(starts), max(self.ends), limit=batch.max_length)
         self.cache.end = max(self.ends)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import torch
-
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 
@@ -33,13 +31,9 @@ class PromptLookup(Drafter):
         self.num_indexed: dict[int, int] = defaultdict(int)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        found = [self._look_up(row, batch.history[b], num_tokens[b]) for b, row in enumerate(batch.rows)]
-        width = max(len(tokens) for tokens in found)
-        if width == 0:
-            return Draft.empty(batch)
-        device = batch.tokens.device
-        tokens = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in found], device=device)
-        return Draft(tokens, None, torch.tensor([len(tokens) for tokens in found], device=device))
+        return Draft.of(
+            batch, [self._look_up(row, batch.history[b], num_tokens[b]) for b, row in enumerate(batch.rows)]
+        )
 
     def _look_up(self, row: int, history: list[int], num_tokens: int) -> list[int]:
         """Up to `num_tokens` tokens that followed the most recent match of the longest suffix."""

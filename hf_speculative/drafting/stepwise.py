@@ -19,6 +19,16 @@ class Stepwise(Drafter):
         """
         raise NotImplementedError
 
+    #: `level` is there
+    scores_levels: bool = False
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        """Logits `(batch, width, any vocab)` after the last `width` of `num_nodes` nodes, which are in `batch` as a tree.
+
+        Those are its deepest level; the levels before, and the first step, were asked for in this round.
+        """
+        raise NotImplementedError
+
     def drawn(self, tokens: Tensor, ahead: int) -> None:
         """`tokens (batch,)` were drawn from the last step's distribution, and are in `batch`."""
 

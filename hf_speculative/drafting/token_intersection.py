@@ -1,8 +1,8 @@
 """A draft with another tokenizer guesses tokens that both vocabularies have.
 
 Token-level intersection (Timor et al. 2025, arXiv 2502.05202, section 4). The draft's logits are moved to the target's ids and
-what the target does not know is masked *before* the processors and the draw, so that the distribution handed to the rule is the
-one that the token came from.
+tokens that the target lacks are masked *before* the processors and the draw, so that the rule gets the very distribution that
+the token came from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TokenIntersection(Stepwise):
         return self.side.within_context(num_tokens)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
-        """The draft's logits in the target's ids, `(batch, vocab)`: what is not shared is impossible."""
+        """The draft's logits in the target's ids, `(batch, vocab)`: tokens that are not shared are impossible."""
         logits = self.side.model.logits(self.own, ahead=ahead, num_last=1)[:, 0]
         moved = logits.new_full((logits.shape[0], len(self.to_draft)), -torch.inf)
         return moved.index_copy_(1, self.target_ids, logits.index_select(1, self.draft_ids))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 
 
 class WrappedDrafter(Drafter):
-    """A drafter around another one: what a subclass leaves alone is the other's."""
+    """A drafter around another one: methods that a subclass does not define are the other's."""
 
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
         self.one_hot_proposals, self.hidden_layers = drafter.one_hot_proposals, drafter.hidden_layers
+        self.branches = drafter.branches
+
+    @property
+    def may_branch(self) -> bool:
+        return self.drafter.may_branch
+
+    @may_branch.setter
+    def may_branch(self, may_branch: bool) -> None:
+        self.drafter.may_branch = may_branch
 
     @property
     def num_forwards(self) -> int:
@@ -33,8 +44,14 @@ class WrappedDrafter(Drafter):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         return self.drafter.propose(batch, num_tokens, schedule, sampler)
 
+    def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
+        self.drafter.observe(batch, draft, logits)
+
     def rollback(self, batch: Batch) -> None:
         self.drafter.rollback(batch)
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        self.drafter.learn(prompt, answer)
 
     def release(self) -> None:
         self.drafter.release()

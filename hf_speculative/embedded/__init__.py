@@ -1,4 +1,4 @@
-"""A tiny target/draft pair that ships inside the package, for demonstrations and tests; see its README.md."""
+"""A tiny target and draft that come with the package, for demonstrations and tests; see README.md in this folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..models.loading import load_model
 
 FOLDER = Path(__file__).parent
-#: that the pair knows how to go on with
+#: prompts that the pair can continue
 DEMO_PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
     "class TestCase(unittest.TestCase):\n    def setUp(self):\n",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,14 +19,21 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..call.configuration import SpeculativeConfig, first_given
-from ..call.options import DEFAULT_MAX_DRAFT_TOKENS
+from ..call.checks import check_source
+from ..call.configuration import SpeculativeConfig
+from ..call.generation_settings import first_given, setting_of
+from ..call.kept import keeping
 from ..call.output import Rows
+from ..call.preparation import prepare
 from ..call.prompts import padded
-from ..generation import Attached, generate, generate_rounds
+from ..call.source import Source
+from ..call.statistics import RowStatistics, Statistics
+from ..generation import attached_to, generate, generate_rounds
 from ..models import device_of
+from ..reports.timing import timed
 from ..sampling.copying import clone
 from ..tokenizers.pieces import Pieces
+from ..types import Round
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
 from .settings import Setting
@@ -45,6 +51,7 @@ class Decoder:
     Attributes:
         kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
         seed: batch b is sampled with seed + b, under every setting.
+        kept: what the sources of each setting keep from call to call, which no other setting's texts add to.
     """
 
     target: PreTrainedModel
@@ -52,42 +59,49 @@ class Decoder:
     drafts: Mapping[str, NamedDraft]
     kwargs: dict[str, Any]
     seed: int
+    kept: dict[Setting, dict] = field(default_factory=dict)
+
+    def check(self, setting: Setting) -> None:
+        """Refuses, before the first forward, a setting that cannot work.
+
+        Raises:
+            ValueError, TypeError: as `generate`.
+        """
+        if not setting.is_plain:
+            check_source(self._source(setting), self.target)
+            prepare(self.target, self._kwargs(setting), *attached_to(self.target))
 
     def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
-        """What a first call does once, costs measured and memory taken; also where a setting that cannot work raises."""
+        """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here."""
         few = {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
         if self.kwargs.get("min_new_tokens") is not None:
             few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
-        with self._seeded(0):
+        with self._seeded(0), keeping(self.target, {}):
             generate(self.target, **self._inputs(prompts), **self._kwargs(setting) | few)
 
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
-        """The prompts under the setting, timed."""
+        """Decodes the prompts under the setting, timed."""
         inputs, kwargs = self._inputs(prompts), self._kwargs(setting)
-        ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
-        if setting.is_plain and ends.criteria:
-            kwargs |= {"stopping_criteria": StoppingCriteriaList([ends]), "stop_strings": None}
-        decoded = Rows(len(indices))
-        with self._seeded(batch):
-            start = time.perf_counter()
-            if setting.is_plain:
-                sequences: Any = generate(self.target, **inputs, **kwargs)
-            else:
-                for round, counts in generate_rounds(self.target, **inputs, **kwargs):  # noqa: B007, the last counts are whole
-                    decoded.follow(round)
-            if self.target.device.type == "cuda":
-                torch.cuda.synchronize(self.target.device)
-            seconds = time.perf_counter() - start
-        if setting.is_plain:
-            width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-            new = sequences[:, width:].tolist()
-            lengths = [ends.by_row.get(row, math.inf) - width for row in range(len(new))]
-            return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, lengths, prompts)))
-        rows = []
-        for index, ids, chances, of_row in zip(indices, decoded.new_tokens, decoded.survival, counts.rows, strict=True):
-            known = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in chances]
-            rows.append(Row(index, ids, self._text(ids), None, self._pieces(ids), known, of_row))
-        return Call(setting.name, batch, seconds, rows, counts)
+        with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
+            if not setting.is_plain:
+                (found, counts), seconds = timed(lambda: _all_rounds(self.target, inputs | kwargs), self.target.device)
+                rows = map(self._row, indices, found.new_tokens, found.survival, counts.rows)
+                return Call(setting.name, batch, seconds, list(rows), counts)
+            ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
+            if ends.criteria:
+                kwargs |= {"stopping_criteria": StoppingCriteriaList([ends]), "stop_strings": None}
+            sequences, seconds = timed(lambda: generate(self.target, **inputs, **kwargs), self.target.device)
+        width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        new = sequences[:, width:].tolist()
+        lengths = [ends.by_row.get(row, math.inf) - width for row in range(len(new))]
+        return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, lengths, prompts)))
+
+    def rounds(
+        self, setting: Setting, batch: int, prompts: list[list[int]]
+    ) -> Generator[tuple[Round, Statistics], None, None]:
+        """The same with a draft, a round at a time as it is asked for."""
+        with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
+            yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
 
     def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
         """Where `other` leaves `plain`, and how close the target's two best tokens are there."""
@@ -105,32 +119,36 @@ class Decoder:
         one |= {"output_logits": True, "return_dict_in_generate": True}
         try:
             logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
-        except RuntimeError:  # out of memory, say: where they differ is known all the same
+        except RuntimeError:  # such as out of memory: the position of the difference is known all the same
             return Difference(setting.name, plain.index, position, None)
         best, second = logits.topk(2).values.tolist()
         gap = best - second
         return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
 
     def _kwargs(self, setting: Setting) -> dict[str, Any]:
-        draft: dict[str, Any] = {"draft_model": None} if setting.is_plain else {}
-        if setting.draft is not None:
-            draft = self.drafts[setting.draft].generate_kwargs | self._length_of(setting)
-        return {**self._own_kwargs(), **draft, **setting.generate_kwargs}
+        if setting.is_plain:
+            return self._own_kwargs() | setting.generate_kwargs | {"draft_model": None}
+        draft = {} if setting.draft is None else self.drafts[setting.draft].generate_kwargs
+        return self._own_kwargs() | self._length_of(setting) | setting.generate_kwargs | draft
+
+    def _source(self, setting: Setting) -> Source:
+        return setting.source(self.drafts).for_model(self.target)
 
     def _length_of(self, setting: Setting) -> dict[str, Any]:
-        """What the setting's name says, also where a config or what is attached would say something else."""
+        """The draft length that the setting's name says, even if a config or what is attached says something else."""
         if setting.num_draft_tokens is not None:
             return {"num_assistant_tokens_schedule": "constant"}
-        attached = vars(self.target).get("generate")
-        draft = self.drafts[setting.draft or ""].model
-        config = attached.config if isinstance(attached, Attached) else SpeculativeConfig()
-        told = [self._given(name) for name in LENGTHS] + [getattr(draft.generation_config, n, None) for n in LENGTHS]
-        if all(value is None for value in (*told, config.num_draft_tokens, config.schedule)):
+        source, config = self._source(setting), attached_to(self.target)[1] or SpeculativeConfig()
+        drafts_own = getattr(source.draft_model, "generation_config", None)
+        told = [self._given(name) for name in LENGTHS] + [getattr(drafts_own, name, None) for name in LENGTHS]
+        is_open = all(value is None for value in (*told, config.num_draft_tokens, config.schedule))
+        if is_open or source.num_draft_tokens is not None:
             return {}  # drafts made for a number of tokens take that
-        return {"num_draft_tokens": DEFAULT_MAX_DRAFT_TOKENS, "num_assistant_tokens_schedule": "adaptive"}
+        longest = first_given(source.max_draft_tokens(self.target), source.most_tokens)
+        return {"num_draft_tokens": longest, "num_assistant_tokens_schedule": "adaptive"}
 
     def _own_kwargs(self) -> dict[str, Any]:
-        """With copies of processors and criteria: what they remember of one batch must not reach the next."""
+        """The keywords with copies of processors and criteria: what these remember of one batch must not reach the next."""
         kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
         given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
         return self.kwargs | given
@@ -140,9 +158,7 @@ class Decoder:
         return [] if found is None else [StopStringCriteria(self.tokenizer, found)]
 
     def _given(self, name: str) -> Any:
-        """An option of the call, or of a generation config."""
-        configs = (self.kwargs.get("generation_config"), self.target.generation_config)
-        return first_given(self.kwargs.get(name), *(getattr(config, name, None) for config in configs))
+        return setting_of(self.target, self.kwargs, name)
 
     def _inputs(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
         ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.target.config.is_encoder_decoder)
@@ -151,7 +167,7 @@ class Decoder:
 
     @contextmanager
     def _seeded(self, batch: int):
-        """The same randomness for a batch under every setting; the user's own is left as it was."""
+        """The same randomness for a batch under every setting. The state of the user's generator is put back."""
         on_gpu = self.target.device.type == "cuda"
         with torch.random.fork_rng(
             range(torch.cuda.device_count()) if on_gpu else []
@@ -159,8 +175,12 @@ class Decoder:
             torch.manual_seed(self.seed + batch)
             yield
 
+    def _row(self, index: int, ids: list[int], survival: list[float], counts: RowStatistics) -> Row:
+        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in survival]
+        return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
+
     def _plain_row(self, index: int, ids: list[int], length: float, prompt: list[int]) -> Row:
-        """Plain output up to its end; rows that are done are padded, or go on where there is no end token."""
+        """Plain output up to its end. Rows that are done are padded, or run on if there is no end token."""
         eos = _as_list(self._given("eos_token_id"))
         length = min(length, next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids)))
         ids = ids[: int(length)]
@@ -170,9 +190,16 @@ class Decoder:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        """The text that each token adds; together the whole text."""
+        """The text that each token adds; joined, they are the whole text."""
         pieces = Pieces(self._text)
         return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
+
+
+def _all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics]:
+    rows = Rows(len(call["input_ids"]))
+    for round, counts in generate_rounds(target, **call):  # noqa: B007, the last counts are whole
+        rows.follow(round)
+    return rows, counts
 
 
 class Ends(StoppingCriteria):

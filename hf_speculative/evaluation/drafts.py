@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
-from ..call.draft_models import tokenizer_of_draft
 from ..call.preparation import load_draft
-from ..generation import Attached
+from ..generation import attached_to
+from ..tokenizers.loading import tokenizer_of_draft
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class NamedDraft:
     """A draft that is compared.
 
     Attributes:
-        source: the Hub name or folder it came from, `""` if none is known.
-        tokenizer: its own, where its vocabulary is not the target's.
+        source: the Hub name or folder it came from, `""` if unknown.
+        tokenizer: its own, if its vocabulary is not the target's.
     """
 
     name: str
@@ -47,16 +47,15 @@ def named_drafts(
     tokenizer: PreTrainedTokenizerBase,
     draft_tokenizers: Mapping[str, PreTrainedTokenizerBase],
 ) -> dict[str, NamedDraft]:
-    """The drafts by name; the one that is attached where none is given.
+    """The drafts by name. Default: the one that is attached.
 
     Raises:
         ValueError: two have the same name, or a tokenizer is named for a draft that is not there.
     """
     if given is None:
-        attached = vars(target).get("generate")
-        if isinstance(attached, Attached) and attached.draft_model is not None:
-            given, other = attached.draft_model, attached.config.draft_tokenizer
-            draft_tokenizers = {_name(given): other} | dict(draft_tokenizers) if other is not None else draft_tokenizers
+        given, config = attached_to(target)
+        if given is not None and config is not None and config.draft_tokenizer is not None:
+            draft_tokenizers = {_name(given): config.draft_tokenizer, **draft_tokenizers}
     if given is None:
         pairs: list[tuple[str, PreTrainedModel | str]] = []
     elif isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""Whether something is still what it was in an earlier run: weights, logits processors, anything else that a call is given."""
+"""Tells whether the arguments of a call are those of an earlier run: weights, logits processors, anything else."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OF_ANY_MODULE = vars(nn.Module()).keys()
 
 
 def fingerprint(value: Any) -> str:
-    """Sixteen hexadecimal digits: others where anything that `value` holds is another, the same in every process.
+    """Sixteen hexadecimal digits that change if anything in `value` changes, and are the same in every process.
 
-    Of a model a sample of each weight counts, of a tensor or an array each entry, of a function its qualified name and what it
-    was closed over, of any other object what pickle would keep of it, and of what cannot be pickled, as locks, its type.
+    They cover a sample of each weight of a model, each entry of a tensor or array, a function's qualified name and closure, and
+    of any other object what pickle would keep; of what cannot be pickled, such as locks, the type.
     """
     return _digest(value, ()).hex()[:16]
 
@@ -84,7 +84,7 @@ def _listed(part: Any) -> Any:
 
 
 def _weights(model: nn.Module) -> Iterator[Any]:
-    """Name, dtype, shape and a sample of each weight; what is made from the config, as rotary tables are, is left out."""
+    """Name, dtype, shape and a sample of each weight; buffers made from the config, such as rotary tables, are left out."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -1,4 +1,4 @@
-"""What is decoded, and what it is compared with: the prompts of a data set, and the references of a score."""
+"""What is decoded and what it is compared with: the prompts of a data set, the references of a score."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens:
 
 
 def _read(read, row) -> Any:
-    """What a reader finds in a row; the function may be the user's, and fail on a row in its own way."""
+    """What a reader finds in a row. A function of the user's may fail on a row in any way."""
     try:
         return read(row)
     except ValueError:

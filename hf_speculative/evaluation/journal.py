@@ -1,4 +1,4 @@
-"""Results as they come: one JSON line a call of `generate`, so that a killed run loses nothing and can go on."""
+"""Results, written at once: one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from ..call.statistics import RowStatistics, Statistics, without_nan
 from ..reports import files
 from ..reports.speedup import Work
 
-FORMAT = 1
+#: 2: a setting is the keywords of `generate`
+FORMAT = 2
 
 
 @dataclass
 class Row:
-    """What one prompt became in one call.
+    """The result for one prompt in one call.
 
     Attributes:
         index: the prompt's place in the data set, from 0.
         new_ids: the new tokens, without padding.
-        text: they as text, without special tokens.
-        prompt: the prompt as text; in plain calls only, which every prompt has.
+        text: the new tokens as text, without special tokens.
+        prompt: the prompt as text; in plain calls only, since every prompt has one.
         pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
         survival: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
         statistics: counts of this row; `None` for plain decoding.
@@ -70,7 +71,7 @@ class Call:
 
     @property
     def num_target_passes(self) -> int:
-        """Plain decoding runs as many as its longest row has tokens."""
+        """Plain decoding runs one pass for each token of its longest row."""
         if self.statistics is not None:
             return self.statistics.num_target_forwards
         return max((len(row.new_ids) for row in self.rows), default=0)
@@ -106,9 +107,8 @@ class Difference:
 
     Attributes:
         position: the first new token that differs, from 0.
-        logit_gap: between the target's two best tokens there, prompt and text before it read in one pass: next to nothing in
-            half precision, where a tie breaks either way; `None` if one of the two is infinite,
-            or could not be computed.
+        logit_gap: between the target's two best tokens there, when one pass reads all text before it. Close to 0 in half
+            precision, where a near-tie may break either way; `None` if infinite or not computed.
     """
 
     setting: str
@@ -157,7 +157,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """The file of an evaluation, finished or not. A last line that was cut off by a kill is left out.
+        """The file of an evaluation, finished or not. A last line that a kill cut off is left out.
 
         Raises:
             ValueError: it is no such file, or there is none.
@@ -170,10 +170,8 @@ class Journal:
         del lines[-1]  # empty after a whole line, else what a kill left of one
         try:
             (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
-            if header["format"] != FORMAT:
-                raise ValueError(f"its format is {header['format']}, this version reads {FORMAT}")
-            journal = cls(header)
-            for line in lines[1:]:
+            journal, version = cls(header), header["format"]
+            for line in lines[1:] if version == FORMAT else ():
                 ((kind, values),) = json.loads(line).items()
                 if kind == "scores":
                     journal.scores = values
@@ -183,15 +181,20 @@ class Journal:
             raise ValueError(
                 f"{path} is not the file of an evaluation, which `--results` names: {_why_not(content, error)}. Name another."
             ) from error
+        if version != FORMAT:
+            raise ValueError(
+                f"{path} was written by another version of hf_speculative, in format {version}, and this one reads {FORMAT}: "
+                "name another file, or use that version."
+            )
         return journal
 
     def write(self, path: Path) -> None:
-        """The whole file anew, in one step: a kill leaves the old one or the new one."""
+        """Writes the whole file in one step: a kill leaves the old file or the new one."""
         files.write(path, "".join(map(_dumped, self.entries())))
 
 
 #: of a file that cannot be added to
-KEPT = "what was decoded before is in the file, and the same call goes on from there once there is room"
+KEPT = "the file has all that was decoded before, and the same call continues it once there is room"
 
 #: what the lines of a file hold, by their key
 KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
@@ -202,7 +205,7 @@ KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
 
 
 def _why_not(content: bytes, error: Exception) -> str:
-    """What a file is that was taken for the results of an evaluation."""
+    """Why a file is not the results of an evaluation."""
     if not content.strip():
         return "it is empty"
     try:
@@ -228,7 +231,7 @@ def _dumped(line: dict[str, Any]) -> str:
 
 
 class Recorder:
-    """Adds to a journal and, where there is one, to its file, a whole line at a time."""
+    """Adds to a journal and to its file, if any, a whole line at a time."""
 
     def __init__(self, journal: Journal, path: Path | None):
         self.journal = journal

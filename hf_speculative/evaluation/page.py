@@ -1,4 +1,4 @@
-"""An evaluation as one HTML file that needs nothing else."""
+"""An evaluation as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .results import Evaluation
 
 
 def write(evaluation: Evaluation, path: Path) -> None:
-    """Recommendation, tables, texts with their draft tokens marked and, where matplotlib is installed, pictures.
+    """Writes recommendations, tables, texts with draft tokens marked and, if matplotlib is installed, plots.
 
-    An unfinished evaluation gives a page, too, which says so.
+    The page of an unfinished evaluation says that it is unfinished.
     """
     pages.write(
         path,

@@ -1,4 +1,4 @@
-"""What is to be evaluated, and going on with what earlier runs left."""
+"""What is to be evaluated, and how an earlier run's file is continued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .processes import Processes
 from .results import Evaluation
 from .settings import Setting, with_baselines
 
-#: what has to be the same for a file of results to be gone on with
+#: what has to be the same for a file of results to be continued
 FIXED = (
     "target",
     "dtype",
@@ -29,7 +29,7 @@ FIXED = (
     "generation_config",
     "is_compiled",
 )
-#: of those, what nobody wants to read
+#: those of them that no message should print
 DIGESTS = ("weights", "prompts")
 
 
@@ -43,10 +43,10 @@ class Plan:
 
     @contextmanager
     def locked(self, processes: Processes) -> Iterator[None]:
-        """No other evaluation reads or writes the file meanwhile.
+        """Keeps other evaluations from reading or writing the file meanwhile.
 
-        The first process holds the lock for all of them. It is the operating system's: a process that is killed lets go of it,
-        and the file beside, by which it is found, may stay.
+        The first process holds the lock for all of them. It is a lock of the operating system: killing the process releases it,
+        and the lock file may stay.
 
         Raises:
             ValueError: another evaluation does; in every process.
@@ -64,7 +64,7 @@ class Plan:
                 refused.append(f"it cannot be locked, {error}")
         for reason in processes.gather(refused):
             raise ValueError(
-                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, and the same call goes on from there, or name "
+                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, then run the same call to continue, or name "
                 "another file."
             )
         try:
@@ -73,7 +73,7 @@ class Plan:
             lock.release()
 
     def known(self, processes: Processes) -> Journal:
-        """What earlier runs left in the file, of all processes.
+        """What earlier runs left in the files of all processes.
 
         Raises:
             ValueError: the file is about something else.
@@ -85,14 +85,14 @@ class Plan:
         return self.merged(processes.gather(found))
 
     def merged(self, journals: list[Journal]) -> Journal:
-        """One journal of all, each call once, with this run's header and all settings there are."""
+        """All journals as one, each call once, with this run's header and all settings."""
         header = dict(self.header)
         settings = [Setting(**values) for journal in journals for values in journal.header["settings"]]
         unique = {setting.name: setting for setting in [*settings, *self.settings]}
         header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
         headers = [*(journal.header for journal in journals), self.header]
-        header["drafts"] = {name: source for h in headers for name, source in h["drafts"].items()}
-        header["draft_weights"] = {name: weights for h in headers for name, weights in h["draft_weights"].items()}
+        for of_drafts in ("drafts", "draft_weights", "draft_methods"):
+            header[of_drafts] = {name: value for h in headers for name, value in h[of_drafts].items()}
         header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
         merged = Journal(header)
         for journal in journals:
@@ -103,13 +103,13 @@ class Plan:
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:
-        """The file that a process adds to: the first the one asked for, each other one beside it."""
+        """The file that a process adds to: the first process the one asked for, any other a file beside it."""
         if self.path is None or not processes.writes:
             return None
         return self.path.with_name(f"{self.path.name}.rank{processes.rank}") if processes.rank else self.path
 
     def finish(self, evaluation: Evaluation) -> None:
-        """All in one file, in order; the files of other processes are not needed any more."""
+        """Writes all calls into one file, in order, and deletes those of the other processes."""
         if self.path is not None:
             evaluation.journal.write(self.path)
             for path in self._others():
@@ -119,7 +119,7 @@ class Plan:
         return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
 
     def check(self, journal: Journal) -> None:
-        """Refuse to go on with a file about something else."""
+        """Refuses to continue a file about something else."""
         theirs, ours = journal.header, json.loads(json.dumps(self.header))
         other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name) != ours[name]}
         devices = theirs["environment"]["device"], ours["environment"]["device"]
@@ -133,7 +133,7 @@ class Plan:
             raise ValueError(
                 f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
             )
-        for name in sorted({values["draft"] for values in theirs["settings"]} & ours["drafts"].keys()):
+        for name in sorted({values.get("draft_model") for values in theirs["settings"]} & ours["drafts"].keys()):
             before, source = theirs["drafts"].get(name), ours["drafts"][name]
             if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
                 difference = f"from {before!r} and not {source!r}" if before != source else "of other weights"

@@ -18,7 +18,7 @@ MANY = 2000
 
 
 def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
-    """`<svg>` elements by what they show, `positions` and `prompts`; only those there are figures for."""
+    """`<svg>` elements by what they show, `positions` and `prompts`; only those that have figures."""
     figures = {}
     with plotting.style():
         rates = {t.setting: t.statistics.per_position_acceptance_rate for t in totals if t.statistics}

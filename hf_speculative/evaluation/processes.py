@@ -16,8 +16,8 @@ class Processes:
     """Which of how many processes this is.
 
     Attributes:
-        writes: this one keeps the file; of ranks that hold one sharded model, only the first does.
-        shares_model: the ranks decode the same, with one model between them, so that what the first knows holds for all.
+        writes: this process writes a file; of ranks that share a sharded model, only the first does.
+        shares_model: the ranks share one model and decode the same, so what the first knows holds for all.
     """
 
     rank: int = 0
@@ -27,7 +27,7 @@ class Processes:
 
     @classmethod
     def of(cls, model) -> Processes:
-        """As launched: alone, one of several, or a rank of a sharded model, all of which decode the same.
+        """As launched: alone, one of several, or a rank of a sharded model; such ranks all decode the same.
 
         Raises:
             ValueError: the ranks are several copies of a model that is sharded itself.

@@ -9,7 +9,7 @@ from .journal import Call
 
 
 class Shown:
-    """The progress bar: calls done, with what was accepted so far; how fast that was is for the end, when medians can tell."""
+    """The progress bar: calls done, with the acceptance so far. The speed is told at the end, by medians."""
 
     def __init__(self, is_shown: bool, total: int, num_missing: int):
         self.bar = tqdm(total=total, initial=total - num_missing, unit="call", disable=not is_shown, dynamic_ncols=True)

@@ -1,4 +1,4 @@
-"""Which setting to take, as far as the figures tell."""
+"""Which setting to use, as far as the figures tell."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .settings import Setting, temperature_name
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to take at one temperature.
+    """Which setting to use at one temperature.
 
     Attributes:
-        setting: the draft that is clearly faster than plain decoding, plain decoding where none can be; `None` where the
-            figures do not tell.
-        best: the draft with the highest speedup, and `speedup` that one over plain decoding. Drafts that save no target pass,
+        setting: the draft that is clearly faster than plain decoding; plain decoding if no draft can be; `None` if the figures
+            do not tell.
+        best: the draft with the highest speedup; `speedup` is its own, over plain decoding. Drafts that save no target pass,
             and figures that are noise, come last.
-        runner_up: the next best draft, and `lead` how much faster than it `best` is; `None` without one.
-        noise: drafts that are left out: by the clock they are faster than their target passes allow.
+        runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
+        noise: drafts left out, since by the clock they are faster than their target passes allow.
     """
 
     setting: Setting | None
@@ -57,24 +57,24 @@ class Recommendation:
 
     @property
     def is_gain(self) -> bool:
-        """It is a draft, clearly faster than plain decoding."""
+        """The recommended setting is a draft, clearly faster than plain decoding."""
         return self.setting == self.best
 
     @property
     def is_clear(self) -> bool:
-        """Nothing else may be as fast."""
+        """No other setting may be as fast."""
         return self.setting is not None and (self.runner_up is None or (self.lead is not None and self.lead.is_gain))
 
     @property
     def headline(self) -> str:
-        """In a word: the speedup to expect."""
+        """The speedup to expect, in a few words."""
         if self.setting is None:
             return "undecided"
         return str(self.speedup) if self.is_gain else "plain"
 
     @property
     def advice(self) -> str:
-        """In a sentence or two."""
+        """The recommendation in a sentence or two."""
         others = [f'"{setting.label}"' for setting in self.noise if setting != self.best]
         left_out = f"; left out as noise: {', '.join(others)}" if others else ""
         again = " Measure again on a quiet machine." if self.noise else ""

@@ -1,4 +1,4 @@
-"""What an evaluation found: totals by setting, and which setting to take."""
+"""What an evaluation found: totals by setting, and which setting to use."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Totals:
     Attributes:
         num_prompts: prompts decoded.
         seconds: wall time of its `generate` calls.
-        tokens_per_second: of a call, which is a batch of prompts: the median of all; `None` without any.
-        num_identical: texts that equal plain decoding's token for token; `None` for sampling, where only the distribution is
-            the same.
+        tokens_per_second: median over the calls, each of which decodes one batch of prompts; `None` without any.
+        num_identical: texts that equal plain decoding's token for token; `None` for sampling that promises only the same
+            distribution.
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
         statistics: counts over all prompts, and times by stage; `None` for plain decoding.
         scores: task scores by name.
@@ -42,7 +42,7 @@ class Totals:
 
     @property
     def drafts_nothing(self) -> bool:
-        """A draft was asked for, and not one token was drafted: by choice where drafts do not pay."""
+        """A draft was asked for but no token was drafted, since drafts did not pay."""
         return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,9 +63,9 @@ class Evaluation:
     Attributes:
         header: what was evaluated: `target`, `drafts`, `dataset`, `generate`, `environment` and more, ready for JSON.
         settings: in order, plain decoding first at each temperature.
-        calls: for each setting's name, the calls of `generate` by number of the batch, but batches that a setting failed on.
+        calls: for each setting's name, its calls by number of the batch, without batches that any setting failed on.
         bad_rows: rows of the data set that could not be used, and why.
-        differences: where greedy texts leave plain decoding's.
+        differences: where greedy texts differ from plain decoding's.
     """
 
     def __init__(self, journal: Journal):
@@ -84,7 +84,7 @@ class Evaluation:
         return cls(Journal.read(Path(path)))
 
     def __str__(self) -> str:
-        """What it recommends, a line a temperature."""
+        """The recommendations, one line for each temperature."""
         state = "" if self.is_complete else " (unfinished)"
         return "\n".join([f"{self.header['target']}{state}", *map(str, self.recommendations)])
 
@@ -103,13 +103,13 @@ class Evaluation:
         return list(dict.fromkeys(setting.temperature for setting in self.settings))
 
     def rows(self, setting: Setting) -> dict[int, Row]:
-        """What each prompt became under a setting, by the prompt's index."""
+        """The result for each prompt under a setting, by the prompt's index."""
         return {row.index: row for call in self.calls[setting.name].values() for row in call.rows}
 
     def totals(self, setting: Setting) -> Totals:
         """Everything about one setting, plain decoding included.
 
-        The speedup is over the batches that both it and plain decoding have done; in an unfinished run not all have.
+        The speedup is over the batches that both the setting and plain decoding have done.
         """
         calls = self.calls[setting.name]
         counts = Statistics()
@@ -131,7 +131,7 @@ class Evaluation:
         )
 
     def recommendation(self, temperature: float) -> Recommendation | None:
-        """Which setting to take at a temperature; `None` before anything was measured."""
+        """Which setting to use at a temperature; `None` before anything was measured."""
         drafts = [s for s in self.settings if s.temperature == temperature and not s.is_plain]
         speedups = {setting: found for setting in drafts if (found := self._speedup(setting)) is not None}
         if not speedups:
@@ -144,12 +144,12 @@ class Evaluation:
 
     @property
     def recommendations(self) -> list[Recommendation]:
-        """Which setting to take at each temperature."""
+        """Which setting to use at each temperature."""
         found = (self.recommendation(temperature) for temperature in self.temperatures)
         return [recommendation for recommendation in found if recommendation is not None]
 
     def speedup_of(self, setting: Setting, batch: int) -> Speedup | None:
-        """Of one batch, which is one prompt at `batch_size=1`; `None` where one of both calls is missing."""
+        """The speedup of one batch; `None` if one of the two calls is missing."""
         call, plain = (self.calls[s.name].get(batch) for s in (setting, setting.baseline))
         if call is None or plain is None:
             return None
@@ -166,7 +166,7 @@ class Evaluation:
         }
 
     def is_identical(self, setting: Setting, index: int) -> bool | None:
-        """A prompt's text equals plain decoding's, token for token; `None` where that is not promised, or not known."""
+        """Whether a prompt's text equals plain decoding's, token for token; `None` if that is not promised or not known."""
         rows, plain = self.rows(setting), self.rows(setting.baseline)
         if not setting.is_exact or setting.is_plain or index not in rows or index not in plain:
             return None
@@ -184,7 +184,7 @@ class Evaluation:
         return Speedup.of(self._pairs(setting, setting.baseline), interval, is_bounded=self._is_bounded(setting))
 
     def _pairs(self, setting: Setting, other: Setting) -> Iterator[tuple[Work, Work]]:
-        """What both settings took for each batch that both have done."""
+        """The seconds of both settings for each batch that both have done."""
         ours, theirs = self.calls[setting.name], self.calls[other.name]
         return ((call.work, theirs[batch].work) for batch, call in ours.items() if batch in theirs)
 

@@ -1,4 +1,4 @@
-"""From a data set to prompts: any `datasets` data set, a name on the Hub, or a file; a broken row is told apart, not fatal."""
+"""From a data set to prompts: a `datasets` data set, a name on the Hub, or a file. Broken rows are recorded and skipped."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def read_rows(
     Args:
         dataset: a `datasets` data set, a list of rows or of texts, a file (.txt, .jsonl, .json, .csv, .tsv, .parquet, the first
             two also as .gz), a folder that `save_to_disk` wrote, or a name on the Hub.
-        split, config: of a data set with several.
-        limit: rows from the start.
+        split, config: which one, if the data set has several.
+        limit: use only the first so many rows.
 
     Raises:
-        ValueError, TypeError: it is nothing of the kind, or has several splits and none is named.
+        ValueError, TypeError: `dataset` is none of these, or has several splits and none is named.
     """
     if isinstance(dataset, (str, Path)):
         dataset, split = _open(str(dataset), split, config)
@@ -124,12 +124,12 @@ def _row(row, index: int) -> Mapping[str, Any] | BadRow:
 
 
 def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[Mapping[str, Any]], Any]:
-    """A function from a row to what `how` names.
+    """A function that reads from a row what `how` names.
 
-    The function raises ValueError where a row lacks it.
+    That function raises ValueError if a row lacks it.
 
     Raises:
-        ValueError: no row has it, or a template that is none.
+        ValueError: no row has it, or the template is not valid.
     """
     how = DEFAULT_FIELD if how is None else how
     if not isinstance(how, str):
@@ -149,7 +149,7 @@ def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[
 
 
 def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
-    """The texts in a column of a data set or file; a row without one comes as a `BadRow`.
+    """The texts in a column of a data set or file; a row without one becomes a `BadRow`.
 
     Raises:
         ValueError: no row has one.

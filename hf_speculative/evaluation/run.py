@@ -1,4 +1,4 @@
-"""`evaluate`: several ways to decode on the same prompts of a data set, against plain decoding."""
+"""`evaluate`: decodes the prompts of a data set under several settings, against plain decoding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
-from ..call.configuration import first_given
-from ..call.draft_models import tokenizer_of
+from ..call.generation_settings import setting_of
+from ..call.option_table import DRAFTING, ROWS, SOURCES
+from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
-from ..generation import Attached
+from ..call.sources import source_of
+from ..generation import attached_to
 from ..reports import files
 from ..reports.environment import environment
+from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
 from .fingerprint import fingerprint
@@ -26,22 +29,19 @@ from .processes import Processes
 from .progress import Shown
 from .results import Evaluation
 from .rows import Reader, read_rows
-from .settings import Setting, grid, with_baselines
+from .settings import Setting, attached_sources, grid, with_baselines
 
-#: what settings say, or the evaluation itself
-OF_SETTINGS = {
+#: keywords that settings, or the evaluation itself, decide
+OF_SETTINGS = dict.fromkeys((name for name in DRAFTING if not ROWS[name].is_source), "`options`") | {
     "do_sample": "`temperatures`",
     "temperature": "`temperatures`",
     "num_assistant_tokens": "`num_draft_tokens`",
-    "num_assistant_tokens_schedule": "`options`",
     "assistant_model": "`draft_model`",
-    "reproducible": "`options`",
-    "rule": "`options`",
     "generator": "`seed`",
-    "speculative_config": "`settings`, with `options`",
+    "speculative_config": "`settings`",
 }
 
-#: what only sampling looks at
+#: keywords that only sampling reads
 OF_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -57,7 +57,6 @@ def evaluate(
     config: str | None = None,
     limit: int | None = None,
     num_draft_tokens: Iterable[int | None] = (4, None),
-    prompt_lookup_num_tokens: Iterable[int] = (),
     temperatures: Iterable[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
     settings: Sequence[Setting] | None = None,
@@ -70,36 +69,37 @@ def evaluate(
     progress: bool = True,
     **generate_kwargs,
 ) -> Evaluation:
-    """Decode the prompts of a data set plainly and under every setting, and say what each setting brings.
+    """Decode the prompts of a data set plainly and under several settings, and compare speed, acceptance and texts.
 
-    Each batch of prompts is decoded by all settings in turn, the order changing from batch to batch, so that what slows the
-    machine down slows them all. Under `accelerate launch` each process takes its share of the batches, and all of them return
-    the whole.
+    Each batch of prompts is decoded under all settings in turn, in an order that changes from batch to batch, so that a busy
+    machine slows them all. Under `accelerate launch` each process takes its share of the batches, and all of them return the
+    whole evaluation.
 
     Args:
         model: the target, attached or not.
-        draft_model: a draft or the name of one, a list of them, or a dict by name; by default the one that is attached.
+        draft_model: a draft or the name of one, a list of them, or a dict by name. Default: what is attached.
         dataset: see `read_rows`: a `datasets` data set, rows, a file or a name on the Hub.
-        tokenizer: of the target; by default loaded from where the target came from.
+        tokenizer: the target's. Default: loaded from where it came from.
         draft_tokenizers: those of drafts with another vocabulary, by the draft's name; a draft given by name brings its own.
         prompt: the column with the prompts, texts or lists of messages; a Jinja template over the columns, or a function of the
             row. By default the column `prompt`.
-        split, config, limit: of the data set; `limit` rows from the start.
-        num_draft_tokens: draft lengths for each draft, `None` for one chosen round by round.
-        prompt_lookup_num_tokens: lengths of prompt lookup, which needs no draft.
+        split, config: which one, if the data set has several.
+        limit: use only the first so many rows.
+        num_draft_tokens: draft lengths for each source of drafts, `None` for one chosen round by round.
         temperatures: 0 is greedy.
-        options: further options of all these settings, see `Setting`.
-        settings: in place of those lists, the settings themselves; plain decoding is added at each temperature.
+        options: further options of all these settings that they are about, see `Setting`.
+        settings: a list of `Setting` instead of the lists above; plain decoding is added at each temperature.
         score: a task score: `"exact_match"`, `"rouge"`, `"pass@1"`, `"module:function"`, a function of predictions and
             references, or an object with `compute` as those of the library `evaluate`.
-        references: what the score compares with: a column, a template or a function, as `prompt`.
-        max_new_tokens: tokens for each prompt, at most.
+        references: what the score compares texts with: a column, a template or a function, as for `prompt`.
+        max_new_tokens: the most tokens to generate for each prompt.
         batch_size: prompts decoded together.
-        seed: of sampling; each batch has its own, the same under every setting.
-        results: a file, one JSON line a call, written as they come, by one evaluation at a time. A run that was killed goes on
-            from it and loses nothing; further settings may be added to one that was not.
-        progress: show a bar, with the acceptance so far.
-        **generate_kwargs: anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
+        seed: for sampling; each batch has its own, the same under every setting.
+        results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
+            continues an existing file, after a kill or with further settings.
+        progress: show a bar, with the acceptance.
+        **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`, and
+            anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
     Returns:
         The evaluation. A row without a prompt, or one that cannot be decoded, is in its `bad_rows` and left out of every total.
@@ -107,15 +107,14 @@ def evaluate(
     Raises:
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
-    checks.check_positive_int("batch_size", batch_size, "decodes no prompt: give 1 or more.")
-    checks.check_positive_int("max_new_tokens", max_new_tokens, "generates nothing: give 1 or more.")
-    given_config = generate_kwargs.get("generation_config") or GenerationConfig()
+    batch_size = WholeNumber("decodes no prompt: give 1 or more.").checked("batch_size", batch_size)
+    max_new_tokens = WholeNumber("generates nothing: give 1 or more.").checked("max_new_tokens", max_new_tokens)
     if results is not None:
         files.check_output("`results`:", results)
     if limit is not None:
-        checks.check_positive_int("limit", limit, "reads no row: give 1 or more, or leave it out.")
+        limit = WholeNumber("reads no row: give 1 or more, or leave it out.").checked("limit", limit)
     for name, way_out in OF_SETTINGS.items():
-        if first_given(*(given.get(name) for given in (generate_kwargs, vars(given_config)))) is not None:
+        if setting_of(None, generate_kwargs, name) is not None:
             raise ValueError(f"`{name}` differs between settings: give {way_out} instead.")
     if dataset is None:
         raise TypeError("`dataset` is missing: pass a datasets.Dataset, rows, a file or a name on the Hub.")
@@ -123,10 +122,12 @@ def evaluate(
     checks.check_model(model, "model")
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     drafts = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
+    sources = {name: generate_kwargs.pop(name) for name in SOURCES if name in generate_kwargs}
     if settings is None:
-        settings = grid(drafts, num_draft_tokens, prompt_lookup_num_tokens, temperatures, options)
-    elif options:
-        raise ValueError("`options` has no effect beside `settings`, which have their own: give it there.")
+        sources = sources or ({} if drafts else attached_sources(model))
+        settings = grid(drafts, sources, num_draft_tokens, temperatures, options)
+    elif options or sources:
+        raise ValueError(f"`{next(iter(sources), 'options')}` has no effect beside `settings`: give it in these.")
     settings = with_baselines(settings)
     for setting in settings:
         if setting.draft is not None and setting.draft not in drafts:
@@ -140,6 +141,9 @@ def evaluate(
             "leave it out."
         )
     kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
+    decoder = Decoder(model, tokenizer, drafts, kwargs, seed)
+    for setting in settings:
+        decoder.check(setting)
     task = Task(score, references) if score is not None else None
     if task is None and references is not None:
         raise ValueError("`references` has no effect without `score`: give both, or neither.")
@@ -154,11 +158,12 @@ def evaluate(
     plan = Plan(
         header={
             "format": FORMAT,
-            "target": _source(model),
+            "target": model.config.name_or_path or type(model).__name__,
             "dtype": str(model.dtype).removeprefix("torch."),
             "weights": weights,
             "drafts": {name: draft.source for name, draft in drafts.items()},
             "draft_weights": of_drafts,
+            "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
             "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
             "dataset": _dataset(dataset, split, config, limit),
             "num_rows": len(rows),
@@ -174,7 +179,6 @@ def evaluate(
         settings=settings,
         path=None if results is None else Path(results),
     )
-    decoder = Decoder(model, tokenizer, drafts, kwargs, seed)
     with plan.locked(processes):
         return _run(plan, prompts, decoder, processes, task, progress)
 
@@ -226,16 +230,16 @@ def _run(
 
 
 def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """The scores; a score of the user's that fails at the end must not take with it what was decoded."""
+    """The scores. If a score of the user's fails at the end, what was decoded is kept."""
     try:
         return task.scores_of(evaluation)
     except Exception as error:
-        warnings.warn(f"the score failed, so that there is none: {type(error).__name__}: {error}", stacklevel=2)
+        warnings.warn(f"the score failed, so there is none: {type(error).__name__}: {error}", stacklevel=2)
         return {}
 
 
 def _warm_up(decoder: Decoder, setting: Setting, batches: list[list[list[int]]]) -> None:
-    """A setting that cannot work raises here; one batch may be at fault itself, so that others are tried.
+    """Warms up every setting; one that cannot work raises here. The fault may lie in a single batch, so others are tried.
 
     The last batch may be smaller, and what is measured or compiled for its size should not count either.
     """
@@ -253,7 +257,7 @@ def _warm_up(decoder: Decoder, setting: Setting, batches: list[list[list[int]]])
 def _compare(
     recorder: Recorder, decoder: Decoder, settings: list[Setting], batch: int, prompts: list[list[int]]
 ) -> None:
-    """Note where texts that should equal plain decoding's do not, once."""
+    """Note once where a text that should equal plain decoding's does not."""
     journal = recorder.journal
     for setting in settings:
         call, plain = (journal.calls.get((s.name, batch)) for s in (setting, setting.baseline))
@@ -266,12 +270,8 @@ def _compare(
 
 def _is_compiled(model: PreTrainedModel) -> bool:
     """By what is attached; a setting may ask for it, too."""
-    attached = vars(model).get("generate")
-    return isinstance(attached, Attached) and bool(attached.config.compile or attached.config.cuda_graphs)
-
-
-def _source(model: PreTrainedModel) -> str:
-    return model.config.name_or_path or type(model).__name__
+    _, config = attached_to(model)
+    return config is not None and bool(config.compile or config.cuda_graphs)
 
 
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def _dataset(dataset, split: str | None, config: str | None, limit: int | None) 
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` as JSON knows them; of anything else its type and fingerprint."""
+    """Keywords of `generate` ready for JSON; for other objects their type and fingerprint."""
 
     def plain(value):
         if isinstance(value, GenerationConfig):

@@ -1,7 +1,7 @@
-"""Task scores: that speculation leaves quality as it is, shown on the user's own references.
+"""Task scores: they show, on the user's own references, that speculation leaves the quality as it is.
 
 A score is a function of `predictions` and `references`, two lists of one length, that returns a number or a dict of numbers;
-an object with `compute(predictions=, references=)`, as those of the library `evaluate`, will do.
+or an object with `compute(predictions=, references=)`, like those of the library `evaluate`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERMISSION = "HF_ALLOW_CODE_EVAL"
 
 
 def exact_match() -> Score:
-    """The share of texts that equal their reference, white space at the ends apart."""
+    """The share of texts that equal their reference, ignoring white space at both ends."""
 
     def score(predictions: Sequence[str], references: Sequence[Any]) -> dict[str, float]:
         matches = [
@@ -55,11 +55,11 @@ def pass_at_1(timeout: float = 10.0) -> Score:
     References are rows of HumanEval, or of its shape, with `prompt`, `test` and `entry_point`.
 
     Args:
-        timeout: seconds that one program may take.
+        timeout: seconds that one program may run.
 
     Raises:
-        PermissionError: it runs what the model wrote, in a process of its own but with your rights, which has to be allowed
-            by `HF_ALLOW_CODE_EVAL=1` in the environment.
+        PermissionError: it runs code that the model wrote, in a process of its own but with your rights. Allow it by
+            `HF_ALLOW_CODE_EVAL=1` in the environment.
     """
     if os.environ.get(PERMISSION) != "1":
         raise PermissionError(
@@ -99,7 +99,7 @@ SCORES_OF_ROWS = ("pass@1",)
 
 
 def resolve(score: Any) -> Score:
-    """A function from what the user gave: a function, an object with `compute`, one of `SCORES`, or `module:name`.
+    """The score function for what the user gave: a function, an object with `compute`, one of `SCORES`, or `module:name`.
 
     Raises:
         ValueError, TypeError: it is none of them.
@@ -127,7 +127,7 @@ def resolve(score: Any) -> Score:
 
 
 def numbers(result: Any, name: str) -> dict[str, float | None]:
-    """What a score returned, by name, `None` for nan; entries that are no numbers, precisions by order say, are left out."""
+    """What a score returned, by name, `None` for nan. Entries that are not numbers are left out."""
     found = {name: result} if not isinstance(result, Mapping) else result
     values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
     if not values:

@@ -1,104 +1,141 @@
-"""Ways to decode that are compared: plain, drafts, draft lengths, prompt lookup, temperatures."""
+"""The settings that are compared: plain decoding, and sources of drafts with their options, at several temperatures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..call import checks
-from ..call.options import CONFIGURED_SOURCES, DRAFTING_OPTIONS
-from ..verification import RULES, rule_for
+from ..call.configuration import SpeculativeConfig
+from ..call.option_table import ATTACHED_SOURCES, DRAFTING, ROWS, SOURCES, checked
+from ..call.source import Source
+from ..call.sources import arguments_with, source_of
+from ..generation import attached_to
+from .drafts import NamedDraft
 
-#: what a setting says by fields of its own
-LENGTHS_AND_SOURCES = ("num_draft_tokens", "num_assistant_tokens", *CONFIGURED_SOURCES)
-#: and what it may say beside them
-OPTIONS = tuple(name for name in DRAFTING_OPTIONS if name not in LENGTHS_AND_SOURCES)
+#: what a setting may say
+OPTIONS = ("draft_model", *DRAFTING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Setting:
-    """One way to decode; without a draft and without prompt lookup, plain decoding.
+    """One way to decode: `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(method="suffix", temperature=0.7)`.
 
-    Attributes:
-        draft: the name of a draft, among those the evaluation knows.
-        num_draft_tokens: tokens drafted a round; `None`: chosen round by round, by measured cost.
-        prompt_lookup_num_tokens: draft by copying from the text instead, up to so many tokens.
+    Args:
         temperature: 0 is greedy.
-        options: anything else about drafting, as JSON knows it, `{"num_assistant_tokens_schedule": "heuristic"}`, or
-            `{"rule": "token"}`. What changes plain decoding as well is a keyword of `evaluate`.
+        **options: keywords of `generate` about drafting, ready for JSON; `draft_model` is the name of a draft, among those the
+            evaluation knows. Without `num_draft_tokens` the number is chosen each round, by measured cost. Without a source
+            of drafts it is plain decoding. Options that change plain decoding as well are keywords of `evaluate`.
+
+    Raises:
+        ValueError, TypeError: an option that is out of range, has no effect, or is not about drafting; two sources.
     """
 
-    draft: str | None = None
-    num_draft_tokens: int | None = None
-    prompt_lookup_num_tokens: int | None = None
-    temperature: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    temperature: float
+    options: Mapping[str, Any] = field(hash=False)
 
-    def __post_init__(self):
-        if self.draft is not None and self.prompt_lookup_num_tokens is not None:
-            raise ValueError(f"{self}: `draft` and `prompt_lookup_num_tokens` are two sources of drafts, give one.")
-        if self.draft is None and self.num_draft_tokens is not None:
-            raise ValueError(f"{self}: `num_draft_tokens` has no effect without `draft`, leave it out.")
-        for name in ("num_draft_tokens", "prompt_lookup_num_tokens"):
-            if getattr(self, name) is not None:
-                checks.check_positive_int(name, getattr(self, name))
-        other = sorted(self.options.keys() - set(OPTIONS))
-        if other:
-            raise ValueError(
-                f"`options={{{other[0]!r}: {self.options[other[0]]!r}}}` is not about drafting: what holds for plain decoding "
-                f"as well is a keyword of `evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
-            )
-        if not isinstance(self.options.get("rule", ""), str):
-            raise TypeError(f"`options={{'rule': {self.options['rule']!r}}}`: give its name, {', '.join(RULES)}.")
-        rule_for(self.options.get("rule"))
-        if self.is_plain and self.options:
-            raise ValueError(
-                f"{self}: `options` has no effect without `draft` or `prompt_lookup_num_tokens`, leave it out."
-            )
-        temperature = self.temperature
+    def __init__(self, *, temperature: float = 0.0, **options):
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
             raise ValueError(f"`temperature={temperature!r}`: give 0 for greedy decoding, or a positive number.")
+        known: dict[str, Any] = {}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise ValueError(
+                    f"`{name}={value!r}` is not about drafting: what holds for plain decoding as well is a keyword of "
+                    f"`evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
+                )
+            value = checked(name, value)
+            if not isinstance(value, (str, int, float, type(None))):
+                raise TypeError(f"`{name}={value!r}` is an object, which no file can hold: give its name.")
+            if value is not None and not (ROWS[name].is_source and value is False):
+                known[ROWS[name].name] = value
+        sources = [name for name in SOURCES if name in known]
+        if len(sources) > 1:
+            raise ValueError(f"{' and '.join(f'`{name}`' for name in sources)} are two sources of drafts: give one.")
+        if known and not sources:
+            raise ValueError(
+                f"`{next(iter(known))}` has no effect without a source of drafts: name one, or leave it out."
+            )
+        object.__setattr__(self, "temperature", temperature)
+        object.__setattr__(self, "options", known)
+
+    @property
+    def argument(self) -> str | None:
+        """The keyword that names its source of drafts; `None` for plain decoding."""
+        return next((name for name in SOURCES if name in self.options), None)
 
     @property
     def is_plain(self) -> bool:
-        return self.draft is None and self.prompt_lookup_num_tokens is None
+        return self.argument is None
+
+    @property
+    def draft(self) -> str | None:
+        """The name of its draft model, if it has one."""
+        return self.options.get("draft_model")
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        return self.options.get("num_draft_tokens")
+
+    def source(self, drafts: Mapping[str, NamedDraft]) -> Source:
+        """Where its drafts come from, by the options of the setting alone.
+
+        Args:
+            drafts: the draft models of the evaluation.
+        """
+        assert self.argument is not None  # plain decoding has none
+        value = self.options[self.argument] if self.draft is None else drafts[self.draft].model
+        return source_of(self.argument, value, dict(self.options))
+
+    @property
+    def drafter(self) -> str:
+        """Who drafts: the name of the draft model, else what the source calls itself."""
+        return self.draft or self.source({}).label
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """The most tokens to draft a round, where its source is asked for by that number."""
+        return None if self.is_plain or self.draft is not None else self.source({}).num_draft_tokens
+
+    @property
+    def length(self) -> str:
+        """How many tokens are drafted a round, in words."""
+        if self.max_draft_tokens is not None:
+            return f"up to {self.max_draft_tokens} tokens"
+        return "adaptive length" if self.num_draft_tokens is None else f"{self.num_draft_tokens} tokens"
+
+    @property
+    def further_options(self) -> str:
+        """What it says beside source and length, in words that follow a comma."""
+        named = (self.argument, "num_draft_tokens")
+        return "".join(f", {name}={value}" for name, value in self.options.items() if name not in named)
 
     @property
     def label(self) -> str:
-        """What to call it beside others of the same temperature."""
-        options = "".join(f", {name}={value}" for name, value in self.options.items())
-        if self.is_plain:
-            return f"plain{options}"
-        if self.draft is None:
-            return f"prompt lookup, up to {self.prompt_lookup_num_tokens} tokens{options}"
-        length = "adaptive length" if self.num_draft_tokens is None else f"{self.num_draft_tokens} tokens"
-        return f"{self.draft}, {length}{options}"
+        """Its name beside others of the same temperature."""
+        return "plain" if self.is_plain else f"{self.drafter}, {self.length}{self.further_options}"
 
     @property
     def name(self) -> str:
-        """The same with the temperature: one of a kind."""
+        """The label with the temperature: a unique name."""
         return f"{self.label}, {temperature_name(self.temperature)}"
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
-        """Keywords of `generate`, but the draft."""
+        """Keywords of `generate`, the draft model by its name."""
         kwargs: dict[str, Any] = {"do_sample": False}
         if self.temperature:
             kwargs = {"do_sample": True, "temperature": float(self.temperature)}
-        for name in ("num_draft_tokens", "prompt_lookup_num_tokens"):
-            if getattr(self, name) is not None:
-                kwargs[name] = getattr(self, name)
         return kwargs | dict(self.options)
 
     @property
     def is_exact(self) -> bool:
-        """The output is the baseline's, token for token, and not only in distribution."""
-        return not self.generate_kwargs["do_sample"] or bool(self.options.get("reproducible"))
+        """The output equals the baseline's token for token, not only in distribution."""
+        return not self.temperature or bool(self.options.get("reproducible"))
 
     @property
     def is_compiled(self) -> bool:
-        """Its passes are compiled or captured, so that one may cost less than plain decoding's."""
+        """Its passes are compiled or captured, so they may cost less than plain decoding's."""
         return bool(self.options.get("compile") or self.options.get("cuda_graphs"))
 
     @property
@@ -107,7 +144,7 @@ class Setting:
         return Setting(temperature=self.temperature)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**self.options, "temperature": self.temperature}
 
 
 def temperature_name(temperature: float) -> str:
@@ -115,31 +152,45 @@ def temperature_name(temperature: float) -> str:
 
 
 def grid(
-    drafts: Iterable[str],
+    drafts: Mapping[str, NamedDraft],
+    sources: Mapping[str, Iterable[Any]],
     num_draft_tokens: Iterable[int | None],
-    prompt_lookup_num_tokens: Iterable[int] = (),
     temperatures: Iterable[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
 ) -> list[Setting]:
-    """Every draft at every length, and every prompt lookup, at every temperature.
+    """Every source of drafts, at every length unless it brings its own, at every temperature.
+
+    Args:
+        sources: for keywords that ask for a source, the values of each.
+        options: each for the sources that it is about.
 
     Raises:
         TypeError: a value in place of a list of values.
+        ValueError: an option is about none of the sources.
     """
-    for name, values in (
-        ("num_draft_tokens", num_draft_tokens),
-        ("prompt_lookup_num_tokens", prompt_lookup_num_tokens),
-        ("temperatures", temperatures),
-    ):
+    lists = {"num_draft_tokens": num_draft_tokens, "temperatures": temperatures, **sources}
+    for name, values in lists.items():
         if not isinstance(values, Iterable) or isinstance(values, str):
             raise TypeError(f"`{name}={values!r}` is not a list of values: give `{name}=[{values!r}]`.")
-    drafts, lengths, lookups = list(drafts), list(num_draft_tokens), list(prompt_lookup_num_tokens)
-    settings = []
-    for temperature in temperatures:
-        common: dict[str, Any] = {"temperature": temperature, "options": options or {}}
-        settings += [Setting(draft, length, **common) for draft in drafts for length in lengths]
-        settings += [Setting(prompt_lookup_num_tokens=lookup, **common) for lookup in lookups]
-    return settings
+    asked = [Setting(**{name: one}) for name, values in {"draft_model": drafts, **sources}.items() for one in values]
+    lengths, options, kinds = list(num_draft_tokens), options or {}, []
+    used: set[str] = set()
+    for setting in asked:
+        source = setting.source(drafts)
+        own = {name: options[name] for name in options if name in source.options() or not arguments_with(name)}
+        used |= own.keys()
+        for length in [None] if source.num_draft_tokens is not None else lengths:
+            kinds.append({**setting.options, "num_draft_tokens": length, **own})
+    for name in options.keys() - used if kinds else ():
+        raise ValueError(f"`{name}={options[name]!r}` has no effect on any of these sources of drafts: leave it out.")
+    return [Setting(temperature=temperature, **kind) for temperature in temperatures for kind in kinds]
+
+
+def attached_sources(model) -> dict[str, list[Any]]:
+    """What is attached to a model and drafts without a draft model, as `grid` takes it."""
+    config = attached_to(model)[1] or SpeculativeConfig()
+    named = {name: getattr(config, name) for name in ATTACHED_SOURCES if ROWS[name].type.written_as}
+    return {name: [value] for name, value in named.items() if value is not None}
 
 
 def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
@@ -150,7 +201,9 @@ def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
     """
     settings = [setting for setting in settings if not setting.is_plain]
     if not settings:
-        raise ValueError("nothing to evaluate: give a draft model, `prompt_lookup_num_tokens`, or `settings`.")
+        raise ValueError(
+            "nothing to evaluate: give `draft_model`, a source that needs none, as `method=['auto']`, or `settings`."
+        )
     names = [setting.name for setting in settings]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

@@ -1,4 +1,4 @@
-"""Texts to look at: which prompts to show, and which tokens of theirs the draft had guessed."""
+"""Texts to look at: which prompts to show, and which of their tokens the draft had guessed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOKENS = 600
 
 @dataclass(frozen=True)
 class Unit:
-    """What is seen as one: a token, or the tokens that only together make a character.
+    """What is shown as one: a token, or several tokens that together make a character.
 
     Attributes:
         text: empty at the end of a text, for its end token.
@@ -45,7 +45,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what became of it.
+    """A prompt and its continuation.
 
     Attributes:
         place: `fastest`, `median` or `slowest` of all; empty where all are shown.
@@ -67,7 +67,7 @@ class Text:
 
 
 def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
-    """Some of the texts of a setting, the fastest first, but for figures that are noise."""
+    """Some of the texts of a setting, the fastest first, without figures that are noise."""
     speedups: dict[int, Speedup] = {}
     for batch, call in evaluation.calls[setting.name].items():
         speedup = evaluation.speedup_of(setting, batch)
@@ -101,7 +101,7 @@ def _text(row: Row, prompt: str, place: str, speedup: Speedup, is_identical: boo
 
 
 def units(pieces: list[str], survival: list[float | None]) -> Iterator[Unit]:
-    """Tokens without a text of their own go with the next that has one."""
+    """Tokens without a text of their own are joined with the next one that has one."""
     chances: list[float | None] = []
     for piece, chance in zip(pieces, survival, strict=True):
         chances.append(chance)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..reports.formats import number, percent, plural, significant, times
 from ..reports.speedup import FEWEST, Speedup, remarks
 from .results import Evaluation, Totals
 from .settings import Setting, temperature_name
@@ -27,7 +28,7 @@ MEANINGS = {
     "same and the texts are not.",
     "chance to be kept": "of a draft token, given the draft: that the target accepts it and the draft tokens before it in its "
     "round. It does not depend on how the coins fell; greedy decoding has no coins, so that it is 1 for what was kept.",
-    "acceptance by position": "rounds that kept the draft token at a place, over all rounds with a draft; a shorter draft "
+    "acceptance by position": "rounds that kept the draft token at a position, over all rounds with a draft; a shorter draft "
     "counts as not kept.",
 }
 #: the same where there is little room
@@ -91,12 +92,12 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 
 def notes(found: Sequence[Totals]) -> list[str]:
-    """What is to be said about these settings besides their figures."""
+    """Notes on these settings besides their figures."""
     return [remark for t in found for remark in remarks(t.setting.label, t.speedup, t.drafts_nothing)]
 
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
-    """For each place in a round how often its draft token was kept."""
+    """For each position in a round, how often its draft token was kept."""
     rates = {t.setting: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
     width = max(map(len, rates.values()), default=0)
     lines = [Line(setting, [*map(percent, known), *[""] * (width - len(known))]) for setting, known in rates.items()]
@@ -141,7 +142,7 @@ def temperature(value: float) -> str:
 
 
 def unit(evaluation: Evaluation) -> str:
-    """What is timed on its own."""
+    """What a single time is measured for: a prompt, or a batch of them."""
     size = evaluation.header["batch_size"]
     return "prompt" if size == 1 else f"batch of {size} prompts"
 
@@ -158,7 +159,7 @@ def about(evaluation: Evaluation) -> str:
 
 
 def progress(evaluation: Evaluation) -> str:
-    """How far an unfinished evaluation has come; empty for a finished one."""
+    """How much of an unfinished evaluation is done; empty for a finished one."""
     if evaluation.is_complete:
         return ""
     done = [sum(len(call.rows) for call in calls.values()) for calls in evaluation.calls.values()]
@@ -199,7 +200,7 @@ def differences(evaluation: Evaluation) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital letter, where it comes first."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -217,25 +218,9 @@ def short(source: str) -> str:
     return str(Path(*path.parts[-2:])) if path.is_absolute() else source
 
 
-def plural(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 def interval(speedup: Speedup | None) -> str:
     spread = None if speedup is None else speedup.spread
     return "" if spread is None else f"{spread[0]:.2f}\u2013{spread[1]:.2f}"
-
-
-def times(value: float) -> str:
-    return f"{value:.2f}x"
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None or value != value else f"{value:.{digits}f}"
 
 
 def score(value: float | None) -> str:
@@ -244,9 +229,3 @@ def score(value: float | None) -> str:
 
 def gap(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
-
-
-def significant(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"

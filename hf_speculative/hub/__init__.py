@@ -1,1 +1,1 @@
-"""To and from the Hub: a target that names its draft, a model card, `custom_generate/`, vLLM's settings."""
+"""The Hub: a target that names its draft, a model card, `custom_generate/`, settings for vLLM."""

@@ -27,25 +27,25 @@ def card(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Write a model card for a target and its draft, or our section of a card that is there.
+    """Write a model card for a target and its draft, or add a section to an existing card.
 
-    All that the card holds beside our section stays as it is: metadata, results of others, text. A second run replaces what the
-    first one wrote.
+    Everything else in an existing card stays as it is: metadata, results of others, text. A second run replaces what the first
+    one wrote.
 
     Args:
-        evaluations: what `hf_speculative.evaluate` returned, or its file; several, or a dict by use case.
-        path: a README.md, or the folder of one, to write or edit. Where the folder has a `speculative_config.json`
-            (`hf_speculative.save_pretrained`), the card tells how to load it.
-        draft_model: which draft, where several were evaluated.
-        target_name, draft_name: their names on the Hub, where they were evaluated from folders.
-        push_to_hub: name of a Hub repository whose card is to be edited, in a commit.
-        token, revision, create_pr: of that commit.
+        evaluations: an `Evaluation` or its file, several of them, or a dict of them by use case.
+        path: the README.md to write or edit, or its folder. If the folder has a `speculative_config.json`
+            (from `hf_speculative.save_pretrained`), the card says how to load it.
+        draft_model: which draft, if several were evaluated.
+        target_name, draft_name: their names on the Hub, if they were evaluated from folders.
+        push_to_hub: edit the card of this Hub repository instead, in a commit.
+        token, revision, create_pr: for that commit.
 
     Returns:
         The text of the whole card, which `huggingface_hub.ModelCard` reads. The Hub's own validation runs when it is pushed.
 
     Raises:
-        ValueError: evaluations of several targets, several drafts to choose from, nothing measured, or a card that is broken.
+        ValueError: evaluations of several targets, several drafts and none chosen, nothing measured, or a broken card.
     """
     if path is not None and push_to_hub is not None:
         raise ValueError("`path` and `push_to_hub` are two cards: give one.")
@@ -72,7 +72,7 @@ def card(
             target=target_name,
             draft=draft_name,
             usage=usage(target_name, draft_name, repo, figures),
-            **shown(found, figures, draft),
+            **shown(found, figures),
         ),
         lambda metadata: _metadata(metadata, figures, _short(of_card), base_model, draft_name),
     )

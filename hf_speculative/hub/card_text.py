@@ -18,13 +18,13 @@ PROMPT = "def main():"
 
 
 def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure]) -> str:
-    """Four lines to paste: from a repository that names its draft, from both models, or with drafts copied from the text."""
+    """Four lines to paste: from a repository that names its draft, from both models, or of one model."""
     if repo is None and draft is not None:
         return f"""import hf_speculative, transformers
 pipe = transformers.pipeline('text-generation', model={target!r})
 hf_speculative.attach(pipe.model, draft_model={draft!r})
 print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
-    name, loader, call, copied = repo, "hf_speculative.from_pretrained", "model.generate(", ""
+    name, loader, call, options = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
         best = (fastest(figures) or figures[0]).setting
         name, loader, call = (
@@ -32,35 +32,33 @@ print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
             "transformers.AutoModelForCausalLM.from_pretrained",
             "hf_speculative.generate(model, ",
         )
-        copied = f", prompt_lookup_num_tokens={best.prompt_lookup_num_tokens}"
+        options = "".join(f", {name}={value!r}" for name, value in best.options.items())
     inputs = f"**tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)"
     return f"""import hf_speculative, transformers
 model = {loader}({name!r})
 tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
-print(tokenizer.decode({call}{inputs}, max_new_tokens=64{copied})[0]))"""
+print(tokenizer.decode({call}{inputs}, max_new_tokens=64{options})[0]))"""
 
 
-def shown(found: Mapping[str, Evaluation], figures: list[Figure], draft: str | None) -> dict[str, Any]:
+def shown(found: Mapping[str, Evaluation], figures: list[Figure]) -> dict[str, Any]:
     return {
         "figures": figures,
         "temperature_name": temperature_name,
-        "acceptance": _acceptance(figures, draft),
+        "acceptance": _acceptance(figures),
         "recommended": [(name, [str(r) for r in one.recommendations]) for name, one in found.items()],
         "sources": [_source(name, one, [f for f in figures if f.use_case == name]) for name, one in found.items()],
         "places": _places(found),
     }
 
 
-def _acceptance(figures: list[Figure], draft: str | None) -> list[dict[str, Any]]:
-    """For each temperature and set of options a table: rows of use cases, columns of draft lengths."""
+def _acceptance(figures: list[Figure]) -> list[dict[str, Any]]:
+    """For each source, temperature and set of options a table: rows of use cases, columns of draft lengths."""
     tables: dict[str, dict[str, dict[int, float | None]]] = {}
     for figure in figures:
         setting = figure.setting
-        if setting.draft == draft:
-            options = "".join(f", {name}={value}" for name, value in setting.options.items())
-            table = tables.setdefault(temperature_name(setting.temperature) + options, {})
-            row = table.setdefault(figure.use_case, {})
-            row[setting.num_draft_tokens or setting.prompt_lookup_num_tokens or 0] = figure.mean_acceptance_length
+        name = f"{setting.drafter}, {temperature_name(setting.temperature)}{setting.further_options}"
+        row = tables.setdefault(name, {}).setdefault(figure.use_case, {})
+        row[setting.num_draft_tokens or setting.max_draft_tokens or 0] = figure.mean_acceptance_length
     shown = []
     for name, table in tables.items():
         lengths = sorted({length for row in table.values() for length in row}, key=lambda length: length or 10**9)

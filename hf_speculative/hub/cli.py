@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..command.arguments import check_outputs
+from ..command.arguments import check_outputs, from_table
 from ..command.interrupts import ends_at_once
 from ..reports import files
 
 RESULTS = typer.Argument(
-    metavar="RESULTS...", help="Files that `hf-speculative eval` wrote; `chat=file.jsonl` names the use case."
+    metavar="RESULTS...", help="Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case."
 )
 
 
@@ -22,15 +22,13 @@ def card(
     results: Annotated[list[str], RESULTS],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="A README.md, or the folder of one, to write or edit. Without: print the card."
-        ),
+        typer.Option("--output", "-o", help="README.md, or its folder, to write or edit. Default: print the card."),
     ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(help="Edit the card of this Hub repository instead, in a commit.")
     ] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="As a pull request of that repository.")] = False,
-    draft_model: Annotated[str | None, typer.Option(help="Which draft, where several were evaluated.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Push as a pull request instead.")] = False,
+    draft_model: Annotated[str | None, typer.Option(help="Which draft to use, if several were evaluated.")] = None,
     target_name: Annotated[
         str | None, typer.Option(help="The target's name on the Hub, if evaluated from a folder.")
     ] = None,
@@ -40,8 +38,8 @@ def card(
 ) -> None:
     """Write a model card for a target and its draft, from evaluations.
 
-    Metadata for the Hub, acceptance length by use case and draft length, speed with hardware and command, and four lines to
-    paste. A card that is there keeps all it has; a second run replaces what the first one wrote.
+    The card has metadata for the Hub, the acceptance length by use case and draft length, the speed with hardware and command,
+    and four lines of code to paste. In an existing card, only what an earlier run wrote is replaced.
 
     Print one:  hf-speculative card results.jsonl
 
@@ -49,7 +47,7 @@ def card(
 
     On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
     """
-    with ends_at_once():  # not above, as nothing that imports torch: `--help` answers at once
+    with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import card as cards
         from .figures import by_use_case, choose_draft
 
@@ -79,22 +77,20 @@ def card(
 
 
 def export_generate(
-    folder: Annotated[Path, typer.Argument(help="Where to write; it may hold a model's weights.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write to, which may hold a model's weights.")],
     draft_model: Annotated[
         str | None,
         typer.Option(
-            help="The draft of calls that name none: a Hub name, or a subfolder as ./draft. Default: what the folder's "
-            "speculative_config.json names."
+            help="The draft of calls that name none: a Hub name, or a subfolder such as ./draft. Default: the one in the "
+            "folder's speculative_config.json."
         ),
     ] = None,
-    num_draft_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to draft a round in those calls; by default chosen each round.")
-    ] = None,
+    num_draft_tokens: Annotated[int | None, from_table("num_draft_tokens")] = None,
     repo_id: Annotated[
-        str | None, typer.Option(help="The Hub repository it is for, to be named in its README.")
+        str | None, typer.Option(help="The Hub repository it is for, which its README will name.")
     ] = None,
 ) -> None:
-    """Write a custom_generate/ folder: speculative decoding for people who attach nothing.
+    """Write a custom_generate/ folder, which transformers runs by itself: speculative decoding without `attach`.
 
     After  hf-speculative export-generate my-repo  this works, from the folder or once it is on the Hub:
 
@@ -117,21 +113,22 @@ def export_vllm(
         Path | None, typer.Option("--output", "-o", help="Write the speculative config to this JSON file as well.")
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Option(help="Only this draft, as the evaluation names it. By default whatever did best.")
+        str | None,
+        typer.Option(help="Consider this draft only, named as in the evaluation. Default: the best setting of all."),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="At which temperature, where several were evaluated.")
-    ] = None,
-    target_name: Annotated[str | None, typer.Option(help="Another name or folder of the target.")] = None,
-    draft_name: Annotated[str | None, typer.Option(help="Another name or folder of the draft.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="The temperature, if several were evaluated.")] = None,
+    target_name: Annotated[str | None, typer.Option(help="Use this name or folder for the target.")] = None,
+    draft_name: Annotated[str | None, typer.Option(help="Use this name or folder for the draft.")] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A further key of vLLM's speculative config; may be given again."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A further key of vLLM's speculative config. Repeat the option for several.",
         ),
     ] = None,
 ) -> None:
-    """Print the `vllm serve` line for what did best in an evaluation: a draft or prompt lookup, and the draft length.
+    """Print the `vllm serve` command for the best setting of an evaluation: the method, and the draft length.
 
     hf-speculative export-vllm results.jsonl
 

@@ -1,10 +1,10 @@
-"""`custom_generate/`: speculative decoding for people who attach nothing, by a repository that carries the code."""
+"""`custom_generate/`: a repository that carries the code of speculative decoding, which transformers runs by itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..call.checks import check_positive_int
+from ..call.option_table import checked
 from ..reports import files
 from .pairing_file import Pairing
 from .readme import edit, grown, render
@@ -21,15 +21,15 @@ def export_generate(
     num_draft_tokens: int | None = None,
     repo_id: str | None = None,
 ) -> Path:
-    """Write a `custom_generate/` that `model.generate(custom_generate=folder, trust_remote_code=True, draft_model=...)` runs.
+    """Write a `custom_generate/` for `model.generate(custom_generate=folder, trust_remote_code=True, draft_model=...)`.
 
     The folder may be empty, or hold a model's weights; transformers' `from_pretrained(folder, trust_remote_code=True)` then
-    gives a model whose `generate` speculates. A README.md that is there keeps all it has.
+    gives a model whose `generate` speculates. An existing README.md keeps all its text.
 
     Args:
-        folder: where to write; made if it is not there.
-        draft_model: the draft of calls that name none: a Hub name, or a subfolder, as `./draft`. By default what the
-            folder's `speculative_config.json` names, if it has one.
+        folder: where to write; created if missing.
+        draft_model: the draft of calls that name none: a Hub name, or a subfolder such as `./draft`. Default: the one in
+            the folder's `speculative_config.json`, if it has one.
         num_draft_tokens: tokens to draft a round in those calls.
         repo_id: the Hub repository that the folder is for, named in its README.
 
@@ -47,13 +47,12 @@ def export_generate(
     Pairing(draft_model=draft_model)  # what it may name is what a pairing may
     if draft_model is None:
         draft_model = pairing.draft_model
-        num_draft_tokens = pairing.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-    if num_draft_tokens is not None:
-        check_positive_int("num_draft_tokens", num_draft_tokens)
-        if draft_model is None:
-            raise ValueError(
-                f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
-            )
+        num_draft_tokens = pairing.settings.get("num_draft_tokens") if num_draft_tokens is None else num_draft_tokens
+    num_draft_tokens = checked("num_draft_tokens", num_draft_tokens)
+    if num_draft_tokens is not None and draft_model is None:
+        raise ValueError(
+            f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
+        )
     has_weights = (folder / "config.json").exists()
     repo = repo_id or str(folder)
     text = edit(

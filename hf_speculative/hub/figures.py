@@ -1,4 +1,4 @@
-"""What evaluations measured, one figure a use case and setting: what a card shows and an engine's settings come from."""
+"""What evaluations measured, by use case and setting: for model cards and for an engine's settings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
 from ..evaluation import Evaluation, Setting, Totals
 from ..reports.speedup import Speedup
+from .pairing_file import is_hub_name
 
 #: endings of files that hold prompts
 FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
@@ -28,7 +26,7 @@ class Figure:
     """One setting of one evaluation, all its prompts together.
 
     Attributes:
-        use_case: what kind of prompts they were.
+        use_case: the kind of prompts.
         plain: plain decoding of the same prompts.
     """
 
@@ -48,7 +46,7 @@ class Figure:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Bonus token included; None where nothing was ever drafted."""
+        """Bonus token included; None if nothing was drafted."""
         counts = self.totals.statistics
         return counts.mean_acceptance_length if counts is not None and counts.num_spec_steps else None
 
@@ -60,18 +58,15 @@ class Figure:
     def conditions(self, draft_name: str | None) -> dict[str, Any]:
         """What the figure depends on, ready for a model-index."""
         setting, header, environment = self.setting, self.evaluation.header, self.evaluation.environment
-        if setting.draft is None:
-            how: dict[str, Any] = {"prompt_lookup_num_tokens": setting.prompt_lookup_num_tokens}
-        else:
-            is_folder = (
-                draft_name is not None and Path(draft_name).is_absolute()
-            )  # of this machine, which nobody else has
-            name = Path(draft_name).name if is_folder and draft_name else draft_name
-            how = {"draft_model": name, "num_draft_tokens": setting.num_draft_tokens or "chosen each round"}
+        how = dict(setting.options)
+        if setting.draft is not None:
+            is_own = draft_name and Path(draft_name).is_absolute()  # a folder of this machine, which nobody else has
+            how["draft_model"] = Path(draft_name or "").name if is_own else draft_name
+        if setting.max_draft_tokens is None:
+            how.setdefault("num_draft_tokens", "chosen each round")
         return {
             "use_case": self.use_case,
             **how,
-            **setting.options,
             "temperature": setting.temperature,
             "batch_size": header["batch_size"],
             "max_new_tokens": header["generate"].get("max_new_tokens"),
@@ -145,7 +140,7 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
 
 
 def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """The highest speedup; `None` where all of them are noise."""
+    """The figure with the highest speedup; `None` if all are noise."""
     told = [figure for figure in figures if not figure.speedup.is_noise]
     return max(told, key=lambda figure: figure.speedup.median, default=None)
 
@@ -160,11 +155,7 @@ def _loaded(given: Evaluation | str | Path) -> Evaluation:
 
 def is_on_hub(name: str) -> bool:
     """Whether it can be the name of a Hub repository, and is no file or folder."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return "/" in name and not Path(name).exists() and not FILES.search(name)
+    return is_hub_name(name) and not Path(name).exists() and not FILES.search(name)
 
 
 def data_set_name(evaluation: Evaluation) -> str:

@@ -12,18 +12,17 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import CONFIG_NAME, cached_file
 
 from ..call.configuration import SpeculativeConfig
-from ..call.options import CONFIGURED_SOURCES
-from ..generation import Attached, attach
+from ..call.option_table import ATTACHED_SOURCES, CONFIG, ROWS
+from ..call.sources import SETTINGS_OF_ONE, is_configured
+from ..generation import attach, attached_to, own_generate
 from ..models import device_of
 from ..models.loading import LOADING, OF_REPOSITORY, load_model
 from ..reports import files
-from .pairing_file import FILE_NAME, Pairing, is_inside
+from .pairing_file import FILE_NAME, SETTINGS, Pairing, is_inside
 
 DRAFT_FOLDER = "draft"
-#: fields of `SpeculativeConfig` that a file can hold
-SETTINGS = ("num_draft_tokens", "reproducible", "compile", "cuda_graphs", "vocabulary_mapping", "rule")
-#: and those that are objects, as a rule of one's own is
-OBJECTS = ("drafter", "schedule", "generator")
+#: objects that are saved in files of their own
+TOKENIZERS = ("tokenizer", "draft_tokenizer")
 
 
 def from_pretrained(
@@ -33,26 +32,26 @@ def from_pretrained(
     speculative_config: SpeculativeConfig | None = None,
     **kwargs,
 ) -> PreTrainedModel:
-    """Load a target and the draft that its repository names, attached: `generate` speculates from the first call on.
+    """Load a target with the draft that its repository names, attached: every `generate` speculates.
 
-    The repository names its draft in `speculative_config.json` (docs/hub.md), which `save_pretrained` writes, or another source
-    of drafts in its `generation_config.json`, as `prompt_lookup_num_tokens` does.
+    The repository names its draft in `speculative_config.json` (docs/hub.md), which `save_pretrained` writes. Or its
+    `generation_config.json` names another source of drafts, such as `prompt_lookup_num_tokens`.
 
     Args:
         pretrained_model_name_or_path: a folder, or the name of a Hub repository.
-        draft_kwargs: keywords of the draft's own `from_pretrained`. By default it gets the target's dtype and device, and
-            what says how files come here: `token`, `cache_dir`, `local_files_only`, ... To run code of another repository than
-            the target's, it needs a `trust_remote_code` of its own.
-        speculative_config: settings that come before those of the repository.
+        draft_kwargs: keywords of the draft's own `from_pretrained`. By default it gets the target's dtype and device, and the
+            keywords about downloads: `token`, `cache_dir`, `local_files_only`, ... To run code of a repository other than
+            the target's, give it its own `trust_remote_code`.
+        speculative_config: settings that override those of the repository.
         **kwargs: keywords of the target's `from_pretrained`: `dtype`, `device_map`, `revision`, `attn_implementation`, ...
 
     Returns:
         The target, in eval mode, its draft attached; `hf_speculative.detach` makes it plain again.
 
     Raises:
-        TypeError: a setting as a keyword.
+        TypeError: a setting was given as a keyword.
         ValueError: the repository names no draft, or its file has an unknown key.
-        OSError: a repository or file is not there.
+        OSError: a repository or file does not exist.
     """
     repo = str(pretrained_model_name_or_path)
     _check_no_setting(kwargs, "speculative_config")
@@ -60,8 +59,8 @@ def from_pretrained(
         raise OSError(f"{repo}: no such folder.")
     loading = _only(kwargs, LOADING)
     here = loading | _only(kwargs, OF_REPOSITORY)
-    pairing = Pairing.load(repo, **here)
-    if (pairing is None or pairing.draft_model is None) and not _names_a_source(repo, here):
+    pairing = Pairing.load(repo, **here) or Pairing()
+    if not pairing.names_source and not _names_a_source(repo, here):
         cached_file(
             repo, CONFIG_NAME, **_only(here, (*LOADING, "revision"))
         )  # raises where there is no such repository
@@ -70,16 +69,15 @@ def from_pretrained(
             "Write one by `hf_speculative.save_pretrained(model, folder)`, or load the target by transformers and give it a "
             "draft: `hf_speculative.attach(model, draft_model=...)`."
         )
-    pairing = pairing or Pairing()
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
     target = load_model(repo, **kwargs)
-    if "generate" in vars(target):
+    if own_generate(target) is not None:
         del target.generate
     tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
     saved = SpeculativeConfig(
         tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
         draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, loading | _revision(pairing)),
-        **{name: getattr(pairing, name) for name in SETTINGS},
+        **pairing.settings,
     )
     draft = None
     if pairing.draft_model is not None:
@@ -110,16 +108,16 @@ def save_pretrained(
     """Save a target in a folder that names its draft, for `hf_speculative.from_pretrained`; it stays an ordinary checkpoint.
 
     Args:
-        model: the target. What `hf_speculative.attach` gave it is saved, unless said otherwise here.
+        model: the target. The draft and settings attached to it are saved, unless others are given here.
         save_directory: the folder.
-        draft_model: a model is saved along, in the subfolder `draft`; a Hub name, or a folder within `save_directory`, is only
-            written down.
+        draft_model: a model, saved in the subfolder `draft`; or a Hub name or a folder within `save_directory`, of which only
+            the name is written.
         draft_revision: a branch, tag or commit of a draft given by name.
-        config: settings; those that are objects (`schedule`, `drafter`, `generator`, a rule without a name) no file can hold.
-        tokenizer: the target's tokenizer, saved along.
-        draft_tokenizer: the draft's tokenizer, where the vocabularies differ; saved along.
-        push_to_hub: name of a Hub repository to upload the folder to, made if it is not there.
-        token, private: of that repository.
+        config: settings; a file cannot hold objects (`schedule`, `drafter`, `generator`, a rule without a name) or a `corpus`.
+        tokenizer: the target's tokenizer, saved as well.
+        draft_tokenizer: the draft's tokenizer, if the vocabularies differ; saved as well.
+        push_to_hub: upload the folder to this Hub repository, which is created if missing.
+        token, private: for that repository.
         **kwargs: keywords of the target's own `save_pretrained`.
 
     Raises:
@@ -132,26 +130,29 @@ def save_pretrained(
     known = inspect.signature(model.save_pretrained).parameters.keys()
     for name in kwargs.keys() - known - inspect.signature(PreTrainedModel.save_pretrained).parameters.keys():
         raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
-    folder, attached = Path(save_directory), vars(model).get("generate")
-    if isinstance(attached, Attached):
-        theirs = attached.config
-        if draft_model is not None and draft_model is not attached.draft_model:
-            theirs = replace(theirs, draft_tokenizer=None, vocabulary_mapping=None)  # about the draft that is attached
-        draft_model = attached.draft_model if draft_model is None else draft_model
-        config = (config or SpeculativeConfig()).over(theirs)
-    config = config or SpeculativeConfig()
-    held = [name for name in (*OBJECTS, "rule") if not isinstance(getattr(config, name), (str, type(None)))]
+    folder, config = Path(save_directory), config or SpeculativeConfig()
+    attached_draft, theirs = attached_to(model)
+    if theirs is not None:
+        if draft_model is not None and draft_model is not attached_draft:
+            theirs = replace(theirs, **dict.fromkeys((*ATTACHED_SOURCES, *SETTINGS_OF_ONE)))  # about what is attached
+        draft_model = attached_draft if draft_model is None else draft_model
+        config = config.over(theirs)
+    values = {name: value for name, value in vars(config).items() if name not in (*TOKENIZERS, "allow_lossy")}
+    written: dict[str, Any] = {
+        name: value for name, value in values.items() if name in SETTINGS and isinstance(value, (str, int, float))
+    }
+    held = [name for name, value in values.items() if value is not None and name not in written]
     if held:
         names = ", ".join(f"`{name}`" for name in held)
         raise ValueError(
-            f"{names}: a file cannot hold an object. Leave it out here, and give it in the call after loading."
+            f"{names}: {FILE_NAME} cannot hold that. Leave it out here, and give it in the call after loading."
         )
-    configured = any(getattr(model.generation_config, name, None) for name in CONFIGURED_SOURCES)
-    if draft_model is None and not configured:
+    names_source = draft_model is not None or any(name in written for name in ATTACHED_SOURCES)
+    if not names_source and not is_configured(model.generation_config):
         raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
     if draft_tokenizer is not None and tokenizer is None:
-        raise ValueError("`draft_tokenizer` has no effect without `tokenizer`, to compare it with: give both.")
+        raise ValueError("`draft_tokenizer` has no effect without `tokenizer`: give both.")
     if isinstance(draft_model, str) and Path(draft_model).is_dir():
         draft_model = _written(Path(draft_model).resolve(), folder.resolve())
 
@@ -164,7 +165,7 @@ def save_pretrained(
         tokenizer="." if draft_tokenizer is not None else None,
         draft_tokenizer=own if draft_tokenizer is not None else None,
         hf_speculative_version=__version__,
-        **{name: getattr(config, name) for name in SETTINGS},
+        settings=written,
     )
     files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
@@ -193,11 +194,10 @@ def _written(draft: Path, folder: Path) -> str:
 
 def _check_no_setting(kwargs: dict[str, Any], option: str) -> None:
     """transformers takes keywords that it does not know, and drops them."""
-    for name in (*SETTINGS, *OBJECTS):
-        if name in kwargs:
-            raise TypeError(
-                f"`{name}={kwargs[name]!r}` is a setting: give `{option}=hf_speculative.SpeculativeConfig({name}=...)`."
-            )
+    for name in kwargs:
+        if name in ROWS and CONFIG in ROWS[name].places:
+            way_out = f"give `{option}=hf_speculative.SpeculativeConfig({ROWS[name].name}=...)`"
+            raise TypeError(f"`{name}={kwargs[name]!r}` is a setting: {way_out}.")
 
 
 def _only(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _names_a_source(repo: str, loading: dict[str, Any]) -> bool:
         config = GenerationConfig.from_pretrained(repo, **_only(loading, (*LOADING, "revision")))
     except OSError:
         return False
-    return any(getattr(config, name, None) for name in CONFIGURED_SOURCES)
+    return is_configured(config)
 
 
 def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
-from ..call.checks import check_positive_int
+from ..call.option_table import ATTACHED_SOURCES, CONFIG, OPTIONS, checked
+from ..call.option_types import wrong_type
 from ..reports import files
-from ..verification import rule_for
 
 FILE_NAME = "speculative_config.json"
+#: a repository does not get to say that its output may differ from the target's, nor which files of a machine are read
+KEPT_OUT = ("allow_lossy", "corpus")
+#: settings that it can hold
+SETTINGS = tuple(
+    one.name for one in OPTIONS if CONFIG in one.places and one.type.written_as and one.name not in KEPT_OUT
+)
+#: what it says besides: where things are, and who wrote it
+PLACES = ("draft_model", "draft_revision", "tokenizer", "draft_tokenizer", "hf_speculative_version")
 
 
 def is_inside(source: str) -> bool:
@@ -28,7 +37,7 @@ def is_inside(source: str) -> bool:
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether a file names a repository of the Hub, with its owner."""
+    """Whether it can be a repository of the Hub, with its owner."""
     try:
         validate_repo_id(source)
     except HFValidationError:
@@ -41,39 +50,28 @@ class Pairing:
     """What `speculative_config.json` holds; every key may be left out.
 
     Attributes:
-        draft_model: `org/name` on the Hub, or `./draft`, the subfolder `draft` of the target's own repository; nothing else of
-            the machine that it is loaded on. None where the target's `generation_config` names a source of drafts.
+        draft_model: `org/name` on the Hub, or `./draft`, the subfolder `draft` of the target's own repository; no other path
+            of the machine. None if a setting or the target's `generation_config` names a source of drafts.
         draft_revision: a branch, tag or commit of a draft given by name.
-        tokenizer, draft_tokenizer: where both models' tokenizers are, written like `draft_model` (`.` is the target's own
-            repository); only where the vocabularies differ.
-        num_draft_tokens, reproducible, compile, cuda_graphs, vocabulary_mapping, rule: as in `SpeculativeConfig`.
+        tokenizer, draft_tokenizer: where the two tokenizers are, written like `draft_model` (`.` is the target's own
+            repository); only if the vocabularies differ.
         hf_speculative_version: who wrote the file.
+        settings: by their names in `SpeculativeConfig`; in the file they are keys beside the others.
     """
 
     draft_model: str | None = None
     draft_revision: str | None = None
     tokenizer: str | None = None
     draft_tokenizer: str | None = None
-    num_draft_tokens: int | None = None
-    reproducible: bool | None = None
-    compile: bool | None = None
-    cuda_graphs: bool | None = None
-    vocabulary_mapping: str | None = None
-    rule: str | None = None
     hf_speculative_version: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            if value is None:
-                continue
-            if name == "num_draft_tokens":
-                check_positive_int(name, value)
-                continue
-            kind = bool if name in ("reproducible", "compile", "cuda_graphs") else str
-            if not isinstance(value, kind):
-                raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}: write a {kind.__name__}.")
-        rule_for(self.rule)
+        settings = {name: checked(name, value) for name, value in self.settings.items() if value is not None}
+        object.__setattr__(self, "settings", settings)
+        for name in PLACES:
+            if not isinstance(getattr(self, name), (str, type(None))):
+                raise wrong_type(name, getattr(self, name), "a text")
         for name in ("draft_model", "tokenizer", "draft_tokenizer"):
             source = getattr(self, name)
             if source is not None and not (is_inside(source) or is_hub_name(source)):
@@ -85,6 +83,10 @@ class Pairing:
             raise ValueError(
                 f"`draft_revision={self.draft_revision!r}` has no effect without a `draft_model` given by name: leave it out."
             )
+
+    @property
+    def names_source(self) -> bool:
+        return self.draft_model is not None or any(name in self.settings for name in ATTACHED_SOURCES)
 
     @classmethod
     def load(cls, repo: str, revision: str | None = None, **loading) -> Pairing | None:
@@ -107,12 +109,14 @@ class Pairing:
     def from_dict(cls, values: Any) -> Pairing:
         if not isinstance(values, dict):
             raise TypeError(f"a JSON object is needed, not a {type(values).__name__}.")
-        known = [field.name for field in fields(cls)]
+        known = (*PLACES, *SETTINGS)
         unknown = [key for key in values if key not in known]
         if unknown:
             raise ValueError(f"unknown key {', '.join(map(repr, unknown))}: the keys are {', '.join(known)}.")
-        return cls(**values)
+        settings = {name: value for name, value in values.items() if name in SETTINGS}
+        return cls(**{name: values.get(name) for name in PLACES}, settings=settings)
 
     def save(self, folder: Path) -> None:
-        values = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        places = {name: value for name in PLACES if (value := getattr(self, name)) is not None}
+        values = places | dict(self.settings)
         files.write(folder / FILE_NAME, json.dumps(values, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""Edit a model card without losing what is there.
+"""Edit a model card without losing what is there: the text, byte for byte, and every key and value of the metadata block.
 
-`huggingface_hub.ModelCard` writes the metadata block anew, which drops comments, empty keys, and what a `model-index` holds
-beyond its `EvalResult`. Here only the keys that change are written; all other text stays, byte for byte.
+The block is written as `huggingface_hub.metadata_save` writes it. `huggingface_hub.ModelCard` would drop empty keys, and what a
+`model-index` holds beyond its `EvalResult`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dic
     existing = _parsed(block)
     if existing:
         ModelCard(f"---\n{block}---\n")  # what is broken already is said before anything is added
-    block = _with_keys(block, existing, metadata(existing))
+    if (changed := existing | metadata(existing)) != existing:
+        block = yaml_dump(changed, sort_keys=False)
     rest = _with_section(rest or f"\n# {title}\n", section, body)
     edited = f"---\n{block}---\n{rest}"
     ModelCard(edited)  # what it cannot read, the Hub could not either
@@ -112,30 +113,6 @@ def _parsed(block: str) -> dict[str, Any]:
             f"the metadata block of the card holds a {type(values).__name__}, not keys and values: mend it."
         )
     return values
-
-
-def _with_keys(block: str, existing: dict[str, Any], metadata: dict[str, Any]) -> str:
-    """The block with these keys set, each in its place, new ones at the end."""
-    changed = {key: value for key, value in metadata.items() if existing.get(key) != value}
-    if not changed:
-        return block
-    root = yaml.compose(block)
-    if root is None:
-        return block + yaml_dump(changed, sort_keys=False)
-    if root.flow_style:  # {a: b}: there are no lines to keep
-        return yaml_dump(existing | changed, sort_keys=False)
-    lines = block.splitlines(keepends=True)
-    starts = [key.start_mark.line for key, _ in root.value]
-    edited = lines[: starts[0]]
-    for (key, _), start, end in zip(root.value, starts, [*starts[1:], len(lines)], strict=True):
-        after = end  # comments and blank lines before the next key are not this one's
-        while lines[after - 1].lstrip().startswith("#") or not lines[after - 1].strip():
-            after -= 1
-        if key.value in changed:
-            edited += [yaml_dump({key.value: changed.pop(key.value)}, sort_keys=False), *lines[after:end]]
-        else:
-            edited += lines[start:end]
-    return "".join(edited) + (yaml_dump(changed, sort_keys=False) if changed else "")
 
 
 def _with_section(text: str, section: str, body: str) -> str:

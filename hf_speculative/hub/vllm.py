@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from ..call.options import DEFAULT_MAX_NGRAM
 from ..evaluation import Evaluation, Setting
 from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
@@ -52,6 +51,10 @@ KEYS: dict[str, Any] = {
     "suffix_decoding_min_token_prob": float,
 }
 NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+#: keys of what is an option here, by its name here
+RENAMED = {"max_matching_ngram_size": "prompt_lookup_max"}
+#: and of what always holds here, by method
+FIXED = {"ngram": {"prompt_lookup_min": 1}}
 WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
 
 
@@ -127,7 +130,7 @@ def export_vllm(
     draft_name: str | None = None,
     **fields: Any,
 ) -> VllmSettings:
-    """Settings for `vllm serve` with what did best in an evaluation: a draft or prompt lookup, and the draft length.
+    """Settings for `vllm serve` with what did best in an evaluation: a method that vLLM has, and the draft length.
 
     vLLM drafts the same number of tokens in every step; settings that choose it round by round are left out.
 
@@ -139,7 +142,7 @@ def export_vllm(
         **fields: further keys of vLLM's speculative config, which come before what is chosen here.
 
     Raises:
-        ValueError: no constant draft length was measured, all figures are noise, or a field is not one that vLLM documents.
+        ValueError: nothing that vLLM has was measured, all figures are noise, or a field is not one that vLLM documents.
     """
     found = by_use_case(evaluation)
     figures = _figures(found, draft_model)
@@ -148,11 +151,11 @@ def export_vllm(
     if temperature not in temperatures:
         raise ValueError(f"`temperature={temperature}` was not evaluated: {', '.join(map(str, temperatures))} were.")
     figures = [figure for figure in figures if figure.setting.temperature == temperature]
-    constant = [figure for figure in figures if _is_constant(figure.setting)]
+    constant = [figure for figure in figures if _method(figure) in METHODS and _is_constant(figure.setting)]
     if not constant:
         raise ValueError(
-            f"vLLM drafts a constant number of tokens, and none was measured: {', '.join(f.setting.name for f in figures)}. "
-            "Evaluate with `num_draft_tokens=[2, 4, 6]` as well."
+            f"vLLM drafts a constant number of tokens by {', '.join(METHODS)}, and nothing like it was measured: "
+            f"{', '.join(f.setting.name for f in figures)}. Evaluate with `num_draft_tokens=[2, 4, 6]` as well."
         )
     best = fastest(constant)
     if best is None:
@@ -161,13 +164,15 @@ def export_vllm(
             f"every figure is noise, {first.setting.name!r} with {first.speedup.why_noise}: evaluate again on a quiet machine."
         )
     header, setting = best.evaluation.header, best.setting
+    num_tokens = setting.num_draft_tokens or setting.max_draft_tokens
+    config: dict[str, Any] = {"method": _method(best), "num_speculative_tokens": num_tokens}
     if setting.draft is None:
-        max_ngram = setting.options.get("max_matching_ngram_size", DEFAULT_MAX_NGRAM)
-        config: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": setting.prompt_lookup_num_tokens}
-        config |= {"prompt_lookup_max": max_ngram, "prompt_lookup_min": 1}
+        source = setting.source({})
+        told = {RENAMED.get(name, name): getattr(source, name) for name in source.options()}
+        config |= {key: value for key, value in told.items() if key in KEYS and value is not None}
+        config |= FIXED.get(source.method, {})
     else:
-        model = draft_name or header["drafts"].get(setting.draft) or setting.draft
-        config = {"method": "draft_model", "model": model, "num_speculative_tokens": setting.num_draft_tokens}
+        config["model"] = draft_name or header["drafts"].get(setting.draft) or setting.draft
         if setting.draft in header["draft_tokenizers"]:
             config["use_heterogeneous_vocab"] = True
     target = target_name or header["target"]
@@ -179,7 +184,7 @@ def export_vllm(
 
 
 def _figures(found: dict[str, Evaluation], draft_model: str | None) -> list[Figure]:
-    """What was measured with the draft or, if none is named, with any draft and by prompt lookup."""
+    """What was measured with the draft or, if none is named, with any and without one."""
     if draft_model is not None:
         draft = choose_draft(found, draft_model)
         return [figure for figure in figures_of(found, draft) if figure.setting.draft == draft]
@@ -192,7 +197,15 @@ def _is_constant(setting: Setting) -> bool:
     """Whether vLLM can draft as many tokens; prompt lookup has always meant "up to", there as here."""
     schedule = setting.options.get("num_assistant_tokens_schedule", "constant")
     is_constant = setting.num_draft_tokens is not None and schedule == "constant"
-    return setting.prompt_lookup_num_tokens is not None or is_constant
+    return setting.max_draft_tokens is not None or is_constant
+
+
+def _method(figure: Figure) -> str:
+    """What vLLM calls where the drafts came from; methods are called here as there."""
+    setting = figure.setting
+    if setting.draft is None:
+        return setting.source({}).method
+    return figure.evaluation.header["draft_methods"][setting.draft]
 
 
 def _notes(best: Figure, figures: list[Figure]) -> list[str]:
@@ -207,7 +220,7 @@ def _notes(best: Figure, figures: list[Figure]) -> list[str]:
     elif not speedup.is_gain:
         notes.append("That is too close to plain decoding, or from too few prompts, to tell that it is faster.")
     if fastest(figures) is not best:
-        notes.append("A length chosen round by round was faster still; vLLM has a constant one.")
+        notes.append("What vLLM does not have was faster still: another method, or a length chosen round by round.")
     if best.setting.temperature and best.setting.draft is not None:
         notes.append("Drafts were sampled here; vLLM drafts greedily unless told `draft_sample_method=probabilistic`.")
     return notes

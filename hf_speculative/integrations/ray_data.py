@@ -15,11 +15,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batches import Completion, generate_batches
 from ..call.checks import unwrap
-from ..call.draft_models import tokenizer_of, tokenizer_of_draft
+from ..call.generation_settings import setting_of
+from ..call.option_table import SOURCES
+from ..call.preparation import load_draft
 from ..call.prompts import prompt_ids
 from ..embedded import FOLDER
 from ..models import device_of
 from ..models.loading import load_model
+from ..tokenizers.loading import tokenizer_of, tokenizer_of_draft
 from ..types import NoDistribution
 
 #: what can be wrong with a row; anything else, a device that fails for example, is the actor's and is raised
@@ -37,36 +40,36 @@ COLUMNS: dict[str, type] = {
 
 
 class SpeculativePredictor:
-    """Continues the prompts of a batch, and says of each row what it cost.
+    """Continues the prompts of a batch, with the counts of each row.
 
     dataset.map_batches(SpeculativePredictor, fn_constructor_kwargs={"max_new_tokens": 64}, batch_size=32,
                         compute=ray.data.ActorPoolStrategy(size=2))
 
-    The models are loaded once, where the object is made. A batch is a mapping of columns; the result has those and
+    The models are loaded once, when the object is made. A batch is a mapping of columns; the result has these columns and
 
     * `generated_text`: the new tokens as text, without special tokens;
     * `num_new_tokens`, `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens`: counts, so that totals are sums;
-    * `draft_acceptance_rate`: of this row; nan where nothing was drafted;
+    * `draft_acceptance_rate`: of this row; nan if nothing was drafted;
     * `error`: what was wrong with the row, which then has no text; empty otherwise.
 
-    A row that cannot be answered costs no other row its answer.
+    A row that cannot be answered does not affect the others.
 
-    Under sampling, a batch is seeded by `seed` and by its own content, so that a batch answered again, by an actor that took
-    over from one that died for example, gets the same answers. For that, `reproducible=True` is the default here: a draft
-    length chosen by the clock then changes no token. Batches alike in all columns are answered alike: prompts to be answered
-    several times need a column that tells them apart.
+    For sampling, a batch is seeded by `seed` and its own content. So if it is answered again, for example because an actor
+    died, it gets the same answers. For that, `reproducible=True` is the default here: a draft length chosen by the clock then
+    changes no token. Batches that are equal in all columns get equal answers: to answer prompts several times, add a column
+    that differs.
 
     Args:
-        model: the target, or the name of one; the embedded pair by default.
-        draft_model: a smaller model, or the name of one; it may be left out where `generate_kwargs` name another source.
-        tokenizer: of the model, or its name; the model's own name by default.
+        model: the target, or its name. Default: the embedded pair.
+        draft_model: a smaller model, or the name of one; may be left out if `generate_kwargs` name another source.
+        tokenizer: the model's tokenizer, or its name. Default: loaded by the model's name.
         prompt_column: the column of the prompts: texts, lists of messages or of ids.
-        batch_size: rows that run together, the next one taking the place of one that is done. A batch to be answered should
-            have several times as many.
-        seed: of all sampling.
-        dtype: of models given by name, as in `from_pretrained`.
-        device: likewise; a GPU if there is one.
-        **generate_kwargs: as in `hf_speculative.generate_batches`, `max_new_tokens` among them.
+        batch_size: rows that run together; when one is done, the next one takes its place. A batch to be answered should
+            have several times as many rows.
+        seed: for all sampling.
+        dtype: for models given by name, as in `from_pretrained`.
+        device: for models given by name. Default: a GPU if there is one.
+        **generate_kwargs: as in `hf_speculative.generate_batches`, such as `max_new_tokens`.
 
     Raises:
         ValueError, TypeError: for settings, when the object is made.
@@ -90,7 +93,9 @@ class SpeculativePredictor:
                 raise ValueError(
                     "`draft_model` and `tokenizer` go with a `model`: give it, or none for the embedded pair."
                 )
-            model, draft_model, dtype = str(FOLDER / "target"), str(FOLDER / "draft"), dtype or torch.float32
+            model, dtype = str(FOLDER / "target"), dtype or torch.float32
+            if not generate_kwargs.keys() & {*SOURCES}:
+                draft_model = str(FOLDER / "draft")
         if not isinstance(model, str) and (dtype is not None or device is not None):
             raise ValueError("`dtype` and `device` are for a `model` given by name: leave them out.")
         if tokenizer is None:
@@ -101,7 +106,7 @@ class SpeculativePredictor:
             )
         draft_name = draft_model if isinstance(draft_model, str) else None
         if draft_name is not None:
-            draft_model = load_model(draft_name, dtype=unwrap(model, "model").dtype).to(device_of(model))
+            draft_model = load_draft(draft_name, unwrap(model, "model"))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.settings = {"tokenizer": self.tokenizer, "batch_size": batch_size, **generate_kwargs}
@@ -158,15 +163,13 @@ class SpeculativePredictor:
             return list(generate_batches(self.model, prompts, **self.settings | settings))
 
     def _try_one_token(self) -> None:
-        """A setting that transformers refuses is met now, and not as the error of every row."""
+        """A setting that transformers refuses raises now, not as the error of every row."""
         longest = self.settings.get("max_new_tokens")
         shortened = {"max_new_tokens": 1 if longest is None else min(1, longest), "min_new_tokens": None}
         self._complete([[self.tokenizer.eos_token_id or 0]], "", **shortened)
 
     def _samples(self) -> bool:
-        configs = (self.settings.get("generation_config"), getattr(self.model, "generation_config", None))
-        said = [self.settings.get("do_sample"), *(getattr(config, "do_sample", None) for config in configs)]
-        return bool(next((value for value in said if value is not None), False))
+        return bool(setting_of(self.model, self.settings, "do_sample"))
 
 
 def _plain(prompt):

@@ -2,12 +2,12 @@
 
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import device_of, modes_of_a_call, num_logits, without_dropout
+from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers
-from .probe import fits_early_exit, fits_universal, ragged_deviation, tolerance, universal_deviation
+from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, fed_slots
@@ -45,6 +45,7 @@ __all__ = [
     "exchanged",
     "fed_slots",
     "fits_early_exit",
+    "fits_trees",
     "fits_universal",
     "group_of",
     "has_sharded_weights",
@@ -52,6 +53,7 @@ __all__ = [
     "is_sharded",
     "is_staged",
     "is_tested_universal",
+    "max_positions_of",
     "misfit_of_encoder",
     "modes_of_a_call",
     "num_logits",

@@ -32,6 +32,13 @@ def num_logits(model: PreTrainedModel) -> int:
     return width or model.config.get_text_config(decoder=True).vocab_size
 
 
+def max_positions_of(model: PreTrainedModel) -> int | None:
+    """The longest text the model can take, as far as its config says."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_target_positions", "n_positions")
+    return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
+
+
 def image_layers(model: PreTrainedModel) -> list[int]:
     """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
     return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []

@@ -1,7 +1,7 @@
 """Capturing a pass: run once under observation, then replayed without Python.
 
-The seam is thin so that the logic around it is tested without a GPU: see tests/test_static.py for a capture that replays the
-operations it saw on the CPU.
+The seam is thin so that the logic around it is tested without a GPU: see tests/models/test_static.py for a capture that replays
+the operations it saw on the CPU.
 """
 
 from __future__ import annotations

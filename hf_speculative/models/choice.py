@@ -33,7 +33,7 @@ def choose(model: PreTrainedModel) -> Path:
     """The path of `model` for prompts of token ids; a type that the tests do not cover is tried on random tokens, once."""
     reason = why_not_ragged(model)
     if reason is None and not fits_ragged(model):
-        reason = "gives other logits through a ragged cache than in plain steps"
+        reason = "computes different logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
+
+from ..types import Tree
 
 if TYPE_CHECKING:
     from .ragged_cache import RaggedCache
@@ -30,21 +33,31 @@ class AttentionLayers:
         else:
             self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
 
-    def masks(self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Masks for queries at `positions (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`."""
-        if self.types is not None:
-            return {kind: self._mask(kind, positions, cache, dtype) for kind in set(self.types)}
-        if self.window is not None:
-            return self._mask("sliding_attention", positions, cache, dtype)
-        if self.chunk is not None:
-            return self._mask("chunked_attention", positions, cache, dtype)
-        return self._mask("full_attention", positions, cache, dtype)
+    def masks(
+        self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Masks for queries at `positions (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
 
-    def _mask(self, kind: str, positions: Tensor, cache: RaggedCache, dtype: torch.dtype) -> Tensor:
+        Args:
+            nodes: the slots of a tree of draft tokens; without, a token's slot is its position, and it sees all before it.
+        """
+        if self.types is not None:
+            return {kind: self._mask(kind, positions, cache, dtype, nodes) for kind in set(self.types)}
+        if self.window is not None:
+            return self._mask("sliding_attention", positions, cache, dtype, nodes)
+        if self.chunk is not None:
+            return self._mask("chunked_attention", positions, cache, dtype, nodes)
+        return self._mask("full_attention", positions, cache, dtype, nodes)
+
+    def _mask(
+        self, kind: str, positions: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None
+    ) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=positions.device)
         query = positions.clamp(min=first)[:, None, :, None]  # filler has to see something, too
         visible = slots <= query
+        if nodes is not None:
+            visible, slots = nodes.visible(visible, slots), nodes.key_positions(slots)
         if kind == "sliding_attention":
             visible &= slots > query - self.window
         elif kind == "chunked_attention":
@@ -56,3 +69,37 @@ class AttentionLayers:
         if not self.is_additive:
             return visible
         return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+class Nodes:
+    """Where a pass finds a tree of draft tokens: side by side behind each row's own, at positions that are their depths.
+
+    Args:
+        first: `(batch,)` slot of each row's first node.
+        num_columns: of the pass, the last of which are the last nodes.
+    """
+
+    def __init__(self, tree: Tree, first: Tensor, num_columns: int):
+        num_nodes = tree.parents.shape[1]
+        self.first = first[:, None]
+        self.slots = self.first + torch.arange(num_nodes, device=first.device)
+        self.slot_positions = self.first - 1 + tree.depths[:, 1:].to(first.device)
+        #: `(batch, columns, n)`: which nodes each column sees; those before the first node see none
+        self.seen = functional.pad(tree.ancestors, (0, 0, max(0, num_columns - num_nodes), 0))[:, -num_columns:]
+        self.seen = self.seen.to(first.device)
+
+    def query_positions(self, positions: Tensor) -> Tensor:
+        """`(batch, columns)`, from what they would be in a chain."""
+        num_nodes = min(self.slots.shape[1], positions.shape[1])
+        before = positions.shape[1] - num_nodes
+        return torch.cat([positions[:, :before], self.slot_positions[:, self.slots.shape[1] - num_nodes :]], 1)
+
+    def key_positions(self, slots: Tensor) -> Tensor:
+        """Of what stands in `slots (n,)`: `(batch, 1, 1, n)`."""
+        of_rows = slots.expand(len(self.first), -1)
+        return of_rows.scatter(1, self.slots - slots[0], self.slot_positions)[:, None, None]
+
+    def visible(self, visible: Tensor, slots: Tensor) -> Tensor:
+        """`visible (batch, 1, columns, n)`, from what it would be in a chain."""
+        index = (self.slots - slots[0])[:, None, None].expand(-1, -1, self.seen.shape[1], -1)
+        return (visible & (slots < self.first[:, None, None])).scatter(3, index, self.seen[:, None])

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
-from ..types import Batch
+from ..types import Batch, Draft, Verdict, along_path
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
@@ -37,6 +37,7 @@ LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
+_trees: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
 _universal: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()
 _early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
 
@@ -63,6 +64,16 @@ def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fals
     of several tokens, taken back, with plain steps of one token."""
     is_tested = is_tested_universal(model) and not inputs.hides_columns
     return is_tested or universal_deviation(model, inputs, is_draft) <= tolerance(model)
+
+
+def fits_trees(model: PreTrainedModel) -> bool:
+    """Whether a model on the ragged path tells branches apart: true for a tested type; else tried, once a model object."""
+    if model.config.model_type in TESTED_TYPES:
+        return True
+    if model not in _trees:
+        with without_dropout(model):
+            _trees[model] = _deviation_of_trees(model)
+    return _trees[model] <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -117,11 +128,54 @@ class _Drafting(EarlyExitModel):
         return super().logits(batch, ahead, num_last)
 
 
+def _width(model: PreTrainedModel) -> int:
+    """Columns of a prompt that is longer than the model's windows."""
+    config = model.config.get_text_config(decoder=True)
+    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
+
+
+@torch.no_grad()
+def _deviation_of_trees(model: PreTrainedModel) -> float:
+    """Of a tree in one pass, and of what follows once a path of it was kept, from passes over chains."""
+    config, device, width = model.config.get_text_config(decoder=True), device_of(model), _width(model)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (3, width + 6), generator=generator).to(device)
+    parents, paths = [-1, -1, 1, 0, 2], ([0, 3], [1, 2, 4])
+    padding, nodes = [0, 1, 3], tokens[:, width : width + 5]
+
+    def begun() -> tuple[Batch, RaggedModel]:
+        batch, cached = Batch(tokens[:, :width], padding, max_length=width + 8), RaggedModel(model)
+        cached.prefill(batch)
+        return batch, cached
+
+    try:
+        expected = []
+        for path in paths:
+            batch, cached = begun()
+            batch.put(torch.cat([nodes[:, path], tokens[:, -1:]], 1))
+            expected.append(cached.logits(batch, ahead=len(path) + 1, num_last=len(path) + 1))
+        batch, cached = begun()
+        draft = Draft(nodes, None, batch.lengths.new_full((3,), 5), torch.tensor([parents] * 3, device=device), depth=3)
+        batch.put(nodes, tree=draft.tree)
+        of_nodes = cached.logits(batch, ahead=5, num_last=5)
+        kept = torch.tensor([paths[1]] * 3, device=device)
+        draft, verdict, _ = along_path(draft, Verdict(batch.lengths.new_full((3,), 3), tokens[:, -1], path=kept))
+        batch.put(draft.tokens)
+        batch.append(draft, verdict)
+        cached.rollback(batch)
+        found = torch.cat([of_nodes[:, paths[0] + paths[1]], cached.logits(batch, ahead=0, num_last=1)], 1)
+        return _deviation(found, torch.cat([expected[0][:, :2], expected[1]], 1))
+    except torch.OutOfMemoryError:
+        raise
+    except DOES_NOT_RUN:
+        return torch.inf
+
+
 @torch.no_grad()
 def _deviation_of_ragged(model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel]) -> float:
     config = model.config.get_text_config(decoder=True)
-    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
-    width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
+    width = _width(model)
     generator = torch.Generator().manual_seed(0)
     device = device_of(model)
     tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(device)

@@ -1,7 +1,8 @@
 """A decoder-only attention model with a ragged cache, in which each row has its own length.
 
 A pass feeds each row what it has not seen, under an explicit mask, slot <= position. Where a row feeds less than the widest,
-the filler columns go to a spare slot that no mask shows. Rows of equal length need none of this: they are written as a slice,
+the filler columns go to a spare slot that no mask shows. The nodes of a tree of draft tokens have slots of their own, in which
+those that were kept then move up. Rows of equal length need none of this: they are written as a slice,
 and the model builds the masks that it builds in plain `generate`.
 """
 
@@ -19,7 +20,7 @@ from ..types import Batch
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, last_id
-from .masks import AttentionLayers
+from .masks import AttentionLayers, Nodes
 from .ragged_cache import RaggedCache
 
 
@@ -29,6 +30,8 @@ class RaggedModel(CachedModel):
     Args:
         clamp_ids: read ids past the embedding table as its last one, instead of failing.
     """
+
+    takes_trees = True
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.model = model, with_folded_attention(model)
@@ -54,21 +57,26 @@ class RaggedModel(CachedModel):
         end = max(ends)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
+        nodes = None if batch.tree is None else self._nodes(batch, ahead, width)
         uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
         input_ids = self._input_ids(batch, ahead, width)
         if uniform:
             self.cache.slots = None
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
+            if nodes is not None:
+                position_ids = nodes.query_positions(position_ids)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
-            own_masks = width == 1 or end == width
-            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype)
+            own_masks = nodes is None and (width == 1 or end == width)
+            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype, nodes)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
             slots = first[:, None] + torch.arange(width, device=self.device)
             is_filler = slots < self.seen.to(self.device)[:, None]
             self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
             positions = slots.masked_fill(is_filler, 0)
-            attention_mask = self.layers.masks(positions, self.cache, self.model.dtype)
+            if nodes is not None:
+                positions = nodes.query_positions(positions)
+            attention_mask = self.layers.masks(positions, self.cache, self.model.dtype, nodes)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position)
 
@@ -91,8 +99,19 @@ class RaggedModel(CachedModel):
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen = [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
-        ends = [n - pad + ahead for n, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
+        ends = self._ends(batch, ahead)
         return ends, max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
+
+    @staticmethod
+    def _ends(batch: Batch, ahead: int) -> list[int]:
+        return [length - pad + ahead for length, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
+
+    def _nodes(self, batch: Batch, ahead: int, width: int) -> Nodes:
+        """The tree in `batch`, all of whose nodes are in the cache once the pass is over."""
+        assert batch.tree is not None and batch.tree.parents.shape[1] == ahead
+        first_nodes = [end - ahead for end in self._ends(batch, ahead)]
+        self.cache.lowest = min(self.cache.lowest, *first_nodes)  # of positions: a node's is at most its slot
+        return Nodes(batch.tree, (batch.lengths - batch.padding).to(self.device), width)
 
     def _input_ids(self, batch: Batch, ahead: int, width: int) -> Tensor:
         """`(batch, width)` ids of the columns before each row's end; what a shorter row has before its first is filler."""
@@ -121,11 +140,31 @@ class RaggedModel(CachedModel):
         if self.seen is None:
             return
         self.rows = batch.rows
+        if batch.path is not None:
+            self._keep_path(batch)
         self.host_seen = [
-            min(seen, n - pad - 1)
-            for seen, n, pad in zip(self.host_seen, batch.host_lengths, batch.host_padding, strict=True)
+            min(seen, end - 1) for seen, end in zip(self.host_seen, self._ends(batch, ahead=0), strict=True)
         ]
         self.seen = torch.minimum(self.seen, batch.lengths - batch.padding - 1)
+
+    def _keep_path(self, batch: Batch) -> None:
+        """Of the tree's nodes that were fed, those on the path that was kept move up to where a chain would have them."""
+        assert batch.path is not None and batch.host_path is not None
+        kept = [len(path) for path in batch.host_path]
+        firsts = [end - num - 1 for end, num in zip(self._ends(batch, ahead=0), kept, strict=True)]
+        seen = [
+            first + sum(first + node < seen for node in path) if seen > first else seen
+            for first, seen, path in zip(firsts, self.host_seen, batch.host_path, strict=True)
+        ]
+        if seen == self.host_seen and all(seen <= first for seen, first in zip(seen, firsts, strict=True)):
+            return  # it was not fed the tree
+        first = torch.tensor(firsts, device=batch.path.device)[:, None]
+        self._move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
+        self._set_seen(list(range(len(seen))), seen)
+
+    def _move(self, source: Tensor, goal: Tensor) -> None:
+        """What is cached in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+        self.cache.move(source, goal)
 
     def select(self, indices: list[int]) -> None:
         if self.seen is None:

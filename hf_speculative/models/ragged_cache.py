@@ -52,6 +52,13 @@ class RaggedLayer(CacheLayerMixin):
         visible = slice(cache.first(self.sliding_window), cache.end)
         return keys[:, :, visible], values[:, :, visible]
 
+    def move(self, source: Tensor, goal: Tensor) -> None:
+        """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+        for part in self.filled():
+            index, onto = (slots.to(part.device)[:, None, :, None] for slots in (source, goal))
+            shape = (-1, part.shape[1], -1, part.shape[3])
+            part.scatter_(2, onto.expand(shape), part.gather(2, index.expand(shape)))
+
     def grow(self) -> None:
         """Make room for as many slots as the cache now has."""
         if self.is_initialized:
@@ -158,6 +165,11 @@ class RaggedCache(Cache):
             for layer in allocated:
                 layer.is_initialized, layer.keys, layer.values = False, None, None
         self.used = 0
+
+    def move(self, source: Tensor, goal: Tensor) -> None:
+        """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+        for layer in self.allocated:
+            layer.move(source, goal)
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""

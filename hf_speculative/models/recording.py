@@ -45,6 +45,14 @@ class RecordingModel(RaggedModel):
             self.states.scatter_(1, self.cache.slots[..., None].expand(-1, -1, size), states)
         return outputs
 
+    def _move(self, source: Tensor, goal: Tensor) -> None:
+        super()._move(source, goal)
+        assert self.states is not None
+        index, onto = (
+            slots.to(self.states.device)[..., None].expand(-1, -1, self.states.shape[2]) for slots in (source, goal)
+        )
+        self.states.scatter_(1, onto, self.states.gather(1, index))
+
     def select(self, indices: list[int]) -> None:
         super().select(indices)
         if indices and self.states is not None:

@@ -86,6 +86,7 @@ def shallow(module: nn.Module) -> nn.Module:
     """A copy of `module` that shares its parameters, buffers, hooks and children; `_modules`, where it has them, is its own."""
     twin = duplicate(module)
     twin._modules = dict(module._modules)
+    vars(twin).pop("generate", None)  # of `attach`, which holds the original, and would run it
     if "_hf_hook" in vars(module) and not has_own_forward(module):
         # accelerate's wrapper around `forward` is bound to the original.
         twin.forward = functools.partial(module.forward.func, twin)

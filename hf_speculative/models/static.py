@@ -105,6 +105,8 @@ class StaticModel(RaggedModel):
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
+    takes_trees = False
+
     def __init__(
         self, model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, capture: Capture | None = None
     ):
@@ -117,7 +119,6 @@ class StaticModel(RaggedModel):
         self.kept = pool.kept(self.original)
         if self.model is not self.original:
             self.model = self.kept.twin = self.kept.twin or self.model
-            vars(self.model).pop("generate", None)  # of `attach`, which holds the original: that could not go any more
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, width = self._begin(batch, ahead)

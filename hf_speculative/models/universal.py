@@ -55,31 +55,35 @@ class UniversalModel(CachedModel):
         self.has_prompt = False  # from then on there is a rewinder, and a cache in it
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        newest = [length + ahead for length in batch.host_lengths]
+        """All rows are fed the same columns, from the shortest row's on to the longest one's; each takes its own logits."""
+        ends = [length + ahead for length in batch.host_lengths]
         # A row near the end may be fed beyond it, because others draft further: nothing reads that, and no position is there.
-        start, end = min(newest) - num_last, min(max(newest), batch.max_length)
+        start, end = min(ends) - num_last, min(max(ends), batch.max_length)
         self._read(batch)
         self._go_back(start)
-        logits = None if self.has_prompt else self._prefill()
-        if start - self.covered > self.rewinder.max_replay > 0:
-            self._feed(start, num_logits=1)
-        if end > self.covered:
-            committed = min(batch.host_lengths)
-            if end > committed >= self.covered > self.rewinder.column:
-                self.rewinder.mark(self.covered)
-            fed = self._feed(end, num_logits=end - start)
-            # Asked for what stands at the prompt's end as well: those logits came with the prompt.
-            logits = fed if logits is None or start >= self.width else torch.cat([logits, fed], 1)
-        assert logits is not None  # the newest token of some row has not been fed
+        logits = self._feed_from(start, end, num_committed=min(batch.host_lengths))
         first = end - logits.shape[1]  # the column of the first logits
         if len(self.rows) < len(logits):
             logits = logits[self.rows]
-        logits = logits.to(batch.tokens.device)
-        if min(newest) == max(newest):
-            return logits[:, -num_last:]
-        columns = torch.tensor([n - num_last - first for n in newest], device=logits.device)
-        columns = (columns[:, None] + torch.arange(num_last, device=logits.device)).clamp(max=logits.shape[1] - 1)
-        return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[2]))
+        return _last_before([column - first for column in ends], logits.to(batch.tokens.device), num_last)
+
+    def _feed_from(self, start: int, end: int, num_committed: int) -> Tensor:
+        """Feed what the cache lacks up to `end`; logits `(rows, columns, vocab)` of the columns from `start` on, or earlier.
+
+        Args:
+            num_committed: columns that every row keeps whatever becomes of its draft.
+        """
+        of_prompt = None if self.has_prompt else self._prefill()
+        if start - self.covered > self.rewinder.max_replay > 0:
+            self._feed(start, num_logits=1)
+        if self.covered >= end:
+            assert of_prompt is not None  # the newest token of some row has not been fed
+            return of_prompt
+        if end > num_committed >= self.covered > self.rewinder.column:
+            self.rewinder.mark(self.covered)
+        logits = self._feed(end, num_logits=end - start)
+        # Asked for what stands at the prompt's end as well: those logits came with the prompt.
+        return logits if of_prompt is None or start >= self.width else torch.cat([of_prompt, logits], 1)
 
     def prefill(self, batch: Batch) -> None:
         """`num_return_sequences` finds the prompts repeated already, as plain `generate` reads them."""
@@ -231,6 +235,15 @@ class UniversalModel(CachedModel):
         if self.keep:
             kept = {name: outputs[name] for name in self.keep if outputs.get(name) is not None}
             self.last = (first, kept, is_prompt)
+
+
+def _last_before(ends: list[int], logits: Tensor, num_last: int) -> Tensor:
+    """`(batch, num_last, vocab)`: of each row of `logits (batch, columns, vocab)` those in front of its own end."""
+    if min(ends) == max(ends):
+        return logits[:, -num_last:]
+    columns = torch.tensor(ends, device=logits.device)[:, None] - num_last
+    columns = (columns + torch.arange(num_last, device=logits.device)).clamp(max=logits.shape[1] - 1)
+    return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[2]))
 
 
 class TextModel(UniversalModel):

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel
 
-#: model types that tests/test_models.py compares with plain `generate`, so that none needs to be asked
+#: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
 TESTED_TYPES = frozenset(
     {
         "cohere",

@@ -1,7 +1,7 @@
 """How many times faster: from measurements in pairs, and never more than the counted passes allow.
 
 The same work is done both ways, one close after the other, several times. Each pair gives a ratio of tokens per second, and the
-speedup is their median: a while in which the machine was busy moves few of the ratios, where it would move a ratio of totals.
+speedup is their median: if the machine was busy for a while, few of the ratios change, but a ratio of totals would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: pairs that an `interval` needs
+#: the least number of pairs for an `interval`
 FEWEST = 6
 #: where the middle of the ratios lies, lower and upper end; `None` where there are too few of them to say
 Spread = Callable[[Sequence[float]], "tuple[float, float] | None"]
@@ -20,7 +20,7 @@ Spread = Callable[[Sequence[float]], "tuple[float, float] | None"]
 
 @dataclass(frozen=True)
 class Work:
-    """What a timed call, or a part of one, brought and took.
+    """Tokens and time of a call, or of a part of one.
 
     Attributes:
         num_tokens: new tokens of all rows, without padding.
@@ -35,20 +35,20 @@ class Work:
 
 
 def allowed_by_passes(own: Work, plain: Work) -> float:
-    """The most that speculative decoding can be faster than plain decoding of the same prompts, in tokens per second.
+    """The largest speedup over plain decoding of the same prompts that the number of passes allows.
 
     Drafts make passes fewer, never cheaper. Let a plain step of B rows take c. A target pass with b rows left, and drafts in
     them, takes c b / B or more, since rows share what a pass reads; the pass over the prompts takes F >= c either way. S plain
     steps then take F + (S - 1) c, and R row passes F + (R - B) c / B or more. The quotient of these is at most
     max(1, S B / R). Sampled texts may differ in length, hence the quotient of tokens.
 
-    It does not hold for passes that are compiled or captured where plain decoding's are not.
+    It does not hold for compiled or captured passes, unless plain decoding's are so, too.
     """
     return own.num_tokens / plain.num_tokens * max(1.0, plain.num_row_passes / own.num_row_passes)
 
 
 def quartiles(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """Of a few repeats of one measurement: what the middle half of them gave; a single one has no spread."""
+    """The middle half of a few repeats of one measurement; a single one has no spread."""
     if len(ratios) < 2:
         return None
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -58,8 +58,8 @@ def quartiles(ratios: Sequence[float]) -> tuple[float, float] | None:
 def interval(ratios: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the median, from order statistics, whatever the distribution.
 
-    Each ratio is above the true median with chance 1/2. So the d-th smallest and the d-th largest enclose it but with chance
-    2 P(Binomial(n, 1/2) < d), and d is the largest for which that is 5 % at most; below `FEWEST` ratios there is none.
+    Each ratio is above the true median with chance 1/2. So the d-th smallest and the d-th largest fail to enclose it with
+    chance 2 P(Binomial(n, 1/2) < d). d is the largest for which that is at most 5 %; below `FEWEST` ratios there is none.
     (David and Nagaraja, Order Statistics, 2003, section 7.1.)
     """
     num, d, tail = len(ratios), 0, 0.5 ** len(ratios)
@@ -76,9 +76,9 @@ class Speedup:
 
     Attributes:
         median: of the ratios of tokens per second, pair by pair.
-        low, high: their spread; `None` where there are too few pairs for one.
-        allowed: what the counted passes allow, the median over the pairs; `None` where they say nothing.
-        num_pairs: how many there were.
+        low, high: their spread; `None` with too few pairs.
+        allowed: what the counted passes allow, the median over the pairs; `None` if unknown.
+        num_pairs: how many pairs there were.
     """
 
     median: float
@@ -108,7 +108,7 @@ class Speedup:
 
     @property
     def is_noise(self) -> bool:
-        """More than the counted passes allow: the clock's doing, a machine that was busy, and no speedup."""
+        """More than the counted passes allow: no speedup, but an effect of the clock or a busy machine."""
         return self.allowed is not None and self.median > self.allowed
 
     @property
@@ -128,12 +128,12 @@ class Speedup:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The lower and upper end; `None` where there is none, or it is noise."""
+        """The lower and upper end; `None` without one, or if it is noise."""
         return None if self.low is None or self.high is None or self.is_noise else (self.low, self.high)
 
     @property
     def value(self) -> float | None:
-        """The median, but for noise."""
+        """The median; `None` if it is noise."""
         return None if self.is_noise else self.median
 
     def __str__(self) -> str:
@@ -141,23 +141,21 @@ class Speedup:
 
     @property
     def why_noise(self) -> str:
-        """A sentence's end, for noise."""
+        """The end of a sentence that explains noise."""
         by_the_clock = f"{self.median:.2f} times plain's tokens per second by the clock"
         return f"{by_the_clock}, where its target passes allow {self.allowed:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; noise has its figure in `measured` alone."""
+        """Ready for JSON; the figure of noise is in `measured` only."""
         values = asdict(self) | {"measured": self.median, "is_noise": self.is_noise}
         return values | dict.fromkeys(("median", "low", "high")) if self.is_noise else values
 
 
 def remarks(name: str, speedup: Speedup | None, drafts_nothing: bool) -> list[str]:
-    """What is to be said of a way to decode besides its figures, a sentence or two each."""
+    """Notes on a way to decode besides its figures, a sentence or two each."""
     found = []
     if drafts_nothing:
-        found.append(
-            f"{name}: nothing was drafted, so that each target pass brought one token, as plain decoding's do."
-        )
+        found.append(f"{name}: nothing was drafted, so each target pass brought one token, as in plain decoding.")
     if speedup is not None and speedup.is_noise:
         found.append(f"{name}: noise. {speedup.why_noise}.")
     return found

@@ -5,15 +5,13 @@ are at different lengths, and the draft looks ahead at tokens that may never be 
 of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
-* transformers' own prefix-dependent ones, which have no memory, are called once for all prefixes of one length;
+* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `memoryless.py`;
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +21,8 @@ from ..types import Batch
 from .copying import CannotCopy, clone
 from .guidance import Guidance
 from .memory import UsersOwn
+from .memoryless import MEMORYLESS
+from .prefixes import Prefixes
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -36,19 +36,6 @@ CONTEXT_FREE = (
     hf.InfNanRemoveLogitsProcessor,
     hf.LogitNormalization,
     hf.SuppressTokensLogitsProcessor,
-)
-MEMORYLESS = (
-    hf.MinLengthLogitsProcessor,
-    hf.MinNewTokensLengthLogitsProcessor,
-    hf.RepetitionPenaltyLogitsProcessor,
-    hf.NoRepeatNGramLogitsProcessor,
-    hf.SequenceBiasLogitsProcessor,
-    hf.NoBadWordsLogitsProcessor,
-    hf.ForcedBOSTokenLogitsProcessor,
-    hf.ForcedEOSTokenLogitsProcessor,
-    hf.ExponentialDecayLengthPenalty,
-    hf.SuppressTokensAtBeginLogitsProcessor,
-    hf.WatermarkLogitsProcessor,
 )
 
 
@@ -93,31 +80,44 @@ class Processors:
         # By exact type: a subclass of a known processor may remember things.
         if type(processor) in CONTEXT_FREE:
             return ContextFree(processor)
-        return Memoryless(processor) if type(processor) in MEMORYLESS else Remembering(processor, self.memories)
+        memoryless = MEMORYLESS.get(type(processor))
+        return memoryless(processor) if memoryless else Remembering(processor, self.memories)
+
+    @property
+    def takes_trees(self) -> bool:
+        """Guidance reads chains, and a processor that is never copied is called along one."""
+        return self.guidance is None and not (self.have_memory and self.memories.keeps_set)
+
+    @property
+    def have_memory(self) -> bool:
+        """Some of them, whose calls a draft has to make in the order of a chain."""
+        return bool(self.memories.originals)
 
     def __call__(self, batch: Batch, scores: Tensor, ahead: int, is_draft: bool) -> Tensor:
-        """Process `scores (batch, n, vocab)`; position i follows the tokens up to `ahead + i` beyond each row's length."""
+        """Process `scores (batch, n, vocab)`; position i follows the tokens up to `ahead + i` beyond each row's length.
+
+        In a tree: position 0 comes before its first node, the others after one each.
+        """
         if self.guidance is not None and not is_draft:
             scores = self.guidance(batch, scores)
-        if not self.memories.originals:
-            return self._apply(batch, scores, ahead)
-        self.memories.begin_pass(batch, is_draft)
+        prefixes = Prefixes(batch, scores.shape[1], ahead, tree=batch.tree)
+        if not self.have_memory:
+            return self._apply(prefixes, scores)
         columns = []
-        for i in range(scores.shape[1]):
-            columns.append(self._apply(batch, scores[:, i : i + 1], ahead + i))
-            self.memories.end_position(batch)
+        for i in self.memories.positions(prefixes, is_draft):
+            columns.append(self._apply(prefixes.at(i), scores[:, i : i + 1]))
         return torch.cat(columns, 1)
 
-    def _apply(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
+    def _apply(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         for step in self.steps:
-            scores = step(batch, scores, ahead)
+            scores = step(prefixes, scores)
         return scores
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         """The round emitted `num_tokens[b]` tokens in row b: memories move on by as many calls, and no further."""
         if self.guidance is not None:
             self.guidance.commit(batch)
-        if self.memories.originals:
+        if self.have_memory:
             self.memories.commit(batch, num_tokens)
 
 
@@ -126,40 +126,8 @@ class ContextFree:
         self.processor = processor
         self.no_prefix = torch.empty(0, 0, dtype=torch.long)
 
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         return self.processor(self.no_prefix, scores.flatten(0, 1)).view_as(scores)
-
-
-class Memoryless:
-    def __init__(self, processor):
-        self.processor = processor
-
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
-        num_positions = scores.shape[1]
-        if min(batch.host_lengths) == max(batch.host_lengths):
-            columns = [
-                self._process(batch, slice(None), batch.host_lengths[0] + ahead + i, scores[:, i])
-                for i in range(num_positions)
-            ]
-            return torch.stack(columns, 1)
-        prefixes = defaultdict(list)
-        for b, length in enumerate(batch.host_lengths):
-            for i in range(num_positions):
-                prefixes[length + ahead + i].append((b, i))
-        processed = torch.empty_like(scores)
-        for width, places in prefixes.items():
-            rows, positions = torch.tensor(places, device=scores.device).T
-            processed[rows, positions] = self._process(batch, rows, width, scores[rows, positions])
-        return processed
-
-    def _process(self, batch: Batch, rows, width: int, scores: Tensor) -> Tensor:
-        processor = self.processor
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, Tensor):  # repetition penalty: how much padding to skip, one entry a row of the call
-            processor = copy.copy(processor)
-            row_of_call = torch.tensor(batch.rows, device=ignored.device)
-            processor.prompt_ignore_length = ignored[row_of_call][rows]
-        return processor(batch.tokens[rows, :width], scores)
 
 
 class Remembering:
@@ -172,21 +140,64 @@ class Remembering:
     def __init__(self, processor, memories: Memories):
         self.memories, self.index = memories, memories.originals.index(processor)
 
-    def __call__(self, batch: Batch, scores: Tensor, ahead: int) -> Tensor:
-        processed = torch.empty_like(scores)
-        for b, row in enumerate(batch.rows):
-            ids = batch.tokens[b, None, : batch.host_lengths[b] + ahead].expand(self.memories.batch_size, -1)
-            position = scores[b].repeat(self.memories.batch_size, 1)
-            processed[b, 0] = self.memories.current[row][self.index](ids, position)[row]
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        processed, batch_size = torch.empty_like(scores), self.memories.batch_size
+        tokens = prefixes.last(prefixes.longest)
+        for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.host_widths(), strict=True)):
+            ids = tokens[lane, :, prefixes.longest - width :].expand(batch_size, -1)
+            processor = self.memories.of_row[row].current[self.index]
+            processed[lane, 0] = processor(ids, scores[lane].repeat(batch_size, 1))[row]
         return processed
 
 
+class Memory:
+    """A row's copies of the processors with a memory, and what they remembered after each position of the target's pass.
+
+    Attributes:
+        committed: as after the last emitted token.
+        current: as after the last position.
+        after: snapshots, one a position; none if the set is never copied, which `rollback(num_calls)` takes back instead.
+    """
+
+    def __init__(self, copies: list, memories: Memories):
+        self.committed, self.memories = copies, memories
+        self.num_calls = 0
+
+    def begin_pass(self) -> None:
+        self._take_back(self.num_calls)
+        self.current = self.committed if self.memories.keeps_set else clone(self.committed)
+        self.after: list[list] = []
+
+    def end_position(self, is_draft: bool) -> None:
+        self.num_calls += 1
+        if not is_draft and not self.memories.keeps_set:
+            self.after.append(clone(self.current))
+
+    def go_to(self, position: int) -> None:
+        """The next position follows this one, which need not be the last."""
+        if position != len(self.after) - 1:
+            self.current = clone(self.after[position])
+
+    def commit(self, num_tokens: int, path: Sequence[int]) -> None:
+        """So many positions on a path of draft tokens have become the row's own."""
+        if not self.memories.keeps_set:
+            self.committed = self.after[path[num_tokens - 2] + 1 if num_tokens > 1 else 0]
+            self.after = []
+        self._take_back(self.num_calls - num_tokens)
+
+    def _take_back(self, num_calls: int) -> None:
+        if self.memories.can_rollback and num_calls:
+            for processor in self.committed:
+                processor.rollback(num_calls)
+        self.num_calls = 0
+
+
 class Memories:
-    """The processors with a memory: a set of copies for each row, and what they remembered after each position of a round.
+    """The processors with a memory: each row has a set of copies, see `Memory`.
 
     Drafts and verification work on copies of a row's set; `commit` keeps the one after the last emitted token. If all of
     them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
-    cannot be copied are called themselves, which serves one row and no drafts: see `can_look_ahead`.
+    cannot be copied are called themselves, which serves one row and no drafts: see `why_not_ahead`.
 
     Raises:
         CannotCopy: one of them cannot be copied, and there are several rows.
@@ -205,45 +216,38 @@ class Memories:
                     raise
                 self.why_not_ahead = error
         self.keeps_set = self.can_rollback or self.why_not_ahead is not None
-        self.committed: dict[int, list] = {}
-        self.current: dict[int, list] = {}
-        self.after: dict[int, list[list]] = {}
-        self.num_calls: dict[int, int] = defaultdict(int)
+        self.of_row: dict[int, Memory] = {}
         self.is_drafting = False
 
-    def begin_pass(self, batch: Batch, is_draft: bool) -> None:
-        if is_draft and self.is_drafting:
-            return  # the draft goes on where it was
-        for row in self.committed.keys() - {0, *batch.rows}:  # done; the first row's are still shown
-            del self.committed[row], self.current[row], self.num_calls[row]
-        if self.users is not None:
-            self.users.hand_out(self.committed.values())
-        for row in batch.rows:
-            if row not in self.committed:
-                self.committed[row] = self.originals if self.users is None else clone(self.users.copies)
-            self._take_back(row, self.num_calls[row])
-            self.current[row] = self.committed[row] if self.keeps_set else clone(self.committed[row])
-            self.after[row] = []
+    def positions(self, prefixes: Prefixes, is_draft: bool) -> Iterator[int]:
+        """The positions in turn: at each, the rows' memories are those of what it follows."""
+        batch, tree = prefixes.batch, prefixes.tree
+        if not (is_draft and self.is_drafting):  # else the draft goes on where it was
+            self._begin_pass(batch)
         self.is_drafting = is_draft
+        for position in range(prefixes.num_positions):
+            for lane, row in enumerate(batch.rows):
+                if tree is not None and position:
+                    self.of_row[row].go_to(tree.host_parents[lane][position - 1] + 1)
+            yield position
+            for row in batch.rows:
+                self.of_row[row].end_position(is_draft)
 
-    def end_position(self, batch: Batch) -> None:
+    def _begin_pass(self, batch: Batch) -> None:
+        for row in self.of_row.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.of_row[row]
+        if self.users is not None:
+            self.users.hand_out(memory.committed for memory in self.of_row.values())
         for row in batch.rows:
-            self.num_calls[row] += 1
-            if not self.is_drafting and not self.keeps_set:
-                self.after[row].append(clone(self.current[row]))
+            if row not in self.of_row:
+                copies = self.originals if self.users is None else clone(self.users.copies)
+                self.of_row[row] = Memory(copies, self)
+            self.of_row[row].begin_pass()
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
-        for row, num in zip(batch.rows, num_tokens, strict=True):
-            if not self.keeps_set:
-                self.committed[row] = self.after.pop(row)[num - 1]
-            self._take_back(row, self.num_calls[row] - num)
-            self.num_calls[row] = 0
+        for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):
+            path: Sequence[int] = range(num) if batch.host_path is None else batch.host_path[lane]
+            self.of_row[row].commit(num, path)
         self.is_drafting = False
         if self.users is not None:
-            self.users.show(self.committed[0])  # the user's own objects show the memory of the call's first row
-
-    def _take_back(self, row: int, num_calls: int) -> None:
-        if self.can_rollback and num_calls:
-            for processor in self.committed[row]:
-                processor.rollback(num_calls)
-        self.num_calls[row] = 0
+            self.users.show(self.of_row[0].committed)  # the user's own objects show the memory of the call's first row

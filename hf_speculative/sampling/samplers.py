@@ -15,8 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interfaces import Sampler
-from ..types import Batch
+from ..types import Batch, Tree
 from .logits_processors import Processors
+
+#: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
+#: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)
+SHARPNESS = 2.0
 
 
 def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
@@ -28,7 +32,7 @@ def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 class ProcessedSampler(Sampler):
-    """Logits go through the call's logits processors, the target's and the draft's alike. What is random is the subclass's.
+    """Logits go through the call's logits processors, the target's and the draft's alike. Subclasses say how tokens are drawn.
 
     Args:
         processors: of the call.
@@ -38,6 +42,14 @@ class ProcessedSampler(Sampler):
     def __init__(self, processors: Processors, vocab_size: int):
         self.processors, self.vocab_size = processors, vocab_size
 
+    @property
+    def takes_trees(self) -> bool:  # type: ignore[override]
+        return self.processors.takes_trees
+
+    @property
+    def drafts_trees(self) -> bool:  # type: ignore[override]
+        return self.takes_trees and not self.processors.have_memory
+
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
         self.processors.commit(batch, [len(new) for new in tokens])
 
@@ -46,10 +58,16 @@ class ProcessedSampler(Sampler):
         return self.processors(batch, logits.to(torch.float32, copy=True), ahead=0, is_draft=False)
 
     def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        scores = logits[:, : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
-        if scores.shape[1] < self.vocab_size:
-            scores = functional.pad(scores, (0, self.vocab_size - scores.shape[1]), value=-torch.inf)
-        return self.processors(batch, scores[:, None], ahead, is_draft=True)[:, 0]
+        return self._of_draft(batch, logits[:, None], ahead)[:, 0]
+
+    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
+        return self._of_draft(batch, logits, first + 1)
+
+    def _of_draft(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        scores = logits[..., : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
+        if scores.shape[2] < self.vocab_size:
+            scores = functional.pad(scores, (0, self.vocab_size - scores.shape[2]), value=-torch.inf)
+        return self.processors(batch, scores, ahead, is_draft=True)
 
     def probs(self, scores: Tensor) -> Tensor:
         """NaN throughout where `scores` stand for no distribution."""
@@ -59,10 +77,14 @@ class ProcessedSampler(Sampler):
         probs = self.probs(scores)
         is_valid = ~probs[..., 0].isnan()
         # A uniform one stands for what is none, so that a rule leads there as often as plain decoding does.
-        return self._guessed(probs), is_valid.long().cumprod(1).sum(1)
+        return self._guessed(probs), is_valid
 
     def _guessed(self, probs: Tensor) -> Tensor:
         return probs.nan_to_num(1 / self.vocab_size)
+
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        """Nothing is likely where the draft has nothing to say, see `propose`."""
+        return scores.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         # A draft may have nothing to say: all that is allowed is past its vocabulary, or its logits are NaN. It then guesses at
@@ -84,10 +106,13 @@ class Greedy(ProcessedSampler):
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        return super().confidences(SHARPNESS * scores, ahead)
+
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         return scores.argmax(-1), None
 
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
         return probs.argmax(-1)
 
     def bernoulli(self, probability: Tensor) -> Tensor:
@@ -107,7 +132,7 @@ class Independent(ProcessedSampler):
             return None
         return ("independent", self.keeps_draft_probs, self.processors.settings)
 
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
         return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
 
     def bernoulli(self, probability: Tensor) -> Tensor:
@@ -161,15 +186,26 @@ class Coupled(ProcessedSampler):
         if self.num_steps < len(self.states):
             self.generator.set_state(self.states[self.num_steps])
 
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
-        rows = [
-            torch.stack([self.noise_of(step + ahead + i)[row] for i in range(probs.shape[1])])
-            for row, step in zip(self.rows, self.steps, strict=True)
-        ]
-        return exponential_race(probs, torch.stack(rows))
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        race = scores.log_softmax(-1) - self._noise(ahead, 1).log()
+        return super().confidences(SHARPNESS * race, ahead)
+
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
+        noise = self._noise(ahead, probs.shape[1] if tree is None else tree.depth + 1)
+        if tree is not None:  # plain decoding gets to one of the nodes of a depth, at the step of that depth
+            noise = noise[torch.arange(len(noise), device=noise.device)[:, None], tree.depths.to(noise.device)]
+        return exponential_race(probs, noise)
 
     def bernoulli(self, probability: Tensor) -> Tensor:
         raise TypeError("coupled sampling flips no coins: it needs the rule SampledVerification")
+
+    def _noise(self, ahead: int, width: int) -> Tensor:
+        """`(batch, width, vocab)` noise of each row's steps `ahead`, `ahead + 1`, ... places ahead."""
+        rows = [
+            torch.stack([self.noise_of(step + ahead + i)[row] for i in range(width)])
+            for row, step in zip(self.rows, self.steps, strict=True)
+        ]
+        return torch.stack(rows)
 
     def noise_of(self, step: int) -> Tensor:
         """The `(batch, vocab)` noise that plain decoding draws at `step`."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from ..interfaces import Sampler
-from ..types import Batch
+from ..types import Batch, Tree
 
 
 class WrappedSampler(Sampler):
@@ -16,6 +16,7 @@ class WrappedSampler(Sampler):
     def __init__(self, sampler: Sampler):
         self.sampler, self.vocab_size = sampler, sampler.vocab_size
         self.one_hot_proposals, self.keeps_draft_probs = sampler.one_hot_proposals, sampler.keeps_draft_probs
+        self.takes_trees, self.drafts_trees = sampler.takes_trees, sampler.drafts_trees
 
     @property
     def settings(self) -> Hashable | None:
@@ -36,17 +37,23 @@ class WrappedSampler(Sampler):
     def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
         return self.sampler.draft_scores(batch, logits, ahead)
 
+    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
+        return self.sampler.level_scores(batch, logits, first)
+
     def probs(self, scores: Tensor) -> Tensor:
         return self.sampler.probs(scores)
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         return self.sampler.target_probs(scores)
 
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        return self.sampler.confidences(scores, ahead)
+
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         return self.sampler.propose(scores, ahead)
 
-    def categorical(self, probs: Tensor, ahead: int = 0) -> Tensor:
-        return self.sampler.categorical(probs, ahead)
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
+        return self.sampler.categorical(probs, ahead, tree)
 
     def bernoulli(self, probability: Tensor) -> Tensor:
         return self.sampler.bernoulli(probability)

@@ -1,13 +1,14 @@
-"""How many tokens to guess next. One file a schedule."""
+"""How many tokens to draft next. One file for each schedule."""
 
 from ..types import Costs
 from .adaptive import Adaptive
+from .best_nodes import BestNodes
 from .confidence import ConfidenceStop
 from .constant import Constant
 from .heuristic import Heuristic
 from .together import Together
 
-SCHEDULES = (Adaptive, Constant, Heuristic, ConfidenceStop, Together)
+SCHEDULES = (Adaptive, BestNodes, Constant, Heuristic, ConfidenceStop, Together)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -16,4 +17,14 @@ SCHEDULE_NAMES = {
     "heuristic_transient": Heuristic,
 }
 
-__all__ = ["SCHEDULES", "SCHEDULE_NAMES", "Adaptive", "ConfidenceStop", "Constant", "Costs", "Heuristic", "Together"]
+__all__ = [
+    "SCHEDULES",
+    "SCHEDULE_NAMES",
+    "Adaptive",
+    "BestNodes",
+    "ConfidenceStop",
+    "Constant",
+    "Costs",
+    "Heuristic",
+    "Together",
+]

@@ -1,14 +1,14 @@
-"""The draft length that brings the most tokens per second, by measured cost and by what was accepted so far.
+"""The draft length with the most expected tokens per second, by measured cost and past acceptance.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts g
 tokens brings a row 1 + s_1 + ... + s_g tokens, s_i the chance that draft token i survives, and takes the time that was
-measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing, and
-would say less about it. Where no draft seems to pay the length is 0, plain decoding, unless there is credit: a little at the
-start, a little more with each round, and some of what drafting has won. So chance at the start of a text does not end drafting,
-a text that becomes predictable is noticed, and what a useless draft costs stays small.
+measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing and
+tell less about it. If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a
+little more with each round, and some of the time that drafting has saved. So bad luck at the start of a text does not end
+drafting, a text that becomes predictable is noticed, and a useless draft costs little.
 
-All of it depends on earlier rounds and on costs that no longer change; of the round that is decided about nothing is known yet.
-That keeps the output exact.
+The decision depends only on earlier rounds and on costs fixed for the call, not on the round it is about. So the output stays
+exact.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Evidence:
                 self.kept[i] += kept / len(survivals)
 
     def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
-        """The share kept over all positions, drawn to `prior`."""
+        """The share kept over all positions, shrunk towards `prior`."""
         return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
 
     def survival(self, rate: float) -> list[float]:
-        """s_1, s_2, ...: products of the shares kept at each position, those drawn to `rate`."""
+        """s_1, s_2, ...: products of the shares kept at each position, each shrunk towards `rate`."""
         survivals, survival = [], 1.0
         for reached, kept in zip(self.reached, self.kept, strict=True):
             survival *= (kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT)
@@ -65,8 +65,8 @@ class Adaptive(Schedule):
 
     Args:
         max_tokens: the longest draft.
-        costs: of rounds; by default those that are measured before a first call and then kept. With costs given, the lengths
-            do not depend on the machine.
+        costs: of rounds. Default: measured before a pair's first calls and then kept. With given costs, the lengths do not
+            depend on the clock.
 
     Raises:
         ValueError: `max_tokens` is below 1.

@@ -1,7 +1,7 @@
 """transformers' heuristic: two tokens more after a draft that was accepted whole, one less after any other.
 
 Each row has its own length, kept for one call: nothing is written to a model's config, so a seed gives the same tokens
-the first and the tenth time. A decision depends on past rounds alone, which is exact.
+the first and the tenth time. Decisions depend on past rounds only, so the output stays exact.
 """
 
 from ..interfaces import Schedule

@@ -11,7 +11,7 @@ from ..types import Batch, Costs, Round
 
 
 class WrappedSchedule(Schedule):
-    """A schedule around another one: what a subclass leaves alone is the other's."""
+    """A schedule around another one: methods that a subclass does not define are the other's."""
 
     def __init__(self, schedule: Schedule):
         self.schedule = schedule
@@ -21,6 +21,9 @@ class WrappedSchedule(Schedule):
 
     def num_draft_tokens(self, row: int) -> int:
         return self.schedule.num_draft_tokens(row)
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        return self.schedule.num_nodes(batch, chances)
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)

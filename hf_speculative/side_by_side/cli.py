@@ -12,46 +12,39 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, load_pair
+from ..call.option_table import ROWS
+from ..command.arguments import DTYPES, check_dtype, from_table, load_pair, with_drafting_options
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 
-#: prompts up to which texts are shown unasked
+#: texts are shown by default for up to so many prompts
 FEW = 4
-#: timings that the default number of repeats gives at least
+#: the default number of repeats gives at least so many timings
 ENOUGH = 3
 
 
+@with_drafting_options("num_draft_tokens")
 def generate(
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to go on with. Without any, they come from --prompts or from standard input."),
+        typer.Argument(
+            help="Prompts: texts to continue. Without any, they come from --prompts or from standard input."
+        ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: .txt (a line each), .jsonl, .csv, .parquet; .gz.")
+        Path | None, typer.Option(help="A file of prompts: .txt (one a line), .jsonl, .csv, .parquet; also as .gz.")
     ] = None,
     column: Annotated[str, typer.Option("--field", help="The column of that file that holds the prompt.")] = "prompt",
     demo: Annotated[
         bool,
-        typer.Option(
-            "--demo", help="Go on with two prompts that are built in; on a terminal also without this option."
-        ),
+        typer.Option("--demo", help="Use two built-in prompts. On a terminal, also the default if no prompt is given."),
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
     ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help="Draft, a smaller model that guesses ahead: a Hub name or folder.")
-    ] = None,
-    num_draft_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="How many tokens the draft guesses before the target checks them. By default chosen anew each time, by "
-            "measured cost.",
-        ),
-    ] = None,
+    draft_model: Annotated[str | None, from_table("draft_model", also="A Hub name or folder.")] = None,
+    num_draft_tokens: Annotated[int | None, from_table("num_draft_tokens")] = None,
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="How many tokens to generate for each prompt, at most.")
     ] = 96,
@@ -61,45 +54,37 @@ def generate(
             min=0.0, help="0 always takes the likeliest token (greedy decoding); above 0, tokens are sampled."
         ),
     ] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k likeliest tokens only; 0 is off.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample only among the k likeliest tokens; 0 is off.")] = 0,
     top_p: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Sample among the likeliest tokens only, as many as it takes for their probabilities to add "
-            "up to this; 1 is off.",
+            help="Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
         ),
     ] = 1.0,
-    reproducible: Annotated[
-        bool,
-        typer.Option(
-            "--reproducible", help="Sample exactly the tokens that plain decoding samples under the same seed."
-        ),
-    ] = False,
-    rule: Annotated[
-        str | None, typer.Option(help="How drafts are verified: token, block, sampled. By default what keeps most.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="What sampling starts from: the same seed gives the same texts again.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling: the same seed gives the same texts again.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="How many prompts are decoded together.")] = 1,
     repeats: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"How often each prompt is decoded both ways, to tell a speedup from noise. By default as often as gives "
-            f"{ENOUGH} timings: once for a file of prompts, {ENOUGH} times for a single one.",
+            help=f"How often each prompt is decoded both ways, to tell a speedup from noise. Default: as often as gives "
+            f"{ENOUGH} timings, that is once for a file of prompts and {ENOUGH} times for a single one.",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.")] = "float32",
     device: Annotated[
-        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ...; by default cuda where there is one.")
+        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
     ] = "",
     show_text: Annotated[
-        bool | None, typer.Option(help=f"Print the texts, or do not; by default for up to {FEW} prompts.")
+        bool | None, typer.Option(help=f"Whether to print the texts. Default: for up to {FEW} prompts.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line for each prompt, then one with the totals.")
     ] = False,
+    *,
+    drafting: dict[str, Any],
 ) -> None:
     """Generate text with a draft and without, and compare.
 
@@ -110,48 +95,40 @@ def generate(
 
     Your own pair:  hf-speculative generate --model Qwen/Qwen2.5-7B --draft-model Qwen/Qwen2.5-0.5B "Once upon a time"
 
+    Without a draft model:  hf-speculative generate --model Qwen/Qwen2.5-7B "Once upon a time"
+
     A file of prompts:  hf-speculative generate --prompts HumanEval.jsonl.gz --batch-size 8
 
-    Ctrl-C ends it early and shows what was measured until then.
+    Ctrl-C ends it early and shows what was measured so far.
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     check_dtype(dtype)
-    if temperature == 0 and (top_k or top_p < 1 or reproducible):
+    if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
-        from ..call.draft_models import tokenizer_of_draft
-        from ..verification import rule_for
+        from ..evaluation.settings import Setting
         from . import screen
         from .comparison import Comparison, Runner
         from .prompts import batches, prompt_source, usable
     quiet_transformers()
-    rule_for(rule)  # a wrong name is told now
+    names_source = any(ROWS[name].is_source for name in drafting)
+    if model is not None and draft_model is None and not names_source:
+        drafting["method"], names_source = "auto", True
+    if draft_model is not None or not names_source:
+        drafting["draft_model"] = "draft"
+    setting = Setting(num_draft_tokens=num_draft_tokens, temperature=temperature, **drafting)
     source = prompt_source(prompt, prompts, column, demo, err)
     total = sum(1 for p in source() if isinstance(p, str))
     with ends_at_once(), err.status("loading the models"):
-        target, draft, tokenizer = load_pair(model, draft_model, dtype, device)
-        other = tokenizer_of_draft(draft_model, tokenizer) if draft_model else None
-    tokenizers = {} if other is None else {"tokenizer": tokenizer, "draft_tokenizer": other}
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {}
-    run = Runner(
-        target,
-        draft,
-        tokenizer,
-        seed=seed,
-        kwargs={"do_sample": False, "max_new_tokens": max_new_tokens} | sampling,
-        speculative_kwargs={
-            "num_draft_tokens": num_draft_tokens,
-            "reproducible": reproducible or None,
-            "rule": rule,
-        }
-        | tokenizers,
-    )
+        target, draft, tokenizer, other = load_pair(model, draft_model, dtype, device, needs_draft=not names_source)
+    sampling = {"top_k": top_k, "top_p": top_p} if temperature else {}
+    run = Runner(target, draft, tokenizer, other, setting, seed, max_new_tokens=max_new_tokens, **sampling)
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
     shows = not as_json and (total <= FEW if show_text is None else show_text)
     streams = shows and batch_size == 1
     if shows and out.is_terminal:
         out.print(screen.MEANING)
-    comparison, is_stopped = Comparison(), False
+    comparison, is_stopped = Comparison(setting), False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # rich would send what is printed meanwhile, JSON for a file say, where the bar goes
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
@@ -181,18 +158,17 @@ def generate(
         for batch in batches(usable(source(), err), batch_size):
             try:
                 decode(batch)
-            except (ValueError, RuntimeError, IndexError) as error:  # this batch's own, the others go on
+            except (ValueError, RuntimeError, IndexError) as error:  # an error of this batch; the others continue
                 skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True
         err.print(f"\nstopped after {comparison.num_prompts} of {total} prompts")
     if comparison.num_prompts:
-        is_exact = temperature == 0 or reproducible
         if as_json:
-            print(json.dumps({"total": comparison.to_dict(num_draft_tokens, sampled=not is_exact)}), flush=True)
+            print(json.dumps({"total": comparison.to_dict()}), flush=True)
         else:
-            screen.print_comparison(out, comparison, num_draft_tokens, is_exact)
+            screen.print_comparison(out, comparison)
     if is_stopped:
         raise typer.Exit(STOPPED)
     if not comparison.num_prompts:

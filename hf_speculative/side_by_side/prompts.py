@@ -14,14 +14,14 @@ from ..embedded import DEMO_PROMPTS
 from ..evaluation.journal import BadRow
 from ..evaluation.rows import read_texts
 
-#: how to say where prompts are
-WAYS = "as an argument, on standard input, in a file with --prompts, or --demo for two that are built in"
+#: the ways to give prompts
+WAYS = "as an argument, on standard input, in a file with --prompts, or use the two built-in ones with --demo"
 
 
 def prompt_source(
     given: list[str] | None, path: Path | None, column: str, demo: bool, console: Console
 ) -> Callable[[], Iterator[str | BadRow]]:
-    """A function that starts over on the prompts each time it is called.
+    """A function that iterates over the prompts, from the first one at each call.
 
     Raises:
         ValueError: there are none, an empty one was given, or two sources were.
@@ -36,12 +36,12 @@ def prompt_source(
         texts = read_texts(path, column)
     elif given:
         if "" in given:
-            raise ValueError(f"prompt {given.index('') + 1} is empty: give a text to go on with, {WAYS}.")
+            raise ValueError(f"prompt {given.index('') + 1} is empty: give a text to continue, {WAYS}.")
         texts = given
     elif demo:
         texts = DEMO_PROMPTS
     elif sys.stdin is not None and sys.stdin.isatty():
-        console.print("No prompt was given, so here are the two that are built in (--demo).")
+        console.print("No prompt was given: using the two built-in ones (--demo).")
         texts = DEMO_PROMPTS
     else:
         text = sys.stdin.read() if sys.stdin is not None else ""
@@ -52,7 +52,7 @@ def prompt_source(
 
 
 def usable(prompts: Iterator[str | BadRow], console: Console) -> Iterator[str]:
-    """The prompts; each row that holds none is named."""
+    """The prompts; a row without one is named on the console and skipped."""
     for prompt in prompts:
         if isinstance(prompt, BadRow):
             console.print(Text.assemble(("skipped", "yellow"), f" row {prompt.index}: {prompt.message}"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.table import Table
 
+from ..reports.formats import plural, times
 from ..reports.pages import visible
 from ..reports.speedup import remarks
 from .comparison import Comparison
@@ -17,29 +18,25 @@ MEANING = "[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tok
 
 
 def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]) -> None:
-    """A prompt and what becomes of it, piece by piece as they come."""
+    """Prints a prompt and its continuation, piece by piece as they are generated."""
     console.out(visible(prompt), style="dim", end="")
     for piece, is_from_draft in pieces:
         console.out(visible(piece), style=STYLES[is_from_draft], end="")
     console.out("\n")
 
 
-def print_comparison(console: Console, comparison: Comparison, num_draft_tokens: int | None, is_exact: bool) -> None:
-    prompts = "1 prompt" if comparison.num_prompts == 1 else f"{comparison.num_prompts} prompts"
-    pairs = "1 pair" if len(comparison.pairs) == 1 else f"{len(comparison.pairs)} pairs"
-    length = (
-        "draft length chosen each round" if num_draft_tokens is None else f"{num_draft_tokens} draft tokens a round"
-    )
-    console.print(f"{prompts}, {pairs} of runs, one each way; {length}")
-    console.print(_table(comparison, num_draft_tokens))
-    for sentence in _remarks(comparison, num_draft_tokens):
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    prompts, pairs = plural(comparison.num_prompts, "prompt"), plural(len(comparison.pairs), "pair")
+    console.print(f"{prompts}, {pairs} of runs, one each way; {comparison.setting.label}", markup=False)
+    console.print(_table(comparison))
+    for sentence in _remarks(comparison):
         console.print(sentence)
-    if is_exact:
+    if comparison.setting.is_exact:
         same, total = comparison.num_identical, comparison.num_prompts
         console.print(f"Identical to plain decoding: [bold]{same} of {total}[/] texts.")
 
 
-def _table(comparison: Comparison, num_draft_tokens: int | None) -> Table:
+def _table(comparison: Comparison) -> Table:
     stats, speedup = comparison.statistics, comparison.speedup
     table = Table("")
     for name in ("plain", "speculative"):
@@ -57,14 +54,13 @@ def _table(comparison: Comparison, num_draft_tokens: int | None) -> Table:
         table.add_row("speedup", "1.00x", f"[bold]{speedup}[/]")
         if speedup.spread is not None:
             table.add_row("  quartiles", "", "{:.2f} to {:.2f}".format(*speedup.spread))
-    predicted = comparison.predicted_speedup(num_draft_tokens)
-    if predicted is not None:
-        table.add_row("predicted by theory", "", f"{predicted:.2f}x")
+    if comparison.predicted_speedup is not None:
+        table.add_row("predicted by theory", "", times(comparison.predicted_speedup))
     return table
 
 
-def _remarks(comparison: Comparison, num_draft_tokens: int | None) -> Iterator[str]:
-    """What the figures mean, and what they do not tell."""
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    """Notes below the table: what the figures mean."""
     stats, speedup = comparison.statistics, comparison.speedup
     yield from remarks("speculative", speedup, drafts_nothing=not stats.num_draft_tokens)
     if speedup is None or speedup.num_pairs < 2:
@@ -73,5 +69,5 @@ def _remarks(comparison: Comparison, num_draft_tokens: int | None) -> Iterator[s
         yield "Speedup: the median of the pairs' ratios, and their quartiles."
     if stats.num_draft_tokens:
         yield "Mean acceptance length counts the token that the target adds."
-    if comparison.predicted_speedup(num_draft_tokens) is not None:
+    if comparison.predicted_speedup is not None:
         yield "Prediction: Leviathan et al., Theorem 3.8."

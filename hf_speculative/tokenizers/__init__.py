@@ -1,1 +1,1 @@
-"""Vocabularies that differ: what two of them share, one text kept in step in both, the text that a token adds."""
+"""Tokenizers that differ: what two vocabularies share, one text kept aligned in both, the text that a token adds."""

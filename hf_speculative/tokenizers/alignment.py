@@ -1,14 +1,17 @@
-"""The same text in two vocabularies, kept in step while it grows.
+"""A tokenizer's ids for a text that grows, and where in the text each of them ends.
 
-The target's committed tokens are read as bytes; the draft's ids for them are derived once, and only the last few may change
-when more text follows. The other way round, the draft's text is encoded for the target within a window, and only what
-comes after the committed tokens is taken. So a round encodes as much text at 8,000 tokens as at 80.
+    the text    a   b o a t
+    ids        "a"  " "  "boat"
+    ends        1    2      6
+
+Only the last few ids may change when more text follows, so that a round encodes as much text at 8,000 tokens as at 80.
 """
 
 from __future__ import annotations
 
 import copy
 from codecs import utf_8_decode
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
@@ -47,6 +50,154 @@ class Encoder:
         return ids, [sizes[end] for _, end in offsets]
 
 
+class Alignment:
+    """A text that grows, in bytes, with a tokenizer's ids for it.
+
+    It is cut where what stands before has no say in what comes, as at special tokens, across which nothing merges: `text` and
+    `ends` begin anew there, `ids` go on.
+
+    A tokenizer of six pieces that always takes the longest, and a text of which more is known each time:
+
+    >>> pieces = [b"a", b" ", b"b", b"bo", b"boat", b"t"]
+    >>> def encode(text: str) -> tuple[list[int], list[int]]:
+    ...     ids, ends = [], [0]
+    ...     while ends[-1] < len(text):
+    ...         found = max((p for p in pieces if text.encode().startswith(p, ends[-1])), key=len)
+    ...         ids.append(pieces.index(found))
+    ...         ends.append(ends[-1] + len(found))
+    ...     return ids, ends[1:]
+    >>> row = Alignment(encode, pieces.__getitem__, lookbehind=10)
+    >>> def show(row):
+    ...     print([(pieces[index].decode(), end) for index, end in zip(row.ids, row.ends)])
+    >>> row.text += b"a bo"
+    >>> row.cover()
+    >>> show(row)
+    [('a', 1), (' ', 2), ('bo', 4)]
+
+    The last few ids are encoded again together with what is new, so that they merge as in the whole text:
+
+    >>> row.text += b"at"
+    >>> row.cover()
+    >>> show(row)
+    [('a', 1), (' ', 2), ('boat', 6)]
+
+    Ids that a model has drafted stay as it wrote them for as long as they spell the text, for it has read them already:
+
+    >>> row.text += b" boat"
+    >>> row.drafted = [1, 3, 0, 5, 2]  # " ", "bo", "a", "t", "b"
+    >>> row.cover()
+    >>> show(row)
+    [('a', 1), (' ', 2), ('boat', 6), (' ', 7), ('bo', 9), ('a', 10), ('t', 11)]
+
+    Args:
+        encode: ids of a text and the byte at which each ends.
+        piece: the bytes of an id; `None` for special tokens.
+        lookbehind: how many ids are encoded again together with new text.
+        ids: what comes before the text.
+
+    Attributes:
+        text: bytes since the last cut.
+        ids: for all that was ever covered.
+        ends: for each of `ids` since that cut, the byte of `text` at which it ends.
+        drafted: ids that may come next, as far as they spell the text.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], tuple[list[int], list[int]]],
+        piece: Callable[[int], bytes | None],
+        lookbehind: int,
+        ids: Iterable[int] = (),
+    ):
+        self.encode, self.piece, self.lookbehind = encode, piece, lookbehind
+        self.text = bytearray()
+        self.ids: list[int] = list(ids)
+        self.ends: list[int] = []
+        self.drafted: list[int] = []
+
+    def copy(self) -> Alignment:
+        other = copy.copy(self)
+        other.text, other.ids, other.ends = bytearray(self.text), list(self.ids), list(self.ends)
+        other.drafted = list(self.drafted)
+        return other
+
+    @property
+    def num_covered(self) -> int:
+        """How many bytes of the text have ids."""
+        return self.ends[-1] if self.ends else 0
+
+    def append(self, index: int) -> None:
+        """The id of all the text that has none yet."""
+        self.ids.append(index)
+        self.ends.append(len(self.text))
+
+    def cut(self, special: int | None = None) -> None:
+        """Begin a new text, after a special token if there is one."""
+        if special is not None:
+            self.ids.append(special)
+            self.drafted = self.drafted[1:] if self.drafted[:1] == [special] else []
+        self.text, self.ends = bytearray(), []
+
+    def cover(self) -> None:
+        """Ids up to the end of the text, but for the bytes of a character that is not whole yet."""
+        self._take_drafted()
+        while self.num_covered < len(self.text):
+            start = self._start_of_window()
+            begin = self.ends[start - 1] if start else 0
+            try:
+                window, num_bytes = utf_8_decode(self.text[begin:], "strict", False)
+            except UnicodeDecodeError as error:  # no text: go on after it
+                self.text, self.ends = self.text[begin + error.end :], []
+                continue
+            if begin + num_bytes > self.num_covered:
+                ids, ends = self.encode(window)
+                self._splice(start, ids, [begin + end for end in ends])
+                # What the tokenizer drops is not tried again: the window would grow with it.
+                if self.ends:
+                    self.ends[-1] = begin + num_bytes
+                else:
+                    self.text = self.text[begin + num_bytes :]
+            return
+
+    def _take_drafted(self) -> None:
+        while self.drafted and self.num_covered < len(self.text):
+            piece = self.piece(self.drafted[0])
+            if not piece or not self.text.startswith(piece, self.num_covered):
+                self.drafted = []
+                return
+            self.ends.append(self.num_covered + len(piece))
+            self.ids.append(self.drafted.pop(0))
+
+    def _start_of_window(self) -> int:
+        """The first of the ids since the cut to encode again; none that begins within a character."""
+        start = max(0, len(self.ends) - self.lookbehind)
+        while start and not begins_character(self.text[self.ends[start - 1]]):
+            start -= 1
+        return start
+
+    def _splice(self, start: int, ids: list[int], ends: list[int]) -> None:
+        """Replace the ids from the text's `start` on, keeping those that lacked their context in this encoding."""
+        first = len(self.ids) - len(self.ends)
+        skip = 0
+        if start:
+            begin, old = self.ends[start - 1], range(start, len(self.ends))
+            # Best, both have a token in common; else, both have a token that ends in the same place.
+            same = {(self.ends[i], self.ids[first + i]): i for i in old} | {(self.ends[i], None): i for i in old}
+            new = [*zip(ends, ids, strict=True)], [(end, None) for end in ends]
+            found = [(same[place], j) for places in new for j, place in enumerate(places) if place in same]
+            if found:
+                start, skip = found[0][0] + 1, found[0][1] + 1
+            else:
+                skip = sum(end == begin for end in ends)  # a space that belongs to no text
+        self.ids[first + start :] = ids[skip:]
+        self.ends[start:] = ends[skip:]
+
+
+def begins_character(byte: int) -> bool:
+    """Whether a byte of UTF-8 is the first one of a character."""
+    return byte & 0xC0 != 0x80
+
+
 class Translation:
     """A pair of tokenizers, and the tokens that both have.
 
@@ -80,187 +231,3 @@ class Translation:
     def num_characters(self) -> int:
         """Characters encoded so far, by both tokenizers."""
         return self.encode_target.num_characters + self.encode_draft.num_characters
-
-
-class Transcript:
-    """One row: the target's committed tokens, as text and as the draft's ids.
-
-    Text is split at special tokens, across which nothing merges.
-
-    Attributes:
-        text: bytes of the committed text since the last special token.
-        ids: the draft's ids for the whole row, one BOS at most.
-        ends: for each of `ids` since that special token, the byte of `text` at which it ends.
-    """
-
-    def __init__(self, translation: Translation, by_token: bool):
-        self.translation, self.by_token = translation, by_token
-        self.num_read = 0
-        self.text = bytearray()
-        self.ids: list[int] = list(translation.draft.prefix)
-        self.ends: list[int] = []
-        self.drafted: list[int] = []
-
-    def copy(self) -> Transcript:
-        other = copy.copy(self)
-        other.text, other.ids, other.ends = bytearray(self.text), list(self.ids), list(self.ends)
-        return other
-
-    def begin(self, prompt: list[int]) -> None:
-        """Read the prompt. It is encoded on its own: in the target's ids, too, nothing merges across its end."""
-        self.advance(prompt, [])
-        cuts_anywhere = not (self.translation.draft.adds_space or self.translation.target.adds_space)
-        if cuts_anywhere and self._end() == len(self.text):
-            self.text, self.ends = bytearray(), []
-
-    def advance(self, history: list[int], drafted: list[int]) -> int:
-        """Read what was committed since the last call.
-
-        Args:
-            history: all of the row's committed tokens.
-            drafted: the draft's ids that its cache has, or is about to have, after `ids`.
-
-        Returns:
-            How many of the draft's ids, drafted ones included, are still as they were; fewer than there are now.
-        """
-        new = history[self.num_read :]
-        by_token = self.by_token and self.num_read > 0  # a prompt is encoded as the draft is used to
-        if by_token:  # all new tokens but one were drafted
-            drafted = [self.translation.to_draft.get(token, -1) for token in new[:-1]]
-        start = max(0, len(self.ids) - self.translation.draft_lookbehind - 4)
-        before = self.ids[start:] + drafted
-        self.drafted = [] if by_token else list(drafted)
-        for token in new:
-            self._read(token, by_token)
-        self._cover()
-        if not self.ids:
-            self.ids.append(self.translation.filler)
-        after = self.ids[start:]
-        agreed = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
-        return start + (min(len(before), len(after) - 1) if agreed is None else agreed)
-
-    def _read(self, token: int, by_token: bool) -> None:
-        self.num_read += 1
-        translation = self.translation
-        if token in translation.target.specials:
-            self._cover()
-            self._read_special(token)
-            return
-        piece = translation.target.piece(token) or b""
-        if not self.text and self.num_read <= 2 and translation.target.adds_space and piece.startswith(b" "):
-            piece = piece[1:]  # the target's own habit, not the text's
-        covered = len(self.text) == self._end()
-        self.text += piece
-        if by_token and covered and token in translation.to_draft:
-            self.ids.append(translation.to_draft[token])
-            self.ends.append(len(self.text))
-
-    def _read_special(self, token: int) -> None:
-        translation = self.translation
-        begins = token == translation.target.roles.get("bos") and len(self.ids) == len(translation.draft.prefix)
-        draft_token = None if begins else translation.to_draft.get(token)
-        if draft_token is not None and draft_token not in translation.openers:
-            self.ids.append(draft_token)
-            self.drafted = self.drafted[1:] if self.drafted[:1] == [draft_token] else []
-        self.text, self.ends = bytearray(), []
-
-    def _end(self) -> int:
-        """How many bytes of the text the draft's ids cover."""
-        return self.ends[-1] if self.ends else 0
-
-    def _cover(self) -> None:
-        """Bring the draft's ids up to the end of the text, but for the bytes of a character that is not whole yet."""
-        pieces = self.translation.draft
-        while self.drafted and self._end() < len(self.text):
-            piece = pieces.piece(self.drafted[0])
-            if not piece or not self.text.startswith(piece, self._end()):
-                self.drafted = []
-                break
-            self.ends.append(self._end() + len(piece))
-            self.ids.append(self.drafted.pop(0))
-        if self._end() == len(self.text):
-            return
-        start = max(0, len(self.ends) - self.translation.draft_lookbehind)
-        while start and self.text[self.ends[start - 1]] & 0xC0 == 0x80:  # within a character
-            start -= 1
-        begin = self.ends[start - 1] if start else 0
-        try:
-            window, num_bytes = utf_8_decode(self.text[begin:], "strict", False)
-        except UnicodeDecodeError as error:  # no text: go on after it
-            self.text, self.ends = self.text[begin + error.end :], []
-            return self._cover()
-        if begin + num_bytes > self._end():
-            ids, ends = self.translation.encode_draft(window)
-            self._splice(start, ids, [begin + end for end in ends])
-            # What the draft's tokenizer drops is not tried again: the window would grow with it.
-            if self.ends:
-                self.ends[-1] = begin + num_bytes
-            else:
-                self.text = self.text[begin + num_bytes :]
-
-    def _splice(self, start: int, ids: list[int], ends: list[int]) -> None:
-        """Replace the ids from the segment's `start` on, keeping those that lacked their context in this encoding."""
-        first = len(self.ids) - len(self.ends)
-        skip = 0
-        if start:
-            begin, old = self.ends[start - 1], range(start, len(self.ends))
-            # Best, both have a token in common; else, both have a token that ends in the same place.
-            same = {(self.ends[i], self.ids[first + i]): i for i in old} | {(self.ends[i], None): i for i in old}
-            new = [*zip(ends, ids, strict=True)], [(end, None) for end in ends]
-            found = [(same[place], j) for places in new for j, place in enumerate(places) if place in same]
-            if found:
-                start, skip = found[0][0] + 1, found[0][1] + 1
-            else:
-                skip = sum(end == begin for end in ends)  # a space that belongs to no text
-        self.ids[first + start :] = ids[skip:]
-        self.ends[start:] = ends[skip:]
-
-    def candidates(self, drafted: list[int], history: list[int], limit: int) -> list[int]:
-        """The target's tokens, `limit` at most, for the text that `drafted` adds to the committed one."""
-        target, draft = self.translation.target, self.translation.draft
-        text, last = b"", None
-        for index in drafted:
-            piece = draft.piece(index)
-            if piece is None:
-                last = self.translation.to_target.get(index)
-                break
-            text += piece
-        gap = bytes(self.text[self._end() :])
-        if not text.startswith(gap):
-            return []
-        size = self._window(history)
-        context = bytes(self.text[len(self.text) - size :])
-        whole, is_whole = _decode(context + text[len(gap) :])
-        ids, ends = self.translation.encode_target(whole)
-        if size:
-            if size not in ends:
-                return []  # here the text would merge across the committed tokens
-            ids = ids[ends.index(size) + 1 :]
-        unusable = (
-            i for i, index in enumerate(ids) if index >= self.translation.vocab_size or index in target.specials
-        )
-        usable = ids[: next(unusable, len(ids))]
-        if last is not None and is_whole and len(usable) == len(ids):
-            usable.append(last)
-        return usable[:limit]
-
-    def _window(self, history: list[int]) -> int:
-        """How many bytes of the text the last tokens stand for, from the beginning of a character on."""
-        size = best = 0
-        for token in history[: -self.translation.target_lookbehind - 1 : -1]:
-            piece = self.translation.target.piece(token)
-            if piece is None or size == len(self.text):
-                break
-            size = min(size + len(piece), len(self.text))
-            if size and self.text[-size] & 0xC0 != 0x80:
-                best = size
-        return best
-
-
-def _decode(data: bytes) -> tuple[str, bool]:
-    """Text up to the first byte that is none, and whether that is all of it."""
-    try:
-        text, num_bytes = utf_8_decode(data, "strict", False)
-    except UnicodeDecodeError as error:
-        text, num_bytes = data[: error.start].decode(), error.start
-    return text, num_bytes == len(data)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 
 class Pieces:
-    """The text that each token adds; together the whole text.
+    """The text that each token adds; joined, they are the whole text.
 
-    A token that leaves a character incomplete adds none, the one that completes it adds it whole.
+    A token that leaves a character incomplete adds no text; the token that completes it adds the whole character.
 
     Args:
         decode: from ids to text, a tokenizer's.

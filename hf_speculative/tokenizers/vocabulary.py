@@ -1,4 +1,4 @@
-"""Two tokenizers side by side: what their tokens stand for, which ones both have, and which way of drafting that allows.
+"""Compares two tokenizers: what their tokens stand for, which ones both have, and how a draft can propose.
 
 Tokens are compared by the bytes they stand for, whatever sign their tokenizer writes a space with (`Ġ`, `▁`, `##`), and
 special tokens by their role. (Timor et al. 2025, arXiv 2502.05202, sections 3 and 4.)
@@ -111,7 +111,7 @@ class Vocabulary:
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Text that holds no special token, whatever it looks like."""
+    """Encodes text without special tokens, even if it looks like one."""
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids)
 
 
@@ -119,7 +119,7 @@ _vocabularies: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[tuple, Vocabular
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    """Read once a tokenizer, and again when it has got new tokens, or others for its roles."""
+    """Read once a tokenizer, and again when its tokens or roles change."""
     signs = (len(tokenizer), *tokenizer.all_special_ids, *map(str, tokenizer.special_tokens_map.items()))
     signs += tuple(tokenizer("a", verbose=False).input_ids)
     known = _vocabularies.get(tokenizer)
@@ -157,7 +157,7 @@ def shared_tokens(target: Vocabulary, draft: Vocabulary, vocab_size: int, draft_
 
 @functools.lru_cache(maxsize=16)
 def _is_same(target: Vocabulary, draft: Vocabulary) -> bool:
-    """Equal ids for equal tokens; one of the two may have more of them."""
+    """Whether equal tokens have equal ids; one of the two may have more tokens."""
     fewer, more = sorted((target.tokens, draft.tokens), key=len)
     return all(more.get(token) == index for token, index in fewer.items())
 
@@ -168,11 +168,11 @@ class VocabularyMatch:
 
     Attributes:
         strategy: `same` (ids mean the same), `intersection` (proposals are tokens that both have), `strings` (the draft's text
-            is encoded anew), or `None` where neither can work.
+            is encoded for the target), or `None` if neither can work.
         num_shared: tokens that both have.
-        share_of_draft: share of the draft's tokens, as they occur in `SAMPLE`, that the target has, too: an estimate of the
-            mass that the draft's distribution has on the intersection.
-        share_of_target: the same the other way round: no other tokens of the target's can be guessed.
+        share_of_draft: share of the draft's tokens in `SAMPLE` that the target has, too: an estimate of the probability that
+            the draft gives to the intersection.
+        share_of_target: share of the target's tokens in `SAMPLE` that the draft has, too: only these can be guessed.
         reason: one line, for people.
     """
 
@@ -195,9 +195,9 @@ def compare_vocabularies(
 
     Args:
         vocab_size, draft_vocab_size: width of the models' logits; ids beyond them cannot be proposed.
-        do_sample: token-level intersection pays when sampling, because it hands over a distribution; matching strings keeps
-            all of the draft's vocabulary, and that is what counts when greedy.
-        mapping: `"intersection"` or `"strings"` to insist on one.
+        do_sample: when sampling, token-level intersection is better, since it has a distribution; when greedy, strings are,
+            since they keep all of the draft's vocabulary.
+        mapping: `"intersection"` or `"strings"` to choose one.
     """
     target, draft = vocabulary_of(tokenizer), vocabulary_of(draft_tokenizer)
     vocab_size = len(target.pieces) if vocab_size is None else vocab_size

@@ -1,7 +1,8 @@
 """Block verification: the draft is judged as one block, which keeps at least as much as judging token by token.
 
 Sun et al., "Block Verification Accelerates Speculative Decoding", ICLR 2025 (arXiv 2403.10444), Algorithm 2: the version
-that leaves the target as it is. It is optimal among rules that verify a single draft (their Theorem 2).
+that leaves the target as it is. It is optimal among rules that verify a single draft (their Theorem 2). On trees this is
+traversal verification: Weng et al. 2025 (arXiv 2505.12398).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interfaces import Rule, Sampler
-from ..types import Draft, Verdict
-from .residual import draw_next_token, is_proposed, probability_of
+from ..types import Draft, Tree, Verdict
+from .paths import path_of, product_along, take_turns
+from .residual import draw_at, draw_next_token, is_proposed, probability_of
 
 
 class BlockVerification(Rule):
@@ -21,11 +23,17 @@ class BlockVerification(Rule):
     With claim P_0 = 1, P_i = min(1, P_{i-1} p(x_i) / q(x_i)) and S_i = sum (P_i p - q)+, prefix i is kept with probability
     S_i / (S_i + 1 - P_i), the whole draft with P_k. The next token then comes from (P_i p - q)+. It needs fresh randomness
     every round: noise keyed by position would be met again by the next round, which biases the output.
+
+    In a tree, siblings take turns: what a rejected one leaves of the claim and of p is the next one's. A node's coin counts
+    if those of all nodes below it have failed.
     """
 
     lossless = True
+    takes_trees = True
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        if draft.tree is not None:
+            return self._along_tree(draft, draft.tree, target_probs, sampler)
         draft_probs = draft.dense_probs(target_probs)
         proposed = is_proposed(draft)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
@@ -46,3 +54,12 @@ class BlockVerification(Rule):
         sizes = torch.arange(1, draft.width + 1, device=claim.device)
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
         return draw_next_token(draft, target_probs, residual, num_accepted, sampler, survival=claim[:, 1:])
+
+    @staticmethod
+    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        turns = take_turns(draft, tree, target_probs, pass_on=True)
+        ends = sampler.bernoulli(turns.ends[:, 1:])
+        leads_to_end = (ends[:, :, None] & tree.ancestors).any(1)
+        kept = path_of(tree, turns.first(leads_to_end))
+        survival = turns.claims * product_along(tree, turns.none_before)
+        return Verdict(kept.num_nodes, draw_at(kept.position, turns.residual, sampler), survival, kept.nodes)

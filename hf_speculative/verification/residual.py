@@ -33,6 +33,12 @@ def draw_next_token(
     return Verdict(num_accepted, next_token, survival)
 
 
+def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:
+    """A token a row from what `probs (batch, k + 1, vocab)` has at its `position (batch,)`: `(batch,)`."""
+    rows = torch.arange(len(position), device=position.device)
+    return sampler.categorical(probs[rows, position][:, None])[:, 0]
+
+
 def is_proposed(draft: Draft) -> Tensor:
     """`(batch, k)` bool: which columns of the draft are real."""
     return torch.arange(draft.width, device=draft.tokens.device) < draft.num_tokens[:, None]

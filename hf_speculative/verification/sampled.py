@@ -2,28 +2,54 @@
 
 It never looks at the draft's distribution, so it is exact for any proposal whatsoever: greedy, looked up, or coupled to the
 target's own noise. For a one-hot proposal it accepts as much as any rule can.
-(Chen et al. and Leviathan et al. with one-hot q.)
+(Chen et al. and Leviathan et al. with one-hot q.) In a tree, the draws lead from the newest token down, as far as each has
+been guessed (Miao et al. 2024, SpecInfer, arXiv 2305.09781, their naive sampling).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..interfaces import Rule, Sampler
-from ..types import Draft, Verdict
+from ..types import Draft, Tree, Verdict
+from .paths import path_of, product_along
 from .residual import is_proposed, probability_of
 
 
 class SampledVerification(Rule):
-    """Emit what the target draws; the draft only decides how many of the draws were worth making."""
+    """Emit what the target draws; the draft only decides how many of the draws are used."""
 
     lossless = True
     reads_draft_probs = False
+    emits_draws = True
+    takes_trees = True
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        if draft.tree is not None:
+            return self._along_tree(draft, draft.tree, target_probs, sampler)
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)
         # Coupled or greedy, the draft looked at the target's own noise: its chance is then what came of it.
         survival = None if sampler.one_hot_proposals else probability_of(target_probs, draft.tokens).cumprod(1)
         return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], survival)
+
+    @staticmethod
+    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        drawn = sampler.categorical(target_probs, tree=tree)
+        before = tree.parents + 1  # the position that each node was guessed at
+        may_agree = is_proposed(draft) & ~_is_repeated(draft, tree)
+        kept = path_of(tree, (drawn.gather(1, before) == draft.tokens) & may_agree)
+        rows = torch.arange(len(drawn), device=drawn.device)
+        chances = target_probs[rows[:, None], before, draft.tokens] * may_agree
+        survival = None if sampler.one_hot_proposals else product_along(tree, chances)
+        return Verdict(kept.num_nodes, drawn[rows, kept.position], survival, kept.nodes)
+
+
+def _is_repeated(draft: Draft, tree: Tree) -> Tensor:
+    """`(batch, k)` bool: nodes that guess what a sibling before them does.
+
+    Each has a draw of its own behind it: to choose between them by what was drawn would bias the output.
+    """
+    return ((draft.tokens[:, :, None] == draft.tokens[:, None]) & tree.elders).any(2)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-import tiny
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
 import hf_speculative as hs
 from hf_speculative.call import parts as assembly
-from hf_speculative.models import choose_for
+from hf_speculative.models import choose_for, probe
+from tests.support import tiny
 
 from .configs import tiny_config
 from .inputs import prompts, words
@@ -41,7 +41,11 @@ ATTEMPTS = ((0, 1), (1, 1), (2, 2), (3, 2), (4, 3))
 
 @dataclass
 class Result:
-    """What became of one type. `outcome` is ragged, universal, refused, unbuilt, raised or wrong."""
+    """What became of one type. `outcome` is ragged, universal, refused, unbuilt, raised or wrong.
+
+    Attributes:
+        trees: its logits for a branching tree of draft tokens are those of the paths one by one; `None` if it takes none.
+    """
 
     mapping: str
     model_type: str
@@ -49,6 +53,7 @@ class Result:
     message: str = ""
     notes: list[str] = field(default_factory=list)
     acceptance: float | None = None
+    trees: bool | None = None
     seconds: float = 0.0
 
 
@@ -183,6 +188,7 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
                 break
         if kind == "one row":
             result.outcome, result.message, result.notes = path, "", notes
+            result.trees = trees_are_exact(model) if path == "ragged" else None
 
 
 def batches(mapping: str, model, seed: int) -> Iterator[tuple[str, int, dict]]:
@@ -219,6 +225,10 @@ def speculative(model, draft, inputs: dict):
         found = hs.generate(model, **inputs, **GREEDY, draft_model=draft)
     path = choose_for(*chosen.call_args.args).name
     return found, path, stats.draft_acceptance_rate
+
+
+def trees_are_exact(model) -> bool:
+    return probe._deviation_of_trees(model) <= probe.tolerance(model)
 
 
 def num_prompt_tokens(model, output) -> int:

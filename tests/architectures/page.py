@@ -29,21 +29,26 @@ TITLES = {
 }
 INTRO = """# Supported models
 
-Every model type that transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings list was built
-tiny and random ({built}), and greedy speculative decoding was compared with plain `generate`, token by token. In float32;
-batches of three rows of unequal length, of two rows that stay equally long, and of one row; {new_tokens} new tokens,
-attention windows of 8; the draft is a noisy copy of the target; an image or a recording in each row where the mapping is one of
-images or speech, and text alone as well where it is one of images. This page is written by
+For each model type in transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings, a tiny random
+model was built ({built}), and greedy speculative decoding was compared with plain `generate`, token by token:
+
+* in float32, {new_tokens} new tokens, attention windows of 8, with a noisy copy of the target as the draft;
+* in batches of three rows of unequal length, of two rows that stay equally long, and of one row;
+* with an image or a recording in each row for types of images or speech, and for types of images with text alone as well.
+
+This page is written by
 
 ```sh
 python -m tests.architectures --jobs 2
 ```
 
 * *Exact*: all tokens equal plain `generate`'s.
+* *Trees*: the logits of a branching tree of draft tokens, in one pass, equal those of its paths one by one, and so do those
+  after one of its paths was kept. Types on the universal path are given chains.
 * *Refused*: a `ValueError` or `TypeError` by name, before the first forward of the model as a whole. transformers may have run
   an image encoder by then, as part of its own preparation.
-* *Could not be built tiny*: no tiny random model ran plain `generate` with text worth comparing, so that nothing is known.
-  Such a type is tried by the same check as any other when you use it.
+* *Could not be built tiny*: no tiny random model ran plain `generate` with text worth comparing, so nothing is known.
+  When you use such a type, it is tried by the same check as any other.
 """
 
 
@@ -59,6 +64,7 @@ def save(results: list[Result]) -> None:
             "outcome": one.outcome,
             "message": one.message,
             "notes": one.notes,
+            "trees": one.trees,
         }
         for one in sorted(results, key=lambda one: (order.index(one.mapping), one.model_type))
     ]
@@ -100,7 +106,7 @@ def _totals(version: dict) -> str:
 
 
 def _table(mapping: str, newest: dict, older: list[dict]) -> str:
-    lines = [f"## {TITLES[mapping]}", "", "| type | class | result | |", "|---|---|---|---|"]
+    lines = [f"## {TITLES[mapping]}", "", "| type | class | result | trees | |", "|---|---|---|---|---|"]
     before = [
         {one["type"]: one["outcome"] for one in version["results"] if one["mapping"] == mapping} for version in older
     ]
@@ -116,7 +122,8 @@ def _table(mapping: str, newest: dict, older: list[dict]) -> str:
             elif outcome != one["outcome"]:
                 remarks.append(f"in {version['transformers']}: {OUTCOMES[outcome]}")
         text = "; ".join(remarks).replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {text} |")
+        trees = {True: "exact", False: "chains only", None: ""}[one["trees"]]
+        lines.append(f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {trees} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,11 @@
 """lm-eval's `hf` model with a draft: the same scores, sooner.
 
-`generate_until` tasks are decoded speculatively, likelihoods are the target's alone. Importing this module registers the model
+`generate_until` tasks are decoded speculatively; likelihoods need the target alone. Importing this module registers the model
 as `hf-speculative`; `python -m hf_speculative.integrations.lm_eval` is lm-eval's own command with it (docs/lm-eval.md).
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from typing import Any
@@ -22,26 +21,20 @@ except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
 from ...call.checks import unwrap
-from ...call.draft_models import tokenizer_of_draft
-from ...call.options import DRAFTING_OPTIONS
+from ...call.option_table import DRAFTING, ROWS
+from ...call.option_types import close_to
 from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
-from ...generation import Attached, generate
+from ...generation import attached_to, generate
 from ...models import device_of
 from ...models.loading import auto_class_for, load_model
+from ...tokenizers.loading import tokenizer_of_draft
 
 #: a child of lm-eval's, whose verbosity the user sets
 logger = logging.getLogger("lm_eval.hf_speculative")
 
 #: of the draft itself, read here
-DRAFT_OPTIONS = (
-    "draft_model",
-    "assistant_model",
-    "draft_tokenizer",
-    "assistant_tokenizer",
-    "draft_dtype",
-    "draft_revision",
-)
+DRAFT_OPTIONS = (*ROWS["draft_model"].names, *ROWS["draft_tokenizer"].names, "draft_dtype", "draft_revision")
 
 
 @register_model("hf-speculative")
@@ -51,24 +44,24 @@ class SpeculativeLM(HFLM):
     Args:
         pretrained: the target, as in `HFLM`: a name, a folder or a model.
         draft_model: a smaller model, or the name of one; `assistant_model` means the same.
-        draft_dtype: of a draft given by name; the target's by default.
-        draft_revision: of a draft given by name.
-        draft_tokenizer: where the draft's vocabulary is another one; of a draft given by name it is found by that name.
-        **kwargs: what `hf_speculative.call.options.DRAFTING_OPTIONS` names, as in `hf_speculative.generate`, and anything
+        draft_dtype: for a draft given by name. Default: the target's.
+        draft_revision: for a draft given by name.
+        draft_tokenizer: if the draft's vocabulary differs; found by the draft's name, if it was given by name.
+        **kwargs: what `hf_speculative.call.option_table.DRAFTING` names, as in `hf_speculative.generate`, and anything
             that `HFLM` takes. A task's `generation_kwargs` may name the former, too, and come first.
 
     Attributes:
-        statistics: counts over all `generate_until` requests so far, of all processes.
+        statistics: counts over all `generate_until` requests so far, summed over processes.
 
     Raises:
-        ValueError, TypeError: no source of drafts, an option without effect, or one that is misspelt; before any request.
+        ValueError, TypeError: no source of drafts, an option without effect, or a misspelt one; before any request.
     """
 
     def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
-        options = {name: kwargs.pop(name) for name in DRAFTING_OPTIONS if name in kwargs}
+        options = {name: kwargs.pop(name) for name in DRAFTING if name in kwargs}
         options = {name: value for name, value in options.items() if value is not None}
         of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
-        for own, alias in (("draft_model", "assistant_model"), ("draft_tokenizer", "assistant_tokenizer")):
+        for own, alias in (ROWS["draft_model"].names, ROWS["draft_tokenizer"].names):
             if of_draft[own] is not None and of_draft[alias] is not None:
                 raise ValueError(f"`{own}` and `{alias}` mean the same: give one of them.")
         draft_model = of_draft["draft_model"] or of_draft["assistant_model"]
@@ -130,7 +123,7 @@ class SpeculativeLM(HFLM):
         return texts
 
     def get_model_info(self) -> dict:
-        """What lm-eval saves as `config` beside the results, with the draft, its settings and what was counted."""
+        """What lm-eval saves as `config` beside the results, with the draft, its settings and the statistics."""
         statistics = self.statistics.to_dict()
         del statistics["rows"]  # one entry a request
         own = {"draft_model": self.draft_name, "settings": self.settings, "statistics": statistics}
@@ -144,14 +137,11 @@ class SpeculativeLM(HFLM):
             self._generates = False
 
     def _check(self, options: dict[str, Any]) -> None:
-        """Meet a wrong option now, and not behind hours of likelihoods."""
+        """Raises for a wrong option now, not after hours of likelihoods."""
         target = unwrap(self.model, "pretrained")
-        attached = vars(target).get("generate")
-        own = (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
-        if prepare(target, dict(options), *own) is None:
+        if prepare(target, dict(options), *attached_to(target)) is None:
             raise ValueError(
-                "`hf-speculative` has no source of drafts: give `draft_model=`, or `prompt_lookup_num_tokens=`; lm-eval's `hf` "
-                "decodes plainly."
+                "`hf-speculative` has no source of drafts: give `draft_model=` or `method=auto`; `hf` decodes plainly."
             )
 
     def _of_all_processes(self, statistics: Statistics) -> list[Statistics]:
@@ -172,7 +162,7 @@ class _Speculating:
         criteria = [
             EachRow(criterion) if hasattr(criterion, "done_tracker") else criterion for criterion in stopping_criteria
         ]
-        is_plain = any(kwargs.get(name, self) is None for name in ("draft_model", "assistant_model"))
+        is_plain = any(kwargs.get(name, self) is None for name in ROWS["draft_model"].names)
         options = kwargs if is_plain else self.options | kwargs
         return generate(self.model, stopping_criteria=StoppingCriteriaList(criteria), **options)
 
@@ -181,10 +171,10 @@ class _Speculating:
 
 
 class EachRow(StoppingCriteria):
-    """lm-eval's criterion for an `until` string, asked about each row by itself.
+    """lm-eval's criterion for an `until` string, asked for each row separately.
 
-    Left to itself it ends no row before the string was found in all of them, which changes no score (what follows the string
-    is cut off) and costs passes. Here a row ends where it would in a batch of one.
+    Asked for the whole batch, it ends no row before the string was found in all of them. That changes no score, since text
+    after the string is cut off, but costs passes. Here a row ends where it would in a batch of one.
     """
 
     def __init__(self, criterion: StoppingCriteria):
@@ -207,11 +197,11 @@ class EachRow(StoppingCriteria):
 
 
 def _check_names(pretrained, kwargs: dict[str, Any]) -> None:
-    """`HFLM` hands what it does not know to `from_pretrained`, and drops it where the model is loaded already."""
+    """`HFLM` passes unknown keywords to `from_pretrained`, and drops them if the model is loaded already."""
     unknown = sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys())
     for name in unknown:
-        meant = difflib.get_close_matches(name, (*DRAFTING_OPTIONS, *DRAFT_OPTIONS), n=1, cutoff=0.8)
+        meant = close_to(name, (*DRAFTING, *DRAFT_OPTIONS))
         if meant:
-            raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant[0]}`?")
+            raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant}`?")
         if not isinstance(pretrained, str):
             raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on a model that is loaded already: leave it out.")

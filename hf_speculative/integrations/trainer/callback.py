@@ -1,4 +1,4 @@
-"""Speculation and its statistics for a trainer whose class is not yours to choose."""
+"""Speculation and its statistics for a trainer whose class you cannot change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from ...call import checks
 from ...call.configuration import SpeculativeConfig
-from .measuring import Measured, measure
+from .measuring import NUM_PLAIN, Measured, measure
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +18,15 @@ class SpeculativeEvalCallback(TrainerCallback):
 
     trainer.add_callback(SpeculativeEvalCallback(trainer, draft_model=draft))
 
-    A callback is not told when an evaluation begins, nor can it add to what is logged at its end. So, unlike
-    `SpeculativeTrainerMixin`, which is the better choice where the class can be changed,
+    A callback is not told when an evaluation begins, and cannot add to what is logged at its end. Prefer
+    `SpeculativeTrainerMixin` if you can change the class. In contrast to it,
 
     * every `generate` of the trainer's model speculates, from now on until `detach()`;
     * an evaluation's statistics are those of all calls since the last training step or evaluation;
     * they are logged in an entry of their own at the same step, and added to what `evaluate` and `predict` return:
       `metric_for_best_model` sees them, the `on_evaluate` of callbacks that come before this one does not;
-    * it does not make a trainer generate: `Seq2SeqTrainer` does with `predict_with_generate=True`, and in `evaluate` only with
-      `compute_metrics`. That one goes on writing defaults into the model's `generation_config`, too.
+    * it does not make a trainer generate: `Seq2SeqTrainer` does so with `predict_with_generate=True`, and in `evaluate` only
+      with `compute_metrics`. `Seq2SeqTrainer` still writes defaults into the model's `generation_config`.
 
     Args:
         trainer: the trainer whose callback this becomes.
@@ -43,14 +43,13 @@ class SpeculativeEvalCallback(TrainerCallback):
         speculative_config: SpeculativeConfig | None = None,
         speedup_batches: int = 0,
     ):
-        if speedup_batches != 0:
-            checks.check_positive_int("speedup_batches", speedup_batches, "decodes no batch plainly: give 0 or more.")
+        speedup_batches = NUM_PLAIN.checked("speedup_batches", speedup_batches)
         self.trainer, self.draft_model, self.speculative_config = trainer, draft_model, speculative_config
         self.speedup_batches = speedup_batches
         self._meter = self._attach()
 
     def detach(self) -> None:
-        """Undo what the callback did to the model; the callback then does nothing more."""
+        """Undo what the callback did to the model; it has no effect afterwards."""
         self._meter.detach()
 
     def on_train_begin(self, args, state, control, **kwargs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -11,16 +10,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...call import checks
-from ...call.configuration import SpeculativeConfig, first_given
-from ...call.options import HANDLED_HERE, LOOKBEHINDS, plain_kwargs
+from ...call.configuration import SpeculativeConfig
+from ...call.generation_settings import setting_of
+from ...call.option_types import WholeNumber
+from ...call.options import plain_kwargs
 from ...call.statistics import RowStatistics, record
-from ...generation import Attached, attach
+from ...generation import Attached, attach, own_generate
 from ...models import device_of, pool
+from ...reports.timing import timed
+
+#: `speedup_batches`
+NUM_PLAIN = WholeNumber("decodes no batch plainly: give 0 or more.", minimum=0)
 
 
 @dataclass
 class Counts:
-    """What the calls of one evaluation came to: whole numbers, so that those of several processes can be summed.
+    """The counts of one evaluation: whole numbers, so that those of several processes can be summed.
 
     Attributes:
         nanoseconds: time in `generate`, of calls with a draft.
@@ -43,7 +48,7 @@ class Counts:
     plain_nanoseconds: int = 0
 
     def summed_over_processes(self, accelerator) -> Counts:
-        """The counts of all processes together; the calls took as long as the process that took longest."""
+        """The counts summed over all processes; the time is that of the process that took longest."""
         mine = torch.tensor([astuple(self)], dtype=torch.int64, device=accelerator.device)
         everyone = accelerator.gather(mine)
         summed = Counts(*everyone.sum(0).tolist())
@@ -90,8 +95,8 @@ class Measured(Attached):
         self.detach()
 
     def detach(self) -> None:
-        """Leave the model as it was found."""
-        if vars(self.model).get("generate") is not self:  # attached or detached by somebody else since
+        """Leave the model as it was."""
+        if own_generate(self.model) is not self:  # attached or detached by somebody else since
             return
         _restore(self.model, self.found)
         # Training needs the memory; compiled and captured passes took too long to make for that.
@@ -108,7 +113,7 @@ class Measured(Attached):
         is_repeated = self.counts.num_calls < self.num_plain
         before = _random_state(self.model) if is_repeated else {}
         with record() as statistics:
-            output, nanoseconds = self._timed(super().__call__, *args, **kwargs)
+            output, nanoseconds = self._timed(super().__call__, args, kwargs)
         if statistics.num_calls == 0:  # this call was plain
             return output
         counts, num_tokens = self.counts, statistics.num_new_tokens
@@ -126,30 +131,24 @@ class Measured(Attached):
         return output
 
     def _repeated(self, random_state: dict, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """The call again, plainly, from the same random state; nothing that comes after can tell."""
-        own = (*HANDLED_HERE, *LOOKBEHINDS, "assistant_tokenizer", "streamer")
-        plain = {name: value for name, value in plain_kwargs(self.model, kwargs).items() if name not in own}
+        """Repeats the call plainly, from the same random state, which is then put back."""
+        plain = plain_kwargs(self.model, kwargs) | {"streamer": None}
         after = _random_state(self.model)
         _set_random_state(random_state)
         try:
-            return self._timed(self.plain_generate, *args, **{"use_cache": True} | plain)
+            return self._timed(self.plain_generate, args, {"use_cache": True} | plain)
         finally:
             _set_random_state(after)
 
-    def _timed(self, generate, *args, **kwargs) -> tuple[Any, int]:
-        """What `generate` returns, and the nanoseconds it took."""
-        device = device_of(self.model)
-        _wait_for(device)
-        start = time.perf_counter_ns()
-        output = generate(*args, **kwargs)
-        _wait_for(device)
-        return output, time.perf_counter_ns() - start
+    def _timed(self, generate, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, int]:
+        """What `generate` returns, and the nanoseconds it took: whole numbers, to be summed over processes."""
+        output, seconds = timed(lambda: generate(*args, **kwargs), device_of(self.model))
+        return output, round(seconds * 1e9)
 
     def _filler(self, kwargs: dict[str, Any]) -> int | None:
         """The token after the end of a row; `None` if rows do not end early."""
-        levels = (kwargs.get("generation_config"), self.model.generation_config)
         for name in ("pad_token_id", "eos_token_id"):
-            found = first_given(kwargs.get(name), *(getattr(level, name, None) for level in levels))
+            found = setting_of(self.model, kwargs, name)
             if found is not None:
                 return found[0] if isinstance(found, (list, tuple)) else int(found)
         return None
@@ -173,7 +172,7 @@ def measure(
         ValueError, TypeError: as `attach`.
     """
     target = checks.unwrap(model, "model")
-    attached = found = vars(target).get("generate")
+    attached = found = own_generate(target)
     if draft_model is not None or config is not None:
         attach(target, draft_model, config)
         attached = target.generate
@@ -200,11 +199,6 @@ def _num_filled(output, filler: int | None) -> int:
         return sequences.numel()
     num_after_the_end = (sequences == filler).flip(1).int().cumprod(1).sum()
     return sequences.numel() - int(num_after_the_end)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _random_state(model: PreTrainedModel) -> dict[torch.device, Tensor]:

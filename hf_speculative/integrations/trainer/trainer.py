@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
-from ...call import checks
-from ...call.configuration import SpeculativeConfig, first_given
+from ...call.configuration import SpeculativeConfig
+from ...call.generation_settings import first_given
 from ...call.preparation import prepare
-from .measuring import Measured, measure
+from .measuring import NUM_PLAIN, Measured, measure
 from .prompts import completions_of, prompts_of
 
 if TYPE_CHECKING:
@@ -28,26 +28,26 @@ class SpeculativeTrainerMixin(_Trainer):
 
     class MyTrainer(SpeculativeTrainerMixin, Trainer): ...
 
-    `evaluate` and `predict` generate under `predict_with_generate=True`; arguments that lack this field, those of other
-    trainers, always generate. Unlike in `Seq2SeqTrainer` they do so without `compute_metrics`, too.
+    `evaluate` and `predict` generate with `predict_with_generate=True`, and always with arguments that lack this field. Unlike
+    `Seq2SeqTrainer`, they do so even without `compute_metrics`.
 
     What speculation did is logged with the other metrics, as `eval_draft_acceptance_rate`, `eval_mean_acceptance_length` (bonus
     token included), `eval_num_spec_steps`, `eval_num_draft_tokens`, `eval_num_accepted_draft_tokens`,
     `eval_num_target_forwards`, `eval_tokens_per_second` and `eval_speedup` (docs/training.md). Counts are summed over all
-    processes and rates taken of the sums; a rate of nothing is left out.
+    processes and rates computed from the sums; if nothing was drafted, the rates are left out.
 
-    An encoder-decoder model under `Seq2SeqTrainer` is evaluated as there, but its `generation_config` stays as it is. Of a
-    decoder-only model's rows the prompt is what comes before the first label; predictions are the new tokens, and the
-    label ids given to `compute_metrics` are the labels from the first one on, so that both begin in column 0.
+    Encoder-decoder models are evaluated as by `Seq2SeqTrainer`, but their `generation_config` stays as it is. For decoder-only
+    models, a row's prompt is everything before its first label; predictions are the new tokens, and the label ids given to
+    `compute_metrics` are the labels from the first one on, so that both begin in column 0.
 
     Args:
-        draft_model: a smaller model, or the name of one; moved to the trainer's device, never trained. Without it,
-            a draft that was attached to the model is used, or what `generation_kwargs` name.
+        draft_model: a smaller model, or the name of one; moved to the trainer's device, never trained. Default: the draft
+            attached to the model, or a source that `generation_kwargs` name.
         speculative_config: further settings, as in `hf_speculative.attach`.
         generation_kwargs: keywords of `generate` for every evaluation; those of `evaluate(..., **gen_kwargs)` come first, and
             `evaluate(draft_model=None)` is plain.
         speedup_batches: batches of each evaluation, on each process, that are decoded plainly as well, from the same random
-            state: `eval_speedup` is the ratio of tokens per second on these. Costs their time; by default 0.
+            state: `eval_speedup` is the ratio of tokens per second on these. This takes extra time.
 
     Raises:
         ValueError, TypeError: as `attach`, when the trainer is made; a draft that evaluation would not use.
@@ -62,8 +62,7 @@ class SpeculativeTrainerMixin(_Trainer):
         speedup_batches: int = 0,
         **kwargs,
     ):
-        if speedup_batches != 0:
-            checks.check_positive_int("speedup_batches", speedup_batches, "decodes no batch plainly: give 0 or more.")
+        speedup_batches = NUM_PLAIN.checked("speedup_batches", speedup_batches)
         self.draft_model, self.speculative_config = draft_model, speculative_config
         self.speedup_batches = speedup_batches
         self.generation_kwargs = self._given = dict(generation_kwargs or {})

@@ -1,0 +1,28 @@
+"""What sources of drafts keep with a model from call to call: answers, and what they learned."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+_kept: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def kept_with(model: PreTrainedModel) -> dict[Hashable, Any]:
+    """By keys that the sources choose."""
+    return _kept.setdefault(model, {})
+
+
+@contextmanager
+def keeping(model: PreTrainedModel, own: dict[Hashable, Any]) -> Iterator[None]:
+    """For a while `own` is kept with the model, so that who is compared does not learn from the others' texts."""
+    before = kept_with(model)
+    _kept[model] = own
+    try:
+        yield
+    finally:
+        _kept[model] = before

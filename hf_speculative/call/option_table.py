@@ -1,0 +1,227 @@
+"""The table of options: a new one is a row here, and what needs it asks `Options` by its name.
+
+The resolver (`options.py`), `SpeculativeConfig`, the commands and docs/options.md read it. Importing it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .option_types import (
+    Flag,
+    HasMethods,
+    Instance,
+    Name,
+    OptionType,
+    PositiveNumber,
+    Probability,
+    WholeNumber,
+    close_to,
+)
+
+T = TypeVar("T")
+
+#: places that an option may come from, the nearest first; what was attached is a `SpeculativeConfig`
+CALL = "call"
+CONFIG = "SpeculativeConfig"
+GENERATION_CONFIG = "generation_config"
+DRAFTS_OWN = "the draft's generation_config"
+
+#: what becomes of an option in a call without a draft
+REFUSED = "refused"
+HOLDS = "plain decoding does that anyway"
+HANDED_ON = "transformers knows it too"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row.
+
+    Attributes:
+        places: where it may come from.
+        default: what holds if nobody says anything, in words.
+        help: one line, for docs/options.md, `--help` and docstrings.
+        aliases: names that mean the same.
+        is_source: it asks for a source of drafts itself.
+        without_draft: what becomes of it in a call without a draft.
+        page: the page of docs/ that says more.
+    """
+
+    name: str
+    type: OptionType
+    places: tuple[str, ...]
+    default: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    is_source: bool = False
+    without_draft: str = REFUSED
+    page: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+_SETTING = (CALL, CONFIG)
+_SOURCE = (CALL, GENERATION_CONFIG)
+_AS_CONFIGURED = (CALL, GENERATION_CONFIG, DRAFTS_OWN)
+
+_MODEL = Instance(("torch.nn:Module",), "a transformers model, or the name or folder of one")
+_DRAFTER = Instance(
+    ("hf_speculative:Drafter", "hf_speculative:Source"),
+    "an object of a subclass of hf_speculative.Drafter or hf_speculative.Source",
+)
+_SCHEDULE = Instance(("hf_speculative:Schedule",), "an object of a subclass of hf_speculative.Schedule")
+_SCHEDULES = Name(
+    ("adaptive", "constant", "heuristic", "heuristic_transient"),
+    otherwise="; for your own, give `speculative_config=SpeculativeConfig(schedule=...)`",
+)
+_RULE = Instance(("hf_speculative:Rule",), "an object of a subclass of hf_speculative.Rule")
+_RULES = Name(("token", "block", "sampled"), _RULE)
+_TOKENIZER = Instance(("transformers:PreTrainedTokenizerBase",), "a transformers tokenizer")
+_GENERATOR = Instance(("torch:Generator",), "a torch.Generator")
+_STREAMER = HasMethods(("put", "end"), "an object with the methods `put` and `end`, as a transformers streamer is")
+_CONFIG = Instance(("hf_speculative:SpeculativeConfig",), "a hf_speculative.SpeculativeConfig")
+_CORPUS = Name(
+    instance=Instance(
+        ("hf_speculative:SuffixStore", "os:PathLike", "builtins:list", "builtins:tuple"),
+        "a file or folder, a list of texts and paths, or a hf_speculative.SuffixStore",
+    )
+)
+_DEPTH = WholeNumber("has no room for a match and a token after it: give 2 or more.", minimum=2)
+_REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
+_LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
+
+# fmt: off
+OPTIONS = (
+    # sources of drafts, those of a generation_config in the order in which transformers asks for them
+    Option("draft_model", Name(instance=_MODEL), (CALL,), "what was attached; `None` in a call is plain decoding",
+           "The draft, a smaller model that guesses ahead.", aliases=("assistant_model",), is_source=True),
+    Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
+           "Draft with the target's own first layers, so many of them.", is_source=True, page="self-drafting.md"),
+    Option("prompt_lookup_num_tokens", WholeNumber(), _SOURCE, "off",
+           "Draft by copying what followed the same tokens earlier in the text, up to so many tokens a round.", is_source=True),
+    Option("use_mtp", Flag(), _SOURCE, "off",
+           "Draft with the multi-token prediction layers of the target's checkpoint.", is_source=True, page="self-drafting.md"),
+    Option("method", Name(("auto", "suffix", "recycling")), _SETTING, "none",
+           "Draft without a model: `suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; "
+           "`recycling` tries what the target found likely after the same token; `auto` does both.",
+           is_source=True, page="suffix.md"),
+    Option("drafter", _DRAFTER, (CONFIG,), "none",
+           "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="add-a-drafter.md"),
+    # how much to draft
+    Option("num_draft_tokens", WholeNumber(), (*_SETTING, GENERATION_CONFIG, DRAFTS_OWN), "chosen each round, by measured cost",
+           "How many tokens to draft before the target checks them.",
+           aliases=("num_assistant_tokens",), page="draft-length.md"),
+    Option("num_assistant_tokens_schedule", _SCHEDULES, _AS_CONFIGURED, "`adaptive`; `constant` where a number is given",
+           "How that number changes from round to round: `adaptive`, by measured cost, up to the number; `heuristic`, +2 after "
+           "a draft that was accepted whole, else -1.", page="draft-length.md"),
+    Option("schedule", _SCHEDULE, (CONFIG,), "none",
+           "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
+           page="draft-length.md"),
+    Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
+           "End a draft after a token that the draft gave a probability below this."),
+    # of one source
+    Option("max_matching_ngram_size", WholeNumber("matches nothing: give 1 or more, or leave it out."), _AS_CONFIGURED, "3",
+           "The longest run of tokens that prompt lookup looks for."),
+    Option("corpus", _CORPUS, _SETTING, "none",
+           "What `method='suffix'` and `'auto'` copy from beside the text: files, folders, texts, or a store, which keeps "
+           "answers.",
+           page="suffix.md"),
+    Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
+           "The longest run of tokens that `method='suffix'` and `'auto'` look for.", page="suffix.md"),
+    Option("suffix_decoding_max_spec_factor", PositiveNumber(), _SETTING, "1.0",
+           "How many tokens `method='suffix'` drafts for each one that matched.", page="suffix.md"),
+    Option("suffix_decoding_min_token_prob", Probability(), _SETTING, "0.1",
+           "A draft by `method='suffix'` goes on while all of it followed in at least this share of cases.", page="suffix.md"),
+    Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
+           "How many of the model's finished answers `method='suffix'` and `'auto'` keep to copy from.", page="suffix.md"),
+    Option("speculation_type", Name(("dflash",)), _AS_CONFIGURED, "found by the draft's config",
+           "What kind of draft `draft_model` is; needed for nothing, checked where given.", page="self-drafting.md"),
+    Option("tokenizer", _TOKENIZER, _SETTING, "what was attached",
+           "The target's tokenizer, where the draft has another one; also for `stop_strings`.",
+           without_draft=HANDED_ON, page="different-tokenizers.md"),
+    Option("draft_tokenizer", _TOKENIZER, _SETTING, "what was attached",
+           "The draft's tokenizer, where its vocabulary is not the target's.",
+           aliases=("assistant_tokenizer",), page="different-tokenizers.md"),
+    Option("vocabulary_mapping", Name(("intersection", "strings")), (CONFIG,), "chosen by the vocabularies",
+           "How a draft with another vocabulary proposes: tokens that both have, or text that is encoded anew.",
+           page="different-tokenizers.md"),
+    Option("target_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
+           "Tokens of the target that are encoded again to align a draft given as text.", page="different-tokenizers.md"),
+    Option("assistant_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
+           "Tokens of the draft that are encoded again to align the target's text.", page="different-tokenizers.md"),
+    # how drafts are verified, and how the passes run
+    Option("rule", _RULES, _SETTING, "the one that keeps most",
+           "How drafts are verified.", page="how-it-works.md#which-rule"),
+    Option("allow_lossy", Flag(), (CONFIG,), "`False`",
+           "Accept a rule that does not declare itself lossless.", page="add-a-rule.md"),
+    Option("reproducible", Flag(), _SETTING, "`False`",
+           "When sampling, give token for token what plain decoding gives under the same seed.",
+           without_draft=HOLDS, page="correctness.md"),
+    Option("generator", _GENERATOR, _SETTING, "torch's global generator",
+           "What to draw random numbers from, when sampling."),
+    Option("compile", Flag(), _SETTING, "`False`",
+           "Compile the passes of both models by torch.compile: the first call takes long, later ones are faster.",
+           page="benchmarks.md"),
+    Option("cuda_graphs", Flag(), _SETTING, "`False`",
+           "On a CUDA device, capture the passes of both models once and replay them, compiled or not."),
+    Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
+           "Ranks wait for each other before each forward.", without_draft=HANDED_ON, page="distributed.md"),
+    Option("streamer", _STREAMER, (CALL,), "none",
+           "What is given new tokens as they are accepted.", without_draft=HANDED_ON),
+    Option("speculative_config", _CONFIG, (CALL,), "what was attached",
+           "Several of these at once, and those that no keyword gives."),
+)
+# fmt: on
+
+#: rows by all of their names
+ROWS = {name: option for option in OPTIONS for name in option.names}
+#: what a call may give
+IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places)
+#: of those, what can be written in a file, is about drafting alone, and is not the draft model
+DRAFTING = tuple(
+    name
+    for name in IN_CALL
+    if name not in ROWS["draft_model"].names and ROWS[name].type.written_as and ROWS[name].without_draft != HANDED_ON
+)
+#: sources of drafts, and those of them that a `SpeculativeConfig` or a `generation_config` can name
+SOURCES = tuple(option.name for option in OPTIONS if option.is_source)
+ATTACHED_SOURCES = tuple(name for name in SOURCES if CONFIG in ROWS[name].places)
+CONFIGURED_SOURCES = tuple(name for name in SOURCES if GENERATION_CONFIG in ROWS[name].places)
+
+
+def checked(name: str, value) -> Any:
+    """The value of an option as Python's own type; `None` is none.
+
+    Raises:
+        ValueError, TypeError: it is out of range, or of another type.
+    """
+    return None if value is None else ROWS[name].type.checked(name, value)
+
+
+def why_unknown(name: str) -> str | None:
+    """What is wrong with a keyword of a call that nobody else knows; `None` if it is like no option."""
+    if name in ROWS:
+        return f"`{name}` is no keyword: give `speculative_config=hf_speculative.SpeculativeConfig({name}=...)`."
+    meant = close_to(name, IN_CALL)
+    return meant and f"`{name}` is no option: did you mean `{meant}`?"
+
+
+def documented(place: str) -> Callable[[T], T]:
+    """Adds the options that `place` may give to a docstring."""
+
+    def add(thing: T) -> T:
+        rows = [option for option in OPTIONS if place in option.places]
+        names = [", ".join(option.names if place == CALL else (option.name,)) for option in rows]
+        lines = [
+            f"    {name} ({option.type.text}): {option.help} By default {option.default}."
+            for name, option in zip(names, rows, strict=True)
+        ]
+        thing.__doc__ = "\n".join([inspect.cleandoc(thing.__doc__ or ""), "", "Options:", *lines])
+        return thing
+
+    return add

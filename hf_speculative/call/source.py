@@ -1,0 +1,143 @@
+"""What a source of drafts says of itself, and of what call its drafter is built."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..interfaces import CachedModel, Drafter, Schedule
+from ..models import Inputs, RecordingModel, num_parameters
+from ..schedules import Adaptive
+from ..tokenizers.vocabulary import VocabularyMatch
+
+#: the longest draft that "adaptive" considers, and the lengths whose rounds are timed for it, the most telling first
+DEFAULT_MAX_DRAFT_TOKENS = 16
+LENGTHS = (1, 4, 0, 8, 2)
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A call as the target's own `generate` prepared it.
+
+    Attributes:
+        model: the target.
+        inputs_tensor: its main input: the prompt's ids, or what its encoder read.
+        generate_kwargs: what `generate` was given.
+        compile, cuda_graphs: passes are to be compiled, captured.
+    """
+
+    model: PreTrainedModel
+    inputs: Inputs
+    inputs_tensor: Tensor | None
+    generate_kwargs: dict[str, Any]
+    compile: bool
+    cuda_graphs: bool
+
+
+class Source:
+    """Where the drafts of a call come from. A subclass is a dataclass with `argument`, `method` and `drafter`; the rest has
+    defaults.
+
+    Its first field is the value of `argument`, and each other one that of the option of the same name (`option_table.py`), the
+    default where it was not given; one called `in_call` gets the names of those that the call itself gives, which have to have
+    an effect. What can be judged by several of these is refused at once, in `__post_init__`.
+
+    Attributes:
+        argument: the keyword of a call that asks for it.
+        method: its name, as in vLLM.
+        draft_model: the model of its own that it runs, if it does.
+        num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
+        hidden_layers: which of transformers' `hidden_states` of the target it reads (-1 is the last).
+        runs_target: it runs parts of the target on their own: layers, embeddings, head.
+        cost_key: what the costs of its rounds depend on beside models, batch and sampling.
+        adaptive_schedule: how the schedule "adaptive" chooses among its drafts, of up to `most_tokens`.
+        timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
+    """
+
+    argument: ClassVar[str]
+    method: ClassVar[str]
+    runs_target: ClassVar[bool] = False
+    adaptive_schedule: ClassVar[type[Schedule]] = Adaptive
+    most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
+    timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
+    draft_model: PreTrainedModel | None = None
+    num_draft_tokens: int | None = None
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Names of the options that are about this source."""
+        return tuple(field.name for field in fields(cls)[1:] if field.name != "in_call") if is_dataclass(cls) else ()
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        """Whether it is this source that `value` asks for, where several have the same `argument`."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.argument
+
+    @property
+    def label(self) -> str:
+        """What reports call it: the method, and what tells it from others of that method beside the draft length."""
+        return self.method
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def reads_target(self) -> bool:
+        """It needs the target's ragged cache, and passes that are neither compiled nor captured."""
+        return self.runs_target or bool(self.hidden_layers)
+
+    @property
+    def cost_key(self) -> Hashable:
+        return self.method
+
+    def for_model(self, model: PreTrainedModel) -> Source:
+        """The source that drafts for the target `model`, if this one stands for several."""
+        return self
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse what does not fit the target `model`, before the first forward.
+
+        Raises:
+            ValueError: why it does not, and the way out.
+        """
+
+    def check_ids(self, model: PreTrainedModel) -> None:
+        """Refuse drafts whose ids clearly mean other tokens than those of the target `model`."""
+
+    def vocabulary(self, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
+        """How its vocabulary compares to that of the target `model`; `None` for one and the same."""
+        return None
+
+    def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
+        """The longest draft that it can propose for the target `model`; `None` for any. Called after `check`."""
+        return None
+
+    def cost_of_token(self, model: PreTrainedModel) -> float:
+        """What a draft token is assumed to cost, in passes of the target `model`, until that is measured.
+
+        By the number of weights alone, which is what small batches are bound by.
+        """
+        return 0.0 if self.draft_model is None else num_parameters(self.draft_model) / num_parameters(model)
+
+    def costs_end_with(self, model: PreTrainedModel) -> object:
+        """Measured costs are kept for later calls until this object goes; `model` is the target."""
+        return self.draft_model or model
+
+    def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
+        """The target with its cache, where it has to be of a kind of its own, and the drafter."""
+        target = RecordingModel(call.model, self.hidden_layers) if self.hidden_layers else None
+        return target, self.drafter(call)
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        """What drafts in this call."""
+        raise NotImplementedError

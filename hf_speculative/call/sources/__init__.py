@@ -1,0 +1,69 @@
+"""Where drafts come from, one file a source; see docs/add-a-source.md."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
+from ..source import Source
+from .auto import AutoSource
+from .dflash import DFlashSource
+from .draft_model import DraftModelSource
+from .early_exit import EarlyExitSource
+from .gemma4_assistant import Gemma4AssistantSource
+from .mtp import MtpSource
+from .own_drafter import OwnDrafterSource
+from .prompt_lookup import PromptLookupSource
+from .recycling import RecyclingSource
+from .suffix import SuffixSource
+
+#: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
+SOURCES: tuple[type[Source], ...] = (
+    DFlashSource,
+    Gemma4AssistantSource,
+    DraftModelSource,
+    EarlyExitSource,
+    PromptLookupSource,
+    MtpSource,
+    SuffixSource,
+    RecyclingSource,
+    AutoSource,
+    OwnDrafterSource,
+)
+
+
+def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Source:
+    """The source that `value`, given as `argument`, asks for.
+
+    Args:
+        options: values of options by name; those of other sources are left out, and so is `None`. And `in_call`, see `Source`.
+
+    Raises:
+        ValueError, TypeError: a value out of range, of another type, or without effect.
+    """
+    value = checked(argument, value)
+    if isinstance(value, Source):
+        return value
+    kind = next(kind for kind in SOURCES if kind.argument == argument and kind.takes(value))
+    names = [field.name for field in fields(kind)[1:]]  # type: ignore[arg-type]
+    given = {name: option for name, option in (options or {}).items() if name in names and option is not None}
+    return kind(value, **given)  # type: ignore[call-arg]
+
+
+def is_configured(generation_config) -> bool:
+    """Whether a `generation_config` asks for drafts."""
+    return any(getattr(generation_config, name, None) for name in CONFIGURED_SOURCES)
+
+
+def arguments_with(option: str) -> list[str]:
+    """The keywords of the sources that an option is about."""
+    return list(dict.fromkeys(kind.argument for kind in SOURCES if option in kind.options()))
+
+
+#: fields of `SpeculativeConfig` that are about some sources only
+SETTINGS_OF_ONE = tuple(
+    option.name
+    for option in OPTIONS
+    if CONFIG in option.places and option.without_draft == REFUSED and arguments_with(option.name)
+)

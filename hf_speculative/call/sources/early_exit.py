@@ -1,0 +1,54 @@
+"""The target's own first layers: `assistant_early_exit=`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from ...drafting import EarlyExit
+from ...interfaces import CachedModel, Drafter
+from ...models import EarlyExitModel, fits_early_exit
+from ...models.shallow import decoder_layers, is_patched
+from ..checks import OTHERWISE
+from ..source import PreparedCall, Source
+
+
+@dataclass(frozen=True)
+class EarlyExitSource(Source):
+    exit_layer: int
+
+    argument, method, runs_target = "assistant_early_exit", "early_exit", True
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} at layer {self.exit_layer}"
+
+    @property
+    def cost_key(self) -> Hashable:
+        return self.method, self.exit_layer
+
+    def check(self, model: PreTrainedModel) -> None:
+        num_layers = _num_layers(model)
+        if self.exit_layer >= num_layers:
+            raise ValueError(
+                f"`{self.argument}={self.exit_layer}` leaves nothing to verify with: the model has {num_layers} layers, give 1 "
+                f"to {num_layers - 1}."
+            )
+        if decoder_layers(model) is None or is_patched(model) or not fits_early_exit(model, self.exit_layer):
+            raise ValueError(
+                f"`{self.argument}={self.exit_layer}`: {type(model).__name__} cannot be run in two halves that give its "
+                f"logits: {OTHERWISE}."
+            )
+
+    def cost_of_token(self, model: PreTrainedModel) -> float:
+        return self.exit_layer / _num_layers(model)
+
+    def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
+        halves = EarlyExitModel(call.model, self.exit_layer)
+        return halves, EarlyExit(halves)
+
+
+def _num_layers(model: PreTrainedModel) -> int:
+    return model.config.get_text_config(decoder=True).num_hidden_layers

@@ -1,0 +1,32 @@
+"""A drafter of the user's own: `SpeculativeConfig(drafter=...)` (docs/add-a-drafter.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from ...interfaces import Drafter
+from ..source import PreparedCall, Source
+
+
+@dataclass(frozen=True, eq=False)
+class OwnDrafterSource(Source):
+    own: Drafter
+
+    argument, method = "drafter", "custom"
+
+    @property
+    def name(self) -> str:
+        return type(self.own).__name__
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self.own.hidden_layers
+
+    def costs_end_with(self, model: PreTrainedModel) -> object:
+        """Its class: a new object in each call shall not be measured each time."""
+        return type(self.own)
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        return self.own

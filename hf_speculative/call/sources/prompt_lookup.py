@@ -1,0 +1,20 @@
+"""Copies from the text: `prompt_lookup_num_tokens=`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...drafting import PromptLookup
+from ...interfaces import Drafter
+from ..source import PreparedCall, Source
+
+
+@dataclass(frozen=True)
+class PromptLookupSource(Source):
+    num_draft_tokens: int
+    max_matching_ngram_size: int = 3
+
+    argument, method = "prompt_lookup_num_tokens", "ngram"
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        return PromptLookup(self.max_matching_ngram_size)

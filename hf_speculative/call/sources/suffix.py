@@ -1,0 +1,32 @@
+"""Copies from texts: the row's own, finished answers, a corpus: `method="suffix"`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...interfaces import Drafter
+from ..source import PreparedCall
+from .texts import TextSource
+
+
+@dataclass(frozen=True, eq=False)
+class SuffixSource(TextSource):
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+    method = "suffix"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if "assistant_confidence_threshold" in self.in_call:
+            raise ValueError(
+                "`assistant_confidence_threshold` has no effect on `method='suffix'`: give `suffix_decoding_min_token_prob`."
+            )
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        copies = self.copies(
+            call.model,
+            max_factor=self.suffix_decoding_max_spec_factor,
+            min_share=self.suffix_decoding_min_token_prob,
+        )
+        return self.tree_drafter(call.model, copies)

@@ -1,0 +1,109 @@
+"""What sources have in common that draft from texts, without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
+from ...models import num_logits
+from ...schedules import BestNodes
+from ...tokenizers.loading import tokenizer_of
+from ..kept import kept_with
+from ..source import Source
+
+#: a file or folder, texts and files, or a store
+Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixStore"
+#: that nothing of a corpus is dropped
+UNBOUNDED = 2**31 - 1
+
+
+class GuessingSource(Source):
+    """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
+
+    argument = "method"
+    adaptive_schedule, most_tokens = BestNodes, 64
+    timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8)
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return value == cls.method
+
+    def tree_drafter(self, model: PreTrainedModel, guessers: Sequence[Guesser]) -> TreeDrafter:
+        key = tuple(type(guesser) for guesser in guessers)
+        return TreeDrafter(guessers, learned=kept_with(model).setdefault(key, {}))
+
+
+@dataclass(frozen=True, eq=False)
+class TextSource(GuessingSource):
+    """Copies from the row's own text, and from a corpus or answers that are kept."""
+
+    given: str
+    corpus: Corpus | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    suffix_decoding_max_tree_depth: int = DEFAULT_MAX_DEPTH
+    suffix_decoding_max_cached_requests: int | None = None
+    in_call: Collection[str] = ()
+
+    def __post_init__(self):
+        max_requests = self.suffix_decoding_max_cached_requests
+        if self.corpus is not None and max_requests is not None:
+            raise ValueError(
+                f"`suffix_decoding_max_cached_requests={max_requests}` has no effect beside `corpus`: leave it out, or give "
+                f"`corpus=hf_speculative.SuffixStore(max_documents={max_requests})`, which keeps answers beside what you add."
+            )
+
+    def check(self, model: PreTrainedModel) -> None:
+        if (store := self._store(model)) is not None:
+            store.check_vocabulary(num_logits(model))
+
+    def copies(self, model: PreTrainedModel, **settings) -> list[Guesser]:
+        """Of the row's own text and of others, `settings` as for `Copies`."""
+        store = self._store(model)
+        learns = self.corpus is None or isinstance(self.corpus, SuffixStore)
+        settings["max_depth"] = self.suffix_decoding_max_tree_depth
+        others = [] if store is None else [OtherTexts(store, learns, **settings)]
+        return [OwnText(store, **settings), *others]
+
+    def _store(self, model: PreTrainedModel) -> SuffixStore | None:
+        """The one given; else one that is kept with the model: its answers, or a corpus, which is read once."""
+        max_requests, parts = self.suffix_decoding_max_cached_requests, _parts(self.corpus)
+        if isinstance(self.corpus, SuffixStore) or (self.corpus is None and max_requests is None):
+            return self.corpus
+        if max_requests is not None:
+            return kept_with(model).setdefault((SuffixStore, max_requests), SuffixStore(max_documents=max_requests))
+        corpora = _corpora.setdefault(model, {})
+        if (key := tuple(parts)) not in corpora:
+            corpora[key] = self._read(parts, model)
+        return corpora[key]
+
+    def _read(self, parts: list[Path | str], model: PreTrainedModel) -> SuffixStore:
+        files = [part for part in parts if isinstance(part, Path)]
+        if len(parts) == 1 and files and files[0].suffix == ".safetensors":
+            return SuffixStore.load(files[0], self.tokenizer)
+        tokenizer = self.tokenizer if self.tokenizer is not None else tokenizer_of(model)
+        store = SuffixStore(tokenizer, max_tokens=UNBOUNDED)
+        store.add_files(*files)
+        store.add_texts([part for part in parts if isinstance(part, str)])
+        return store
+
+
+def _parts(corpus: Corpus | None) -> list[Path | str]:
+    """Files and folders as paths, texts as they are; a text that comes alone is the name of a file."""
+    if corpus is None or isinstance(corpus, SuffixStore):
+        return []
+    if isinstance(corpus, (str, os.PathLike)):
+        return [Path(corpus)]
+    for part in corpus:
+        if not isinstance(part, (str, os.PathLike)):
+            raise TypeError(f"`corpus` holds a {type(part).__name__}: give texts, and paths as pathlib.Path.")
+    return [part if isinstance(part, str) else Path(part) for part in corpus]
+
+
+_corpora: WeakKeyDictionary[PreTrainedModel, dict[tuple, SuffixStore]] = WeakKeyDictionary()

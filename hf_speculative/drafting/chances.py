@@ -1,0 +1,48 @@
+"""How often guesses turned out right, by what they rested on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+
+#: what was expected before any was seen counts as so many guesses; what was seen in all rows, as so many of a row
+PRIOR_WEIGHT, ROW_WEIGHT = 4.0, 8.0
+#: beyond so many guesses of a kind, old ones fade
+MEMORY = 64.0
+
+
+class Chances:
+    """Shares of right guesses by kind, for all rows and for each.
+
+    Args:
+        prior: the share of a kind of which nothing was seen.
+        of_all: what is known already, and goes on to be learned: right guesses and guesses of each kind.
+    """
+
+    def __init__(self, prior: Callable[[Hashable], float], of_all: dict[Hashable, list[float]]):
+        self.prior, self.of_all = prior, of_all
+        self.of_row: dict[int, dict[Hashable, list[float]]] = defaultdict(dict)
+
+    def begin(self) -> None:
+        """Another call: its rows are others."""
+        self.of_row.clear()
+
+    def of(self, row: int, kind: Hashable) -> float:
+        """The chance that a guess of this kind is right in this row of the call."""
+        counts = self.of_all.get(kind)
+        if counts is None:
+            weight = PRIOR_WEIGHT
+            counts = self.of_all[kind] = [weight * self.prior(kind), weight]
+        right, num = counts
+        own = self.of_row[row].get(kind)
+        if own is None:
+            return right / num
+        return (own[0] + ROW_WEIGHT * right / num) / (own[1] + ROW_WEIGHT)
+
+    def add(self, row: int, kind: Hashable, is_right: bool) -> None:
+        for counts in (self.of_all[kind], self.of_row[row].setdefault(kind, [0.0, 0.0])):
+            counts[0] += is_right
+            counts[1] += 1
+            if counts[1] > MEMORY:
+                counts[0] /= 2
+                counts[1] /= 2

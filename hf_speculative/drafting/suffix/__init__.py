@@ -1,0 +1,5 @@
+"""Texts that drafts are copied from: a row's own in an automaton, others in a store."""
+
+from .store import SuffixStore
+
+__all__ = ["SuffixStore"]

@@ -1,0 +1,191 @@
+"""Drafts without a draft model: trees of what several guessers expect, the likeliest nodes first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import torch
+from torch import Tensor
+
+from ..interfaces import Drafter, Sampler, Schedule
+from ..types import Batch, Draft
+from .chances import Chances
+from .guessers import Guesser
+
+
+@dataclass
+class Growth:
+    """A tree that grew over one row's text.
+
+    Attributes:
+        tokens, parents, chances: of each node, parents first and the likeliest first; a chance is that of its whole path.
+        guesses: what was guessed after the text (at -1) and after the nodes, proposed or not: each token's kind.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    guesses: dict[int, dict[int, Hashable]] = field(default_factory=dict)
+
+
+class TreeDrafter(Drafter):
+    """Proposes the tokens that its guessers expect, as a tree where the call takes one, else as a chain.
+
+    What guessers agree on is one node. A node's chance is learned from how often guesses of its kind were right before, in
+    this row and in all; `Schedule.num_nodes` says how many of the likeliest are worth their time. All of it is known before the
+    target draws, so that the output keeps its distribution.
+
+    Args:
+        guessers: the ways to guess.
+        max_depth: the longest path.
+        learned: how often guesses were right, by kind, kept by the caller; by default this drafter's own.
+    """
+
+    one_hot_proposals = True
+    branches = True
+
+    def __init__(
+        self,
+        guessers: Sequence[Guesser],
+        max_depth: int = 24,
+        learned: dict[Hashable, list[float]] | None = None,
+    ):
+        self.guessers, self.max_depth = list(guessers), max_depth
+        self.num_successors = max(guesser.num_successors for guesser in self.guessers)
+        self.chances = Chances(self._prior, {} if learned is None else learned)
+
+    def _prior(self, kinds: Hashable) -> float:
+        assert isinstance(kinds, tuple)
+        return max(guesser.prior(kind) for guesser, kind in zip(self.guessers, kinds, strict=True) if kind is not None)
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.vocab_size = sampler.vocab_size
+        self.chances.begin()
+        self.grown: list[Growth] = []
+        self.lengths: list[int] = []
+        self.proposed: list[list[int]] = []
+        self.seen: tuple[list[list[int]], Tensor] | None = None
+        for guesser in self.guessers:
+            guesser.begin(batch, self.vocab_size)
+
+    def prefill(self, batch: Batch) -> None:
+        for guesser in self.guessers:
+            guesser.begin(batch, self.vocab_size)
+            for lane, text in enumerate(batch.history):
+                guesser.place_after(lane, text)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        self._learn_successors()
+        self.lengths = [len(text) for text in batch.history]
+        self.grown = [self._grow(lane, batch, num) for lane, num in enumerate(num_tokens)]
+        counts = schedule.num_nodes(batch, [growth.chances for growth in self.grown])
+        self.proposed = [growth.tokens[:n] for growth, n in zip(self.grown, counts, strict=True)]
+        if not any(counts):
+            return Draft.empty(batch)
+        draft = Draft.of(batch, self.proposed)
+        if not self.may_branch:
+            return draft
+        parents = [growth.parents[:n] + [-1] * (draft.width - n) for growth, n in zip(self.grown, counts, strict=True)]
+        depth = max(max(growth.depths[:n], default=0) for growth, n in zip(self.grown, counts, strict=True))
+        if all(row[:n] == list(range(-1, n - 1)) for row, n in zip(parents, counts, strict=True)):
+            return draft  # a chain pays for no mask
+        return Draft(draft.tokens, None, draft.num_tokens, torch.tensor(parents, device=draft.tokens.device), depth)
+
+    def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
+        if self.num_successors:
+            proposed = self.proposed if draft.width else [[] for _ in batch.rows]
+            tokens = [[text[-1], *nodes] if text else [] for text, nodes in zip(batch.history, proposed, strict=True)]
+            # Read by the host when the next draft is made: by then it is there.
+            self.seen = tokens, logits.topk(min(self.num_successors, logits.shape[2])).indices
+
+    def _learn_successors(self) -> None:
+        if self.seen is None:
+            return
+        (tokens, device_successors), self.seen = self.seen, None
+        successors = device_successors.cpu().numpy()
+        for row, found in zip(tokens, successors, strict=True):
+            for guesser in self.guessers:
+                if guesser.num_successors:
+                    guesser.observe(row, found[: len(row), : guesser.num_successors])
+
+    def rollback(self, batch: Batch) -> None:
+        """Which guesses were right, on the way that the text took."""
+        if not self.grown:  # nothing was asked for
+            return
+        for row, growth, length, text in zip(batch.rows, self.grown, self.lengths, batch.history, strict=True):
+            node = -1
+            for token in text[length:]:
+                for guess, kind in growth.guesses.get(node, {}).items():
+                    self.chances.add(row, kind, guess == token)
+                children = range(node + 1, len(growth.tokens))
+                found = (i for i in children if growth.parents[i] == node and growth.tokens[i] == token)
+                node = next(found, len(growth.tokens))
+        self.grown = []
+
+    def select(self, indices: list[int]) -> None:
+        for guesser in self.guessers:
+            guesser.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for guesser in self.guessers:
+            guesser.admit(newcomers, lanes)
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        for guesser in self.guessers:
+            guesser.learn(prompt, answer)
+
+    def _grow(self, lane: int, batch: Batch, num_nodes: int) -> Growth:
+        """The likeliest nodes first; without branches, only the likeliest after each."""
+        growth, row = Growth(), batch.rows[lane]
+        waiting: list[tuple] = []
+        count = 0
+
+        def reach(places: list, node: int, chance: float, level: int) -> None:
+            nonlocal count
+            kinds, after = self._children(places)
+            growth.guesses[node] = kinds
+            guesses = [(chance * self.chances.of(row, kind), token) for token, kind in kinds.items()]
+            if not self.may_branch:
+                guesses = [max(guesses, key=lambda guess: guess[0])] if guesses else []
+            for own_chance, token in guesses:
+                count += 1
+                heappush(waiting, (-own_chance, count, token, node, level, after[token]))
+
+        if num_nodes:
+            places = [guesser.place_after(lane, batch.history[lane]) for guesser in self.guessers]
+            reach(places, -1, 1.0, 1)
+        while waiting and len(growth.tokens) < num_nodes:
+            chance, _, token, parent, level, places = heappop(waiting)
+            node = len(growth.tokens)
+            growth.tokens.append(token)
+            growth.parents.append(parent)
+            growth.chances.append(-chance)
+            growth.depths.append(level)
+            if level < self.max_depth and node + 1 < num_nodes:
+                reach(self._places_after(places, token), node, -chance, level + 1)
+        return growth
+
+    def _children(self, places: list) -> tuple[dict[int, Hashable], dict[int, tuple[list, dict[int, object]]]]:
+        """What may follow these places, one of each guesser: each token's kind, and where the guessers are after it."""
+        kinds: dict[int, list] = {}
+        after: dict[int, tuple[list, dict[int, object]]] = {}
+        for i, (guesser, place) in enumerate(zip(self.guessers, places, strict=True)):
+            if place is None:
+                continue
+            for kind, token, next_place in guesser.children(place):
+                if not 0 <= token < self.vocab_size:
+                    continue
+                if token not in kinds:
+                    kinds[token], after[token] = [None] * len(places), (places, {})
+                kinds[token][i], after[token][1][i] = kind, next_place
+        return {token: tuple(kind) for token, kind in kinds.items()}, after
+
+    def _places_after(self, after: tuple[list, dict[int, object]], token: int) -> list:
+        places, known = after
+        return [
+            known[i] if i in known else None if place is None else guesser.follow(place, token)
+            for i, (guesser, place) in enumerate(zip(self.guessers, places, strict=True))
+        ]

@@ -1,0 +1,26 @@
+"""How figures are written: empty where there is none."""
+
+from __future__ import annotations
+
+
+def times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def significant(value: float | None) -> str:
+    """Three digits that count."""
+    if value is None:
+        return ""
+    return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

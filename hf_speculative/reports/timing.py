@@ -1,0 +1,25 @@
+"""How long something takes on a device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What `call` returns, and the seconds until the device has done all of it."""
+    _wait_for(device)
+    start = time.perf_counter()
+    result = call()
+    _wait_for(device)
+    return result, time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,68 @@
+"""As many draft tokens as are worth their time, by the chances that the drafter itself gives each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
+
+#: a round has to promise so many times the tokens per second of a plain step
+MARGIN = 1.05
+#: what was kept is held against what was promised, beside a first promise of so many tokens that was kept; old rounds fade
+TRUST_WEIGHT, MEMORY = 4.0, 0.97
+#: what a round without a draft forgets of the difference: a text may become predictable
+FORGIVENESS = 0.01
+#: nodes that are looked at where none paid in the last round, and how many times as many as were proposed else
+FEW, MORE = 2, 4
+
+
+class BestNodes(Schedule):
+    """The number of nodes, of a chain or a tree, with the best expected tokens per second, 0 included.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, for a tree: a round brings a row one token and each node's chance to
+    be kept, and takes the time that was measured for the widest row.
+
+    The likeliest of many guesses look better than they are. So chances count only as far as those of earlier rounds came true.
+
+    Args:
+        max_tokens: the most nodes.
+        costs: of rounds; by default those that are measured.
+    """
+
+    def __init__(self, max_tokens: int = 64, costs: Costs | None = None):
+        if max_tokens < 1:
+            raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
+        self.max_tokens, self.costs = max_tokens, costs
+        self.times: dict[int, list[float]] = {}
+        self.last = FEW
+        self.promised = self.kept = TRUST_WEIGHT
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.costs = self.costs or costs()
+
+    def plan(self, batch: Batch) -> list[int]:
+        num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last))
+        return [min(num_looked_at, room) for room in self.rooms(batch)]
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        num_rows = len(chances)
+        if num_rows not in self.times:
+            assert self.costs is not None  # `begin` comes before the first plan
+            self.times[num_rows] = self.costs.curve(num_rows, self.max_tokens)
+        times, trust = self.times[num_rows], min(1.0, self.kept / self.promised)
+        best, best_speed, tokens = 0, MARGIN * num_rows / times[0], float(num_rows)
+        for n in range(1, max(map(len, chances), default=0) + 1):
+            tokens += trust * sum(row[n - 1] for row in chances if len(row) >= n)
+            if tokens / times[n] > best_speed:
+                best, best_speed = n, tokens / times[n]
+        self.last = best
+        if best:
+            self.promised = MEMORY * self.promised + sum(sum(row[:best]) for row in chances)
+        return [min(best, len(row)) for row in chances]
+
+    def update(self, round: Round) -> None:
+        if any(round.num_drafted):
+            self.kept = MEMORY * self.kept + sum(round.num_accepted)
+        else:
+            self.kept += FORGIVENESS * (self.promised - self.kept)

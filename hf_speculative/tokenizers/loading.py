@@ -1,0 +1,24 @@
+"""The tokenizers of models given by name."""
+
+from __future__ import annotations
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+
+def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a draft given by name, if it has one and its vocabulary is not that of `tokenizer`, the target's."""
+    try:
+        found = AutoTokenizer.from_pretrained(name, **loading)
+    except (OSError, ValueError):  # weights without a tokenizer share the target's
+        return None
+    return found if found.get_vocab() != tokenizer.get_vocab() else None
+
+
+def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer from where a model came from."""
+    try:
+        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no tokenizer where the model came from, {model.config.name_or_path!r}: pass `tokenizer=`."
+        ) from error

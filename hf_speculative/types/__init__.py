@@ -1,0 +1,21 @@
+"""What the stages of speculative decoding hand to each other, with all shapes. Imports nothing of ours.
+
+`batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
+"""
+
+from .batch import NO_TOKEN, Appended, Batch, Draft, Verdict, along_path
+from .rounds import Costs, NoDistribution, Round
+from .tree import Tree
+
+__all__ = [
+    "NO_TOKEN",
+    "Appended",
+    "Batch",
+    "Costs",
+    "Draft",
+    "NoDistribution",
+    "Round",
+    "Tree",
+    "Verdict",
+    "along_path",
+]

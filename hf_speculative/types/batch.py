@@ -1,0 +1,299 @@
+"""The sequences being generated, what is proposed for them in a round, and what is decided about it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .tree import Tree
+
+#: in the place of a token that was drawn from what is no distribution
+NO_TOKEN = -1
+#: in the place of a node that a model was not fed: past all of them
+NOT_FED = 2**30
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
+
+
+class Batch:
+    """The sequences being generated: one buffer, rows of their own length.
+
+    Columns are laid out as transformers lays them out: the prompt as given, left padding included, then the new
+    tokens. So processors and stopping criteria see exactly what they see in plain `generate`.
+
+    Attributes:
+        tokens: `(batch, capacity)` int64. Row b is valid up to `lengths[b]`; a draft is written beyond.
+        lengths: `(batch,)` int64 on the device, `host_lengths` the same as a list: the host knows them without asking.
+        padding: columns of left padding in each row, on the device and as a list; with a mask that hides more, which only the
+            universal path takes, how many columns it hides.
+        history: the tokens of each row without those, as lists.
+        rows: which row of the call each row is.
+        max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
+        is_unread: no round is over: the first pass will read the prompts.
+        waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
+        tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
+        path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
+            first ones. They have moved up in `tokens`, and what else is kept of them has to: see `CachedModel.rollback`.
+    """
+
+    is_unread: bool = True
+    waiting: Batch | None = None
+    tree: Tree | None = None
+    path: Tensor | None = None
+    host_path: list[list[int]] | None = None
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        padding: Sequence[int],
+        max_length: int,
+        history: Sequence[Sequence[int]] | None = None,
+    ):
+        self.prompt_width = input_ids.shape[1]
+        self.max_length = max_length
+        self.max_position = max_length - 1 - min(padding)
+        self.tokens = input_ids.long().clone()
+        self.rows = list(range(input_ids.shape[0]))
+        self.host_lengths = [self.prompt_width] * len(self.rows)
+        self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
+        self.host_padding = list(padding)
+        self.padding = torch.tensor(self.host_padding, device=input_ids.device)
+        if history is None:
+            history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
+        self.history = [list(row) for row in history]
+
+    def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
+        """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
+        self.tree = tree
+        self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
+        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
+        self.tokens.scatter_(1, columns, tokens)
+
+    def _reserve(self, end: int) -> None:
+        if end > (width := self.tokens.shape[1]):
+            self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
+
+    def append(self, draft: Draft, verdict: Verdict, is_valid: Tensor | None = None) -> Appended:
+        """Lengthen each row by its accepted tokens and the target's own.
+
+        The draft must have been `put` already, a path of a tree as a chain (`along_path`). The target had a distribution where
+        `is_valid (batch, k + 1)`. Reads from the device, once a round; stop strings, criteria of the user's and a confidence
+        stop read more.
+        """
+        num_accepted, survival, path = verdict.num_accepted[:, None], verdict.survival, verdict.path
+        if survival is None:
+            survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
+        in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
+        if is_valid is None:
+            is_valid = torch.ones(len(draft.tokens), draft.width + 1, dtype=torch.bool, device=num_accepted.device)
+        num_valid = is_valid.long().cumprod(1).sum(1, keepdim=True)
+        counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
+        packed = [*counts, draft.tokens, in_units, *([] if path is None else [path])]
+        read = torch.cat(packed, 1).tolist()
+        self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
+        self.lengths = self.lengths + verdict.num_accepted + 1
+        appended = Appended([], [], [])
+        self.path, self.host_path = path, None if path is None else []
+        for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
+            tokens, chances, nodes = rest[: draft.width], rest[draft.width :][: draft.width], rest[2 * draft.width :]
+            if self.host_path is not None:
+                self.host_path.append(nodes[:num_kept])
+                chances = chances[:num_kept]
+            new = [*tokens[:num_kept], next_token]
+            self.host_lengths[row] += num_kept + 1
+            self.history[row] += new
+            appended.tokens.append(new[:limit] + [NO_TOKEN] * (num_kept + 1 - limit))
+            appended.num_drafted.append(num_proposed)
+            appended.survival.append([n / UNIT for n in chances[:num_proposed]])
+        self.is_unread, self.tree = False, None
+        return appended
+
+    def as_fed(self, nodes: Tensor) -> Batch:
+        """This batch after a round, for a model that was fed other nodes than the target: node i as its own `nodes[:, i]`.
+
+        It was fed all that others follow. The host does not ask whether it was fed the last of a path, which is fed again.
+        """
+        fed = copy.copy(self)
+        assert self.path is not None and self.host_path is not None
+        fed.path = nodes.gather(1, self.path)
+        fed.host_path = [
+            [0] * (len(path) - 1) + [NOT_FED] * bool(path) for path in self.host_path
+        ]  # 0: whichever it was
+        return fed
+
+    def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
+        """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
+        width = max(map(len, tails))
+        self._reserve(max(starts) + width + 1)
+        packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
+        first, lengths, tokens = torch.tensor(packed, device=self.tokens.device).split([1, 1, width], 1)
+        self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
+        self.lengths = lengths[:, 0]
+        for row, (start, tail) in enumerate(zip(starts, tails, strict=True)):
+            self.host_lengths[row] = start + len(tail)
+            del self.history[row][start - self.host_padding[row] :]
+            self.history[row] += tail
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+        index = torch.tensor(indices, dtype=torch.long, device=self.tokens.device)
+        self.tokens, self.lengths, self.padding = self.tokens[index], self.lengths[index], self.padding[index]
+        self.rows = [self.rows[i] for i in indices]
+        self.host_lengths = [self.host_lengths[i] for i in indices]
+        self.host_padding = [self.host_padding[i] for i in indices]
+        self.history = [list(self.history[i]) for i in indices]
+
+    def part(self, indices: Sequence[int]) -> Batch:
+        """These rows as a batch of their own."""
+        part = copy.copy(self)
+        part.select(list(indices))
+        return part
+
+    def wait_beyond(self, num_rows: int) -> None:
+        """Only the first `num_rows` rows run; the others wait until a row is done."""
+        indices = list(range(len(self.rows)))
+        self.waiting = self.part(indices[num_rows:])
+        self.select(indices[:num_rows])
+
+    def newcomers(self, num_rows: int) -> Batch | None:
+        """The next `num_rows` rows that wait, or as many as there are, as a batch of their own; `None` without any."""
+        if num_rows == 0 or self.waiting is None or not self.waiting.rows:
+            return None
+        indices = list(range(len(self.waiting.rows)))
+        newcomers = self.waiting.part(indices[:num_rows])
+        self.waiting.select(indices[num_rows:])
+        return newcomers
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
+        width = newcomers.tokens.shape[1]
+        self._reserve(width)
+        index = torch.tensor(lanes, device=self.tokens.device)
+        self.tokens[index, :width] = newcomers.tokens
+        self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)
+        self.padding = self.padding.index_copy(0, index, newcomers.padding)
+        for i, lane in enumerate(lanes):
+            self.rows[lane] = newcomers.rows[i]
+            self.host_lengths[lane] = newcomers.host_lengths[i]
+            self.host_padding[lane] = newcomers.host_padding[i]
+            self.history[lane] = newcomers.history[i]
+
+
+@dataclass
+class Appended:
+    """What `Batch.append` read from the device, one entry a row.
+
+    Attributes:
+        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
+        num_drafted: draft tokens proposed.
+        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+    """
+
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    survival: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposes in one round: a chain of tokens, or a tree of them.
+
+    Attributes:
+        tokens: `(batch, k)` int64 proposed token ids; what stands beyond a row's `num_tokens` is filler.
+        probs: `(batch, k, vocab)` float32, the distribution each token was *really* drawn from, or `None` for a deterministic
+            proposal, whose distribution is one-hot. Of a tree's siblings, each given those before it: without replacement, q
+            without these, normalised; zeros where nothing was left to draw.
+        num_tokens: `(batch,)` int64, how many of the `k` tokens each row really proposes.
+        parents: `(batch, k)` int64, the token that each token follows, -1 for the row's newest one, parents first. `None` for a
+            chain. Only where `Drafter.may_branch`.
+        depth: tokens on the longest path of a tree, as far as the host knows; `None`: as many as there are.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    num_tokens: Tensor
+    parents: Tensor | None = None
+    depth: int | None = None
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """`None` for a chain."""
+        if self.parents is None or self.width == 0:
+            return None
+        return Tree(self.parents, self.width if self.depth is None else min(self.depth, self.width))
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    def tree_for(self, plan: list[int], may_branch: bool) -> Tree | None:
+        """`tree`, of a draft that keeps to what was asked for.
+
+        Raises:
+            ValueError: it does not: more tokens than `plan` has for any row, or a tree where the call takes none.
+        """
+        if self.width > max(plan):
+            raise ValueError(
+                f"the drafter proposed {self.width} tokens a row where at most {max(plan)} were asked for."
+            )
+        if self.tree is not None and not may_branch:
+            raise ValueError(
+                "the drafter proposed a tree where `may_branch` is False: some part of this call takes chains only."
+            )
+        return self.tree
+
+    @staticmethod
+    def empty(batch: Batch) -> Draft:
+        """No proposal at all: the round is then one step of plain decoding."""
+        tokens = batch.tokens.new_empty(len(batch.rows), 0)
+        return Draft(tokens, None, batch.tokens.new_zeros(len(batch.rows)))
+
+    @staticmethod
+    def of(batch: Batch, proposals: Sequence[Sequence[int]]) -> Draft:
+        """A deterministic proposal: the tokens of each row."""
+        width = max(map(len, proposals))
+        packed = [[len(tokens), *tokens, *[0] * (width - len(tokens))] for tokens in proposals]
+        num_tokens, tokens = torch.tensor(packed, device=batch.tokens.device).split([1, width], 1)
+        return Draft(tokens, None, num_tokens[:, 0])
+
+    def dense_probs(self, like: Tensor) -> Tensor:
+        """`probs` with a one-hot distribution written out, as wide and of the type of `like`."""
+        if self.probs is None:
+            return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
+        return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decides about one draft.
+
+    Attributes:
+        num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
+        next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
+        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
+            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
+        path: `(batch, depth)` int64, which tokens of a tree each row keeps, in order; what stands beyond its `num_accepted` is
+            filler. `None`: the first ones.
+    """
+
+    num_accepted: Tensor
+    next_token: Tensor
+    survival: Tensor | None = None
+    path: Tensor | None = None
+
+
+def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:
+    """The path of a tree that was kept, as a chain; of `of_positions (batch, k + 1, ...)`, what stands at its positions."""
+    path = verdict.path
+    assert path is not None
+    rows = torch.arange(len(path), device=path.device)[:, None]
+    survival = None if verdict.survival is None else verdict.survival[rows, path]
+    positions = functional.pad(path + 1, (1, 0))
+    chain = Draft(draft.tokens[rows, path], None, draft.num_tokens)
+    return chain, replace(verdict, survival=survival), tuple(values[rows, positions] for values in of_positions)

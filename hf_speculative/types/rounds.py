@@ -1,0 +1,104 @@
+"""What a round did, and how long rounds take."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import nan
+
+from torch import Tensor
+
+
+class NoDistribution(RuntimeError):
+    """The target's logits are no distribution to draw the next token from; plain `generate` raises a `RuntimeError` as well."""
+
+
+@dataclass
+class Round:
+    """What one round did, for whoever follows the loop. Lists have one entry a running row.
+
+    Attributes:
+        rows: which row of the call each entry belongs to.
+        tokens: the new tokens of each row, already cut at the first stop.
+        num_drafted: draft tokens proposed.
+        num_from_draft: how many of `tokens` came from the draft.
+        done: rows that end with this round.
+        logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
+        scores: the same after every logits processor.
+        survival: for each draft token proposed, `Verdict.survival`.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    num_from_draft: list[int]
+    done: list[bool]
+    logits: Tensor = field(repr=False)
+    scores: Tensor = field(repr=False)
+    survival: list[list[float]] = field(default_factory=list)
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """Draft tokens accepted: the new tokens but one, for each round brings one token of its own.
+
+        Where a stop cuts inside the accepted tokens, the last one kept counts as the round's own, so that accepted
+        tokens plus rounds is the number of new tokens, always.
+        """
+        return [len(tokens) - 1 for tokens in self.tokens]
+
+    @property
+    def survival_of_tokens(self) -> list[list[float]]:
+        """`survival` of each new token, nan for the target's own."""
+        rows = zip(self.tokens, self.num_from_draft, self.survival, strict=True)
+        return [chances[:num] + [nan] * (len(tokens) - num) for tokens, num, chances in rows]
+
+    @property
+    def is_cut(self) -> list[bool]:
+        """Rows that a stop ended inside their accepted draft tokens, before the target's own."""
+        return [n == len(tokens) for n, tokens in zip(self.num_from_draft, self.tokens, strict=True)]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The time of a round: draft, one target pass, and everything around them.
+
+    Attributes:
+        rounds: `{batch_size: {num_draft_tokens: time}}`, in any unit. 0 draft tokens, one step of plain decoding, has to be
+            there. Between two numbers the line through them is followed; beyond the largest draft, the last one; beyond the
+            batch sizes given, the nearest of them.
+
+    Raises:
+        ValueError: nothing given, no time of a plain step, or a time that is not above 0.
+    """
+
+    rounds: Mapping[int, Mapping[int, float]]
+
+    def __post_init__(self):
+        if not self.rounds:
+            raise ValueError("`rounds={}` gives no costs: give them as {batch_size: {num_draft_tokens: time}}.")
+        for batch_size, times in self.rounds.items():
+            if 0 not in times:
+                raise ValueError(
+                    f"`rounds[{batch_size}]={dict(times)}` lacks 0 draft tokens, a step of plain decoding."
+                )
+            if not all(time > 0 for time in times.values()):
+                raise ValueError(f"`rounds[{batch_size}]={dict(times)}`: times have to be above 0.")
+
+    def curve(self, batch_size: int, longest: int) -> list[float]:
+        """Times of rounds of `batch_size` rows that draft 0, 1, ..., `longest` tokens."""
+        sizes = sorted(self.rounds)
+        at_size = min(max(batch_size, sizes[0]), sizes[-1])
+        return [
+            _interpolated({size: _interpolated(self.rounds[size], n) for size in sizes}, at_size)
+            for n in range(longest + 1)
+        ]
+
+
+def _interpolated(points: Mapping[int, float], at: int) -> float:
+    known = sorted(points)
+    if len(known) == 1:
+        return points[known[0]]
+    right = min(max(1, bisect_right(known, at)), len(known) - 1)
+    x0, x1 = known[right - 1], known[right]
+    return points[x0] + (points[x1] - points[x0]) * (at - x0) / (x1 - x0)

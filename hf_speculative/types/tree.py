@@ -1,0 +1,65 @@
+"""Trees of draft tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Tree:
+    """How draft tokens follow each other: several may follow one, so that one target pass judges many continuations.
+
+    Miao et al. 2024, SpecInfer (arXiv 2305.09781), section 4: the nodes of a tree below a row's newest token.
+
+    Attributes:
+        parents: `(batch, n)` int64, the node that each node follows, -1 for the row's newest token. Parents come first.
+        depth: no node is deeper; what follows the newest token has depth 1.
+    """
+
+    parents: Tensor
+    depth: int
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """`(batch, n, n)` bool: node j is on the path to node i, or is i itself."""
+        nodes = torch.arange(self.parents.shape[1], device=self.parents.device)
+        reached = (self.parents[:, :, None] == nodes) | (nodes[:, None] == nodes)
+        steps = 1
+        while steps < self.depth:  # paths of twice as many steps
+            reached = (reached.float() @ reached.float()) > 0
+            steps *= 2
+        return reached
+
+    @cached_property
+    def elders(self) -> Tensor:
+        """`(batch, n, n)` bool: node j follows the same node as node i, and stands before it."""
+        return (self.parents[:, :, None] == self.parents[:, None]).tril(-1)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """`(batch, n + 1)` int64, how many draft tokens stand before each position: 0 before the first, the newest token's."""
+        return functional.pad(self.ancestors.sum(2), (1, 0))
+
+    @cached_property
+    def host_depths(self) -> list[list[int]]:
+        """`depths` as lists: asks the device, for processors that want prefixes one at a time."""
+        return self.depths.tolist()
+
+    @cached_property
+    def host_parents(self) -> list[list[int]]:
+        """Likewise `parents`."""
+        return self.parents.tolist()
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """`(batch, n, depth)` int64, the nodes on the way to each node, itself included; filler beyond."""
+        batch_size, num_nodes = self.parents.shape
+        nodes = torch.arange(num_nodes, device=self.parents.device).expand_as(self.ancestors)
+        places = torch.where(self.ancestors, self.depths[:, None, 1:] - 1, self.depth)
+        paths = self.parents.new_zeros(batch_size, num_nodes, self.depth + 1)
+        return paths.scatter_(2, places, nodes)[..., : self.depth]

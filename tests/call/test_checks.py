@@ -1,0 +1,318 @@
+"""Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from transformers import (
+    CompileConfig,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import hf_speculative as hs
+from hf_speculative import Rule, SpeculativeConfig, Verdict
+from hf_speculative.call import preparation
+from hf_speculative.call.options import check_names
+from hf_speculative.schedules import Constant
+from hf_speculative.verification import BlockVerification
+from tests.support import tiny
+from tests.support.plain import ours
+
+
+class Lossy(Rule):
+    def __call__(self, draft, target_probs, sampler):
+        return Verdict(draft.num_tokens, target_probs[:, -1].argmax(-1))
+
+
+IDS = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]])
+MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+WITH_DRAFT = {
+    "num_draft_tokens=0": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens=0.*draft_model=None"),
+    "num_draft_tokens='4'": ({"num_draft_tokens": "4"}, TypeError, "num_draft_tokens='4'.*whole number"),
+    "num_draft_tokens=True": ({"num_draft_tokens": True}, TypeError, "num_draft_tokens=True"),
+    "both names": (
+        {"num_draft_tokens": 2, "num_assistant_tokens": 3},
+        ValueError,
+        "`num_draft_tokens` and `num_assistant_tokens` mean the same but differ",
+    ),
+    "schedule": ({"num_assistant_tokens_schedule": "linear"}, ValueError, "'linear'` is not one of adaptive, constant"),
+    "threshold": ({"assistant_confidence_threshold": 1.5}, ValueError, "1.5` is a probability"),
+    "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
+    "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
+    "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
+    "early exit": ({"assistant_early_exit": 1}, ValueError, "`draft_model` and `assistant_early_exit` are two"),
+    "synced_gpus": ({"synced_gpus": True}, ValueError, "synced_gpus=True.*not initialised.*leave it out"),
+    "lookbehind": ({"assistant_lookbehind": 5}, ValueError, "assistant_lookbehind.*no effect"),
+    "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),
+    "ngram": ({"max_matching_ngram_size": 3}, ValueError, "max_matching_ngram_size=3.*prompt_lookup_num_tokens"),
+    "custom_generate": ({"custom_generate": lambda *a, **k: None}, ValueError, "custom_generate"),
+    "generator of another kind": (
+        {"generator": 7, "do_sample": True},
+        TypeError,
+        "`generator=7` is a int: give a torch.Generator",
+    ),
+    "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
+    "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),
+    "quantised cache": ({"cache_implementation": "quantized"}, ValueError, "cache_implementation='quantized'"),
+    "healing without a tokenizer": ({"token_healing": True}, ValueError, "token_healing=True.*pass `tokenizer=`"),
+    "no padding token": ({"eos_token_id": 9, "pad_token_id": None, "stop": True}, ValueError, "pass `pad_token_id="),
+    "lossy rule": (
+        {"speculative_config": SpeculativeConfig(rule=Lossy())},
+        ValueError,
+        "Lossy does not declare.*allow_lossy",
+    ),
+    "two drafters": (
+        {"speculative_config": SpeculativeConfig(drafter=hs.Drafter())},
+        ValueError,
+        "`draft_model` and `drafter` are two sources",
+    ),
+    "rule and reproducible": (
+        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
+        ValueError,
+        "only SampledVerification can do",
+    ),
+    "schedule and length": (
+        {"num_draft_tokens": 3, "speculative_config": SpeculativeConfig(schedule=Constant(2))},
+        ValueError,
+        "num_draft_tokens.*no effect beside",
+    ),
+    "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
+    "ids with a fraction": (
+        {"input_ids": IDS + 0.6},
+        TypeError,
+        r"`input_ids` is of type torch.float32.*whole numbers",
+    ),
+    "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
+    "an id too large": ({"input_ids": IDS + 54}, ValueError, "row 1 of the prompt holds the id 62.* for 0 to 60"),
+    "an id below 0": ({"input_ids": IDS - 4}, ValueError, "row 0 of the prompt holds the id -1"),
+    "short mask": ({"attention_mask": MASK[:, 1:]}, ValueError, "has shape"),
+    "schedule object and name": (
+        {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},
+        ValueError,
+        "num_assistant_tokens_schedule.*no effect beside",
+    ),
+    "a rule by a wrong name": ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of .*did you mean 'token'"),
+    "a rule that is reproducible's opposite": (
+        {"reproducible": True, "do_sample": True, "rule": "block"},
+        ValueError,
+        "only SampledVerification can do, but the rule is BlockVerification",
+    ),
+    "a rule class": (
+        {"rule": BlockVerification},
+        TypeError,
+        "subclass of .*Rule",
+    ),
+    "a config that is a dict": ({"speculative_config": {"rule": None}}, TypeError, "`speculative_config` is a dict"),
+    "reproducible='no'": ({"reproducible": "no", "do_sample": True}, TypeError, "reproducible='no'"),
+    "lookup in the config": (
+        {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
+        ValueError,
+        "`draft_model` and `prompt_lookup_num_tokens`",
+    ),
+    "assistant_tokenizer alone": (
+        {"assistant_tokenizer": PreTrainedTokenizerBase()},
+        ValueError,
+        "`assistant_tokenizer`. has no effect",
+    ),
+    "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
+    "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_DRAFT)
+def test_a_call_with_a_draft(target, draft, name):
+    kwargs, error, message = WITH_DRAFT[name]
+    call = {
+        "input_ids": IDS,
+        "attention_mask": MASK,
+        "draft_model": draft,
+        "max_new_tokens": 4,
+        "pad_token_id": 0,
+    } | kwargs
+    if call.pop("stop", False):  # an end token would stand in for the padding
+        from transformers import StoppingCriteria
+
+        class Never(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        call |= {"stopping_criteria": [Never()], "eos_token_id": None}
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+        hs.generate(target, **{k: v for k, v in call.items() if v is not None or k in ("pad_token_id", "eos_token_id")})
+    assert not forwards.lengths, "refused before the first forward"
+
+
+WITHOUT_DRAFT = {
+    "num_draft_tokens": {"num_draft_tokens": 3},
+    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
+    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
+    "max_matching_ngram_size": {"max_matching_ngram_size": 3},
+    "generator": {"generator": torch.Generator()},
+    "rule": {"rule": "token"},
+    "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DRAFT)
+def test_an_option_without_effect_is_not_dropped_in_silence(target, name):
+    with pytest.raises(ValueError, match=rf"`{name}(=.*)?` has no effect"):
+        hs.generate(target, IDS, **WITHOUT_DRAFT[name])
+
+
+def test_prompt_lookup_takes_no_draft_settings(target):
+    with pytest.raises(ValueError, match="`num_draft_tokens=3` has no effect beside `prompt_lookup_num_tokens`"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, num_draft_tokens=3)
+    with pytest.raises(ValueError, match=r"`assistant_confidence_threshold=0.3` has no effect beside"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
+    with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
+        hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("text", r"`inputs` is a str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
+        (["one", "two"], "`inputs` is a list.*encode text first"),
+        ([[1, 2]], r"`inputs` is a list.*`torch.tensor\(\[ids\]\)`"),
+        ({"input_ids": IDS}, r"`inputs` is a dict.*`generate\(model, \*\*encoded\)`"),
+    ],
+    ids=["text", "texts", "list of ids", "encoded"],
+)
+def test_ids_that_are_no_tensor(target, draft, ids, message):
+    for settings in ({}, {"draft_model": draft}):
+        with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
+            hs.generate(target, ids, max_new_tokens=2, **settings)
+        assert not forwards.lengths
+
+
+def test_a_misspelt_option(target, monkeypatch):
+    monkeypatch.setattr(preparation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
+    slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
+    for slip, meant in slips.items():
+        for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):
+            with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
+                call(target, IDS, draft_model="org/draft", **{slip: 3})
+    # What the model itself knows by such a name is the model's.
+    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, generators=None: None)
+    check_names(target, ["generators", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
+    with pytest.raises(TypeError, match="`generatorz`"):
+        check_names(target, ["generatorz"])
+
+
+def test_two_drafts(target, draft, unrelated):
+    with pytest.raises(ValueError, match="`draft_model` and `assistant_model` mean the same but differ"):
+        hs.generate(target, IDS, draft_model=draft, assistant_model=unrelated)
+    hs.generate(target, IDS, draft_model=draft, assistant_model=draft, max_new_tokens=2, pad_token_id=0)
+
+
+def test_caches_that_cannot_be_continued(target, draft):
+    turn = target.generate(IDS[1:], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match="pass the whole sequence"):
+        hs.generate(
+            target, turn.sequences[:, :5], past_key_values=turn.past_key_values, draft_model=draft, max_new_tokens=2
+        )
+    with pytest.raises(ValueError, match=r"StaticCache.*DynamicCache"):
+        hs.generate(
+            target,
+            IDS,
+            past_key_values=StaticCache(target.config, max_cache_len=64),
+            draft_model=draft,
+            max_new_tokens=2,
+        )
+    empty = DynamicCache(config=target.config)
+    out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
+    assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
+
+
+def test_a_config_with_a_part_that_is_none():
+    for part, error, message in (
+        ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
+        ({"rule": "leviathan"}, ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
+        ({"rule": BlockVerification}, TypeError, "'token', 'block', 'sampled' or an object of a subclass of .*Rule"),
+        ({"drafter": print}, TypeError, "`drafter` is a builtin_.*: give an object of a subclass of .*Drafter"),
+        ({"schedule": Constant}, TypeError, "`schedule` is a .*: give an object of a subclass of .*Schedule"),
+    ):
+        with pytest.raises(error, match=message):
+            SpeculativeConfig(**part)
+    assert SpeculativeConfig(rule="block") == SpeculativeConfig(rule="block")
+
+
+def test_a_config_with_two_draft_lengths():
+    with pytest.raises(ValueError, match="`num_draft_tokens` has no effect beside"):
+        SpeculativeConfig(schedule=Constant(2), num_draft_tokens=3)
+
+
+def test_a_draft_of_another_vocabulary(target):
+    """Padding explains a few entries; more need the tokenizers of both, and so does a draft of another kind of model."""
+    sizes = {"num_hidden_layers": 1, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
+    drafts = {
+        "LlamaForCausalLM has a vocabulary of 300 entries and the target one of 61": tiny.llama(vocab_size=300),
+        "T5ForConditionalGeneration is an encoder-decoder model and the target is not": t5,
+    }
+    for message, draft in drafts.items():
+        answer = hs.check(target, draft)
+        assert not answer and message in answer.reason
+        with (
+            tiny.CountForwards(target) as forwards,
+            pytest.raises(ValueError, match=f"`draft_model`: {message}") as error,
+        ):
+            hs.generate(target, IDS, draft_model=draft, max_new_tokens=2, pad_token_id=0)
+        assert not forwards.lengths and "tokenizer=` and `draft_tokenizer=`" in str(error.value)
+    assert hs.check(target, tiny.llama(vocab_size=64, layers=1))
+
+
+def test_a_draft_that_costs_more_than_its_target(draft):
+    big, small = tiny.llama(layers=4), tiny.llama(layers=1)
+    with pytest.warns(UserWarning, match=r"`draft_model`: a token takes .* are the two mixed up"):
+        hs.generate(small, IDS, draft_model=big, max_new_tokens=2, pad_token_id=0)
+    # Of experts a token goes through few, and embeddings are looked up.
+    sparse = tiny.build("mixtral", num_local_experts=8, num_experts_per_tok=2)
+    wide = tiny.llama(vocab_size=tiny.VOCAB)
+    wide.set_input_embeddings(torch.nn.Embedding(100_000, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hs.generate(tiny.llama(), IDS, draft_model=wide, max_new_tokens=2, pad_token_id=0)
+        hs.generate(tiny.llama(layers=4), IDS, draft_model=sparse, max_new_tokens=2, pad_token_id=0)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rotary_tables_that_change_with_the_length(draft, rope_type):
+    """Crossing the point of change is refused; staying below it is fine."""
+    model = tiny.llama()
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 16}
+    model.config.rope_parameters = rope
+    limit = model.config.max_position_embeddings if rope_type == "dynamic" else 16
+    with pytest.raises(ValueError, match=f"{rope_type} position embeddings change at {limit} tokens"):
+        hs.generate(model, IDS, draft_model=draft, max_new_tokens=limit, pad_token_id=0)
+    assert hs.generate(model, IDS, draft_model=draft, max_new_tokens=4, pad_token_id=0).shape == (2, 8)
+
+
+def test_attach(target, draft):
+    with pytest.raises(TypeError, match="`model` is a Linear"):
+        hs.attach(torch.nn.Linear(2, 2), draft)
+    with pytest.raises(ValueError, match="two sources of drafts"):
+        hs.attach(target, draft, SpeculativeConfig(drafter=hs.Drafter()))
+    model = tiny.llama()
+    model.generate = print
+    with pytest.raises(ValueError, match=r"`model\.generate` was already replaced"):
+        hs.attach(model, draft)
+
+
+def test_positional_arguments(draft):
+    model = hs.attach(tiny.llama(), draft)
+    with pytest.raises(TypeError, match="multiple values for inputs"):
+        model.generate(IDS, inputs=IDS)
+    with pytest.raises(TypeError, match="positional arguments"):
+        model.generate(*[None] * 40)
+
+
+def test_beams_with_a_draft_are_refused(target, draft):
+    with pytest.raises(ValueError, match="num_beams=2"):
+        ours(target, tiny.prompts(1), draft_model=draft, num_beams=2)

@@ -1,0 +1,321 @@
+"""Measuring what rounds cost: in a bounded time, with nothing of the call touched, for every kind of drafter.
+
+The clock is one that only passes of the models move, so that nothing depends on this machine.
+"""
+
+import copy
+import gc
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BloomConfig,
+    BloomForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    set_seed,
+)
+
+import hf_speculative as hs
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import timings
+from hf_speculative.call.source import LENGTHS
+from hf_speculative.drafting import PromptLookup
+from hf_speculative.schedules import Adaptive, Constant
+from hf_speculative.types import Costs
+from tests.support import tiny
+
+pytestmark = pytest.mark.measures
+SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(costs, "_known", type(costs._known)())
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A target that is dear beside its draft."""
+    return tiny.llama(layers=4, hidden=64), tiny.llama(seed=1, layers=1, hidden=16)
+
+
+class Machine:
+    """A clock that passes of a target and its draft move.
+
+    Args:
+        step: seconds of a plain step.
+        draft: seconds of a draft token, of a second column in a target pass, and of each column, in plain steps.
+    """
+
+    def __init__(self, target, draft=None, *, step=1.0, draft_step=0.1, jump=0.0, column=0.03):
+        self.seconds, self.num_passes, self.step, self.slow_from, self.slowness = 0.0, 0, step, None, 1.0
+
+        def run(seconds):
+            self.num_passes += 1
+            if self.slow_from is not None and self.num_passes >= self.slow_from:
+                seconds *= self.slowness
+            self.seconds += seconds * step
+
+        def target_pass(module, args, kwargs):
+            width = kwargs["input_ids"].shape[1]
+            run(1 + (jump if width > 1 else 0) + column * (width - 1))
+
+        self.hooks = [target.register_forward_pre_hook(target_pass, with_kwargs=True)]
+        if draft is not None:
+            self.hooks.append(draft.register_forward_pre_hook(lambda module, args: run(draft_step)))
+        self.curve = [1 + bool(n) * jump + n * (draft_step + column) for n in range(17)]  # of true costs
+
+    def get_busy(self, after, slowness):
+        """So many times as slow, from a number of passes from now on."""
+        self.slow_from, self.slowness = self.num_passes + after, slowness
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Makes machines, one at a time."""
+    made = []
+
+    def make(*models, **speeds):
+        made.append(Machine(*models, **speeds))
+        for module in (costs, timings):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for hook in each.hooks:
+            hook.remove()
+
+
+def probed(target, draft, batch_size=1, **kwargs) -> float:
+    """Seconds that a call took to measure; it ends with its first token, and could have had as many as it asked for."""
+    kwargs = LONG | {"do_sample": False, "stopping_criteria": [at_once]} | kwargs
+    with hs.record() as stats:
+        hs.generate(target, **tiny.prompts(batch_size), draft_model=draft, **kwargs)
+    return stats.seconds["probe"]
+
+
+def at_once(ids, scores):
+    return torch.ones(len(ids), dtype=torch.bool)
+
+
+def known(target) -> dict[int, timings.Timings]:
+    """What is known of the only pair and kind of call."""
+    ((found,),) = (pairs.values() for pairs in costs._known[target].values())
+    return found
+
+
+SPEEDS = {
+    "as assumed": {"draft_step": 0.1, "column": 0.05},
+    "1.1B, bfloat16": {"draft_step": 0.12, "column": 0.02, "jump": 0.35},
+    "slow": {"step": 30.0},
+    "fast": {"step": 1e-4},
+    "a dear draft": {"draft_step": 0.7},
+    "a useless draft": {"draft_step": 1.0},
+    "fewer weights than time": {"draft_step": 0.02, "column": 0.001},
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("num_new", [16, 64, 110])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_new, batch_size):
+    ours = machine(*small, **SPEEDS[speed])
+    for _ in range(12):
+        seconds = probed(*small, batch_size, max_new_tokens=num_new)
+        assert seconds <= min(8, 0.1 * num_new) * ours.step * 1.0001
+        if seconds == 0:
+            break
+    assert seconds == 0, "in the end all is known that this budget reaches"
+
+
+def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
+    """The round in which it happens is the last one, and a plain step keeps its time."""
+    for after in range(2, 12):
+        costs._known.clear()
+        ours = machine(*small)
+        ours.get_busy(after, slowness=20)
+        assert probed(*small) <= 8 + 19 * max(ours.curve[:9])
+        assert known(small[0])[1].plain_step == 1
+    ours.slow_from = None
+    while probed(*small):
+        pass
+    assert known(small[0])[1].best() == pytest.approx({n: ours.curve[n] for n in LENGTHS}), "found out later"
+
+
+def test_what_was_not_measured_is_assumed_and_later_calls_refine(small, machine):
+    target, draft = small
+    ours = machine(*small, draft_step=0.12, column=0.02, jump=0.35)
+    assumed = {0: 1.0, 1: 1 + draft.num_parameters() / target.num_parameters() + costs.ASSUMED_VERIFICATION}
+    seen = []
+    for num_new in (16, 35, 100, 100, 100, 100):
+        found = (probed(*small, max_new_tokens=num_new) > 0), known(target)[1]
+        seen.append({n for n, times in found[1].samples.items() if times} if found[0] else found[1].best())
+    assert seen[0] == assumed
+    assert seen[1:3] == [{0, 1}, {0, 1, 2, 4, 8}], "the most telling first"
+    assert seen[-1] == pytest.approx({n: ours.curve[n] for n in LENGTHS}), "times agree: no call measures again"
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_the_length_chosen_after_one_call_is_a_good_one(small, machine, speed):
+    """By the true costs, for a draft of each quality, against the best constant length."""
+    ours = machine(*small, **SPEEDS[speed])
+    probed(*small, max_new_tokens=64)
+    found = Costs({1: known(small[0])[1].best()}).curve(1, 16)
+    for alpha in (0.3, 0.6, 0.8, 0.9):
+        tokens = [(1 - alpha ** (n + 1)) / (1 - alpha) for n in range(17)]
+        chosen = max(range(17), key=lambda n: tokens[n] / found[n])
+        best = max(n / time for n, time in zip(tokens, ours.curve, strict=True))
+        assert tokens[chosen] / ours.curve[chosen] > 0.85 * best
+
+
+def test_the_rows_that_are_left_last_are_few(small, machine):
+    """One row is timed as well, by a later call."""
+    machine(*small)
+    probed(*small, 3)
+    assert not known(small[0])[1].are_measured
+    probed(*small, 3)
+    assert {size for size, found in known(small[0]).items() if found.are_measured} == {1, 3}
+
+
+def test_a_constant_length_measures_nothing(small):
+    target, draft = small
+    for settings in (
+        {"num_draft_tokens": 3},
+        {"speculative_config": hs.SpeculativeConfig(schedule=Constant(2))},
+        {"speculative_config": hs.SpeculativeConfig(schedule=Adaptive(costs=Costs({1: {0: 1.0, 1: 1.1}})))},
+        {"num_assistant_tokens_schedule": "heuristic"},
+    ):
+        with hs.record() as stats:
+            hs.generate(target, **tiny.prompts(1), draft_model=draft, **SHORT, **settings)
+        assert target not in costs._known and stats.num_draft_tokens > 0
+
+
+class CountCalls(LogitsProcessor):
+    num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        return scores
+
+
+def test_nothing_of_the_call_is_touched(small, machine):
+    """Chance, processors with a memory and configs are as if the costs had been known."""
+    target, draft = small
+    machine(*small, draft_step=draft.num_parameters() / target.num_parameters(), column=costs.ASSUMED_VERIFICATION)
+    configs = copy.deepcopy((target.generation_config, target.config, draft.generation_config, draft.config))
+    results = []
+    for _ in range(2):
+        counter = CountCalls()
+        set_seed(3)
+        out = hs.generate(
+            target,
+            **tiny.prompts(2),
+            draft_model=draft,
+            do_sample=True,
+            logits_processor=LogitsProcessorList([counter]),
+            **SHORT | {"max_new_tokens": 40},
+        )
+        results.append((out.tolist(), counter.num_calls, torch.rand(1).item()))
+    assert results[0] == results[1], "the same seed gives the same tokens in the call that measures and in the next"
+    assert str(configs) == str((target.generation_config, target.config, draft.generation_config, draft.config))
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "lookup", "early_exit", "own drafter", "bart"])
+def test_every_kind_of_drafter(small, kind):
+    target, draft = small
+    sampling = {"do_sample": True, "reproducible": True}
+    inputs, stops = tiny.prompts(2), {"stopping_criteria": [lambda ids, scores: ids.shape[1] >= 30]}
+    settings = {
+        "draft_model": {"draft_model": draft},
+        "lookup": {"prompt_lookup_num_tokens": 6},
+        "early_exit": {"assistant_early_exit": 2},
+        "own drafter": {"speculative_config": hs.SpeculativeConfig(drafter=PromptLookup(2))},
+        "bart": {"draft_model": None},
+    }[kind]
+    if kind == "bart":
+        target = tiny_bart(2)
+        settings = {"draft_model": tiny_bart(1)}
+    set_seed(5)
+    expected = target.generate(**inputs, **LONG, **stops, do_sample=True)
+    set_seed(5)
+    found = hs.generate(target, **inputs, **settings, **LONG, **stops, **sampling)
+    assert found.tolist() == expected.tolist()
+    assert known(target)[2].are_measured
+
+
+def tiny_bart(layers):
+    torch.manual_seed(0)
+    sides = ("encoder", "decoder")
+    config = BartConfig(vocab_size=tiny.VOCAB, d_model=16, max_position_embeddings=128, forced_eos_token_id=None)
+    config.update({f"{side}_layers": layers for side in sides} | {f"{side}_attention_heads": 2 for side in sides})
+    config.update({"eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1})
+    return BartForConditionalGeneration(config).eval()
+
+
+def test_a_lookup_that_finds_nothing_has_costs_all_the_same(small, machine):
+    target, _ = small
+    machine(target)
+    prompt = torch.arange(1, 9)[None]
+    with tiny.CountForwards(target) as passes:
+        for _ in range(3):
+            hs.generate(target, input_ids=prompt, prompt_lookup_num_tokens=4, **LONG, stopping_criteria=[at_once])
+    assert all(known(target)[1].samples[n] for n in LENGTHS)
+    assert {width - 1 for _, width in passes.lengths} >= set(LENGTHS), "rounds as wide as real drafts"
+
+
+def test_without_room_to_measure_costs_are_assumed():
+    target, draft = tiny.llama(), tiny.llama(seed=1, layers=1, positions=23)
+    assert [probed(target, draft) > 0 for _ in range(2)] == [True, False], "tried once"
+    share = draft.num_parameters() / target.num_parameters()
+    found = known(target)[1]
+    assert not found.can_grow and found.best() == {0: 1.0, 1: 1 + share + costs.ASSUMED_VERIFICATION}
+
+
+def test_a_long_prompt_that_would_be_read_whole_is_not(machine):
+    """Through transformers' own cache only whole prompts can be read: where that takes too long costs are assumed."""
+    torch.manual_seed(0)
+    target, draft = tiny_bloom(2), tiny_bloom(1)
+    machine(target, draft)
+    for width, is_measured in ((90, False), (9, True)):
+        costs._known.clear()
+        hs.generate(target, **tiny.prompts(1, width=width), draft_model=draft, **LONG, stopping_criteria=[at_once])
+        assert known(target)[1].are_measured == is_measured
+
+
+def tiny_bloom(layers):
+    config = BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=layers, n_head=2)
+    return BloomForCausalLM(config).eval()
+
+
+def test_threads_measure_one_after_the_other(small, monkeypatch):
+    running, seen = [], []
+    original = costs.Probe._time
+
+    def noted(*args):
+        running.append(1)
+        seen.append(len(running))
+        original(*args)
+        running.pop()
+
+    monkeypatch.setattr(costs.Probe, "_time", noted)
+    threads = [threading.Thread(target=probed, args=small) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen and set(seen) == {1}
+
+
+def test_costs_go_with_the_model():
+    target = tiny.llama()
+    hs.generate(target, **tiny.prompts(1), draft_model=tiny.llama(seed=1, layers=1), **SHORT)
+    assert len(costs._known) == 1
+    del target
+    gc.collect()
+    assert len(costs._known) == 0

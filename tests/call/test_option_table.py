@@ -1,0 +1,214 @@
+"""Each row of the table of options: what it refuses, before the first forward, and where it is explained."""
+
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call.option_table import (
+    CALL,
+    CONFIG,
+    DRAFTING,
+    GENERATION_CONFIG,
+    IN_CALL,
+    OPTIONS,
+    REFUSED,
+    ROWS,
+)
+from hf_speculative.call.option_types import (
+    Flag,
+    HasMethods,
+    Instance,
+    Name,
+    PositiveNumber,
+    Probability,
+    WholeNumber,
+)
+from hf_speculative.call.options import read_options
+from hf_speculative.call.sources import SOURCES, arguments_with
+from hf_speculative.cli import app
+from hf_speculative.schedules import SCHEDULE_NAMES
+from hf_speculative.tokenizers.vocabulary import MAPPINGS
+from hf_speculative.verification import RULES
+from tests.support import options_page, tiny
+
+NAN = float("nan")
+#: by type: values of other types, and values out of range
+WRONG_TYPES = {
+    WholeNumber: ["3", True, 2.0, NAN, torch.tensor(3)],
+    PositiveNumber: ["0.3", True, torch.tensor(0.3)],
+    Probability: ["0.3", True, torch.tensor(0.3)],
+    Flag: [1, 0, "no", 0.0],
+    Name: [7, True, object],
+    Instance: [7, "adaptive", object()],
+    HasMethods: [7, print, torch.nn.Linear],
+}
+OUT_OF_RANGE = {
+    WholeNumber: [0, -1, np.int64(0)],
+    PositiveNumber: [0, -0.5, NAN, np.float32(0)],
+    Probability: [1.5, -0.1, NAN, np.float32(2)],
+    Name: ["nonsense"],
+}
+GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True}
+BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+
+
+def good(option):
+    """A value that nothing is wrong with but, maybe, its place."""
+    if isinstance(option.type, Name) and option.type.names:
+        return option.type.names[0]
+    objects = {"generator": torch.Generator(), "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    objects["corpus"] = ["a text"]
+    tokenizers = dict.fromkeys(("tokenizer", "draft_tokenizer"), PreTrainedTokenizerBase())
+    return GOOD.get(type(option.type), (objects | tokenizers).get(option.name))
+
+
+def places(option, value):
+    """What makes the keywords of a call that gives the value, for each name and place of the option."""
+    for name in option.names if CALL in option.places else ():
+        yield lambda name=name: {name: value}
+    if CONFIG in option.places:
+        yield lambda: {"speculative_config": SpeculativeConfig(**{option.name: value})}
+    if GENERATION_CONFIG in option.places:
+        config = GenerationConfig()
+        setattr(config, option.names[-1], value)
+        yield lambda: {"generation_config": config}
+
+
+def refused(target, error, words, make, **kwargs):
+    """Refused before the first forward, by a message that matches."""
+    inputs = tiny.prompts(1) | {"max_new_tokens": 2, "pad_token_id": 0}
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=words):
+        hs.generate(target, **inputs | kwargs | make())
+    assert not forwards.lengths
+
+
+@BY_NAME
+def test_a_value_of_another_type_or_out_of_range(target, draft, option):
+    about = arguments_with(option.name) == ["prompt_lookup_num_tokens"]
+    source = {} if option.is_source else {"prompt_lookup_num_tokens": 2} if about else {"draft_model": draft}
+    takes_any_name = isinstance(option.type, Name) and not option.type.names
+    wrong = [(value, TypeError) for value in WRONG_TYPES[type(option.type)]]
+    wrong += [(value, ValueError) for value in OUT_OF_RANGE.get(type(option.type), ()) if not takes_any_name]
+    for value, error in wrong:
+        shown = f"={re.escape(repr(value))}" if isinstance(value, (str, bool, int, float)) else ""
+        for make in places(option, value):
+            words = rf"`(generation_config\.)?({'|'.join(option.names)}){shown}.*(give|one of)"
+            refused(target, error, words, make, **source)
+
+
+def in_calls(option):
+    """As `places`, without the generation_config, which is there for all calls."""
+    return [make for make in places(option, good(option)) if "generation_config" not in make()]
+
+
+def misplaced():
+    """Options, and keywords that ask for drafts which they are not about."""
+    for option in OPTIONS:
+        about = arguments_with(option.name)
+        for argument in ("draft_model", "prompt_lookup_num_tokens", "assistant_early_exit"):
+            if about and argument not in about and option.without_draft == REFUSED:
+                yield pytest.param(option, argument, id=f"{option.name}, {argument}")
+
+
+@pytest.mark.parametrize(("option", "argument"), list(misplaced()))
+def test_an_option_about_other_drafts(target, draft, option, argument):
+    words = f"`({'|'.join(option.names)}).*has no effect without `{arguments_with(option.name)[0]}`"
+    for make in in_calls(option):
+        refused(target, ValueError, words, make, **{argument: draft if argument == "draft_model" else 1})
+
+
+@pytest.mark.parametrize("name", ["num_draft_tokens", "assistant_confidence_threshold"])
+def test_a_number_beside_that_of_the_source(target, name):
+    for make in in_calls(ROWS[name]):
+        words = f"`({'|'.join(ROWS[name].names)})=.* has no effect beside `prompt_lookup_num_tokens`"
+        refused(target, ValueError, words, make, prompt_lookup_num_tokens=3)
+
+
+ABOUT_DRAFTING = [
+    one for one in OPTIONS if one.without_draft == REFUSED and not one.is_source and one.name != "schedule"
+]
+
+
+@pytest.mark.parametrize("option", ABOUT_DRAFTING, ids=lambda option: option.name)
+def test_an_option_without_a_draft(target, option):
+    for make in in_calls(option):
+        refused(target, ValueError, f"`({'|'.join(option.names)})[`=].* has no effect without a draft", make)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_misspelt_option(target, draft, name):
+    slip = f"{name}z"
+    if name in IN_CALL:
+        refused(
+            target, TypeError, f"`{slip}` is no option: did you mean `{name}`", lambda: {slip: 1}, draft_model=draft
+        )
+    else:
+        words = rf"`{name}` is no keyword: give `speculative_config=.*SpeculativeConfig\({name}="
+        refused(target, TypeError, words, lambda: {name: None}, draft_model=draft)
+
+
+def test_numpys_values_become_pythons(target, draft):
+    """JSON, range() and `is True` know no others."""
+    given = {
+        "num_draft_tokens": np.int64(3),
+        "assistant_confidence_threshold": np.float32(0.5),
+        "compile": np.bool_(True),
+    }
+    options = read_options(target, {"draft_model": draft} | given, None, SpeculativeConfig(), lambda draft, _: draft)
+    assert type(options.num_draft_tokens) is int and type(options["assistant_confidence_threshold"]) is float
+    assert options.config.compile is True
+    options = read_options(target, {"prompt_lookup_num_tokens": np.int32(4)}, None, SpeculativeConfig(), None)
+    assert type(options.num_draft_tokens) is int
+
+
+def test_no_in_a_call_switches_off_what_is_configured(target):
+    config = GenerationConfig(use_mtp=True, max_new_tokens=2, do_sample=False)
+    assert hs.generate(target, **tiny.prompts(1), generation_config=config, use_mtp=False).shape == (1, 9)
+
+
+def test_the_table_names_what_there_is():
+    names = {"rule": RULES, "num_assistant_tokens_schedule": SCHEDULE_NAMES, "vocabulary_mapping": MAPPINGS}
+    assert {name: set(ROWS[name].type.names) for name in names} == {name: set(known) for name, known in names.items()}
+    assert {field.name for field in fields(SpeculativeConfig)} == {one.name for one in OPTIONS if CONFIG in one.places}
+    assert set(ROWS["method"].type.names) == {kind.method for kind in SOURCES if kind.argument == "method"}
+    assert {kind.argument for kind in SOURCES} == {one.name for one in OPTIONS if one.is_source}
+    for kind in SOURCES:
+        for field in fields(kind)[1:]:
+            if field.name != "in_call" and field.default is not None:
+                assert ROWS[field.name].default == str(field.default)
+            assert field.name in ROWS or field.name == "in_call"
+
+
+def test_every_option_is_explained():
+    assert options_page.PAGE.read_text() == options_page.render(), "stale: `python -m tests.support.options_page`"
+    for option in OPTIONS:
+        for thing, place in ((hs.generate, CALL), (SpeculativeConfig, CONFIG)):
+            assert bool(re.search(rf"    {option.name}\b.*: {re.escape(option.help)}", thing.__doc__)) == (
+                place in option.places
+            )
+
+
+#: options of commands that are not those of the table, though called so
+OTHERS = {("card", "draft_model"), ("export-generate", "draft_model"), ("export-vllm", "draft_model")}
+
+
+def test_help_of_commands_is_the_tables():
+    names = {"draft_tokens": "num_draft_tokens", "prompt_lookup": "prompt_lookup_num_tokens"}
+    found = set()
+    for command, defined in get_command(app).commands.items():
+        text = re.sub(r"\s+", " ", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "1000"}).output)
+        for parameter in defined.params:
+            name = names.get(parameter.name, parameter.name)
+            if name in ROWS and (command, name) not in OTHERS:
+                found.add(name)
+                assert ROWS[name].help.replace("`", "") in text, (command, name)
+    assert CliRunner().invoke(app, ["generate", "x", "--num-draft-tokens", "0"]).exit_code == 2
+    assert found == {"draft_model", *(ROWS[name].name for name in DRAFTING)}

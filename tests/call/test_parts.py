@@ -1,0 +1,104 @@
+"""Every drafter with every rule and every schedule: the parts fit together, and none of them changes the output."""
+
+import pytest
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import DRAFTERS, DraftModel
+from hf_speculative.schedules import (
+    SCHEDULES,
+    Adaptive,
+    BestNodes,
+    ConfidenceStop,
+    Constant,
+    Costs,
+    Heuristic,
+    Together,
+)
+from hf_speculative.verification import RULES, SampledVerification
+from tests.support import tiny
+from tests.support.drafters import MAKE_DRAFTER
+
+CHEAP = Costs({1: {0: 1.0, 8: 1.1}})
+MAKE_SCHEDULE = {
+    Adaptive: lambda: Adaptive(6),
+    BestNodes: lambda: BestNodes(6, costs=CHEAP),
+    Constant: lambda: Constant(3),
+    Heuristic: lambda: Heuristic(2),
+    ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
+    Together: lambda: Together(Constant(4), max_lead=2),
+}
+
+
+def test_every_shipped_part_is_in_the_matrix():
+    assert set(MAKE_DRAFTER) == set(DRAFTERS) and set(MAKE_SCHEDULE) == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rule", RULES.values())
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
+    config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())
+    kwargs = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(target, **kwargs, speculative_config=config)
+    assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
+    config = SpeculativeConfig(
+        drafter=MAKE_DRAFTER[drafter](draft),
+        rule=SampledVerification(),
+        schedule=MAKE_SCHEDULE[schedule](),
+        reproducible=True,
+    )
+    kwargs = tiny.prompts(3, width=12) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0}
+    set_seed(4)
+    expected = target.generate(**kwargs)
+    set_seed(4)
+    assert hs.generate(target, **kwargs, speculative_config=config).tolist() == expected.tolist()
+
+
+def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
+    drafter = MAKE_DRAFTER[DraftModel](draft)
+    config = SpeculativeConfig(drafter=drafter)
+    kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    outputs, counts = [], []
+    for batch_size in (2, 2, 3, 1, 2):
+        with hs.record() as stats:
+            outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), speculative_config=config).tolist())
+        counts.append((stats.num_accepted_draft_tokens, stats.num_draft_forwards))
+    assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
+
+
+def test_rules_by_name(target, draft):
+    """In the call and in the config it is the rule itself that judges."""
+    kwargs = tiny.prompts(3) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0, "num_draft_tokens": 3}
+
+    def sampled(**options):
+        set_seed(4)
+        return hs.generate(target, draft_model=draft, **kwargs, **options).tolist()
+
+    found = {}
+    for name, rule in RULES.items():
+        found[name] = sampled(speculative_config=SpeculativeConfig(rule=rule()))
+        assert found[name] == sampled(rule=name) == sampled(speculative_config=SpeculativeConfig(rule=name))
+    assert found["sampled"] not in (found["token"], found["block"])
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_distributions_of_draft_tokens_are_kept_for_rules_that_read_them(rule, target, draft):
+    kept = []
+
+    class Watching(rule):
+        def __call__(self, draft, target_probs, sampler):
+            kept.append(draft.probs is not None)
+            return super().__call__(draft, target_probs, sampler)
+
+    config = SpeculativeConfig(rule=Watching(), num_draft_tokens=2)
+    kwargs = tiny.prompts(1) | {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0}
+    hs.generate(target, **kwargs, draft_model=draft, speculative_config=config)
+    assert any(kept) == (rule is not SampledVerification)

@@ -1,0 +1,166 @@
+"""Where drafts come from: a new source is a class in a tuple, heads are found by their config, each fits or says why."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+from transformers import BloomConfig, BloomForCausalLM, GenerationConfig
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call import sources
+from hf_speculative.call.sources.given_model import HeadSource
+from hf_speculative.drafting import DraftModel, PromptLookup
+from hf_speculative.models import RaggedModel, RecordingModel
+from tests.support import tied, tiny
+from tests.support.plain import same_as_plain
+
+
+class ToySource(HeadSource):
+    """Heads whose configs have a `toy_depth`."""
+
+    method = "toy"
+    config_fields = ("toy_depth",)
+    hidden_layers = (0, -1)
+
+    def why_not(self, config):
+        size = self.draft_model.config.hidden_size
+        return None if size == config.hidden_size else f"a target of hidden size {size}"
+
+    def max_draft_tokens(self, model):
+        return self.draft_model.config.toy_depth
+
+    def drafter(self, call):
+        return ToyDrafter(RaggedModel(self.draft_model))
+
+
+class ToyDrafter(DraftModel):
+    def follow(self, target):
+        assert isinstance(target, RecordingModel) and target.recorded == [0, -1]
+
+
+@pytest.fixture
+def head(target, monkeypatch):
+    monkeypatch.setattr(sources, "SOURCES", (ToySource, *sources.SOURCES))
+    head = tiny.noisy_copy(target)
+    head.config.toy_depth = 3
+    return head
+
+
+def test_a_source_is_a_line_in_the_tuple(target, head):
+    stats = same_as_plain(target, tiny.prompts(3), draft_model=head, num_assistant_tokens_schedule="constant")
+    assert 0.1 < stats.draft_acceptance_rate < 0.98
+    assert max(stats.histogram) == 3, "by default as many tokens as it can propose"
+    answer = hs.check(target, head)
+    assert answer and answer.draft.why == "reads the target's own states"
+    hs.attach(target, head)
+    try:
+        assert same_as_plain(target, tiny.prompts(1)).num_draft_tokens > 0
+    finally:
+        hs.detach(target)
+    (completion,) = hs.generate_batches(target, [[1, 2, 3]], draft_model=head, max_new_tokens=8)
+    assert completion.statistics.num_draft_tokens > 0
+
+
+def tiny_bloom():
+    return BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=32, n_layer=1, n_head=2)).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "kwargs", "message"),
+    [
+        (tiny.llama, {"num_draft_tokens": 4}, "`num_draft_tokens=4`: .* `draft_model` names proposes at most 3 tokens"),
+        (tiny.llama, {"compile": True}, "`compile=True` has no effect on drafts by `LlamaForCausalLM`"),
+        (tiny.llama, {"speculation_type": "dflash"}, "needs a DFlash draft, but `draft_model` is a LlamaForCausalLM"),
+        (
+            lambda: tiny.llama(hidden=64),
+            {},
+            "was made for a target of hidden size 32, the target is a .* hidden size 64",
+        ),
+        (tiny_bloom, {}, "`LlamaForCausalLM` reads the target's ragged cache, and BloomForCausalLM takes positions"),
+    ],
+)
+def test_what_a_source_says_is_refused_before_the_first_forward(head, make, kwargs, message):
+    model = make()
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(model, **tiny.prompts(1), draft_model=head, max_new_tokens=4, **kwargs)
+    assert not forwards.lengths
+    if not kwargs:  # it is not the call's fault
+        assert re.search(message, hs.check(model, head).reason)
+        with pytest.raises(ValueError, match=message):
+            hs.attach(model, head)
+
+
+@dataclass(frozen=True)
+class CopyingSource(hs.Source):
+    """One of the user's own, with a draft length."""
+
+    max_ngram: int
+
+    argument, method = "drafter", "copying"
+
+    def check(self, model):
+        if model.config.model_type != "llama":
+            raise ValueError("for Llama only")
+
+    def max_draft_tokens(self, model):
+        return 2
+
+    def drafter(self, call):
+        return PromptLookup(self.max_ngram)
+
+
+def test_a_source_of_ones_own(target):
+    config = SpeculativeConfig(drafter=CopyingSource(2))
+    stats = same_as_plain(target, tiny.prompts(3, width=12), speculative_config=config)
+    assert stats.num_draft_tokens > 0 and max(stats.histogram) <= 2
+    with pytest.raises(ValueError, match="for Llama only"):
+        hs.generate(tiny.build("gpt2"), **tiny.prompts(1), speculative_config=config, max_new_tokens=2)
+    with pytest.raises(ValueError, match="`draft_model` and `drafter` are two sources"):
+        hs.generate(target, **tiny.prompts(1), draft_model=target, speculative_config=config)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(lambda: tied.with_dflash(steps=0), "DFlashSource"), (tied.with_gemma4_assistant, "Gemma4AssistantSource")],
+    ids=["dflash", "gemma4"],
+)
+def test_published_heads_are_found_by_their_config(make, kind):
+    """Of whatever class; a causal language model with some such field is none."""
+    model, head = make()
+    head.__class__ = type("Renamed", (type(head),), {"main_input_name": "input_ids"})
+    assert type(sources.source_of("draft_model", head)).__name__ == kind
+    assert same_as_plain(model, tiny.prompts(2), draft_model=head, num_draft_tokens=2).num_draft_tokens > 0
+    model.config.block_size = model.config.backbone_hidden_size = 32
+    assert type(sources.source_of("draft_model", model)).__name__ == "DraftModelSource"
+
+
+def test_methods_have_the_names_of_vllm():
+    methods = [kind.method for kind in sources.SOURCES]
+    assert len(set(methods)) == len(methods)
+    assert {"draft_model", "ngram", "mtp", "dflash"} <= set(methods)
+
+
+def test_a_generation_config_that_asks_for_drafts():
+    for name, value in (("assistant_early_exit", 1), ("prompt_lookup_num_tokens", 2), ("use_mtp", True)):
+        assert sources.is_configured(GenerationConfig(**{name: value}))
+    assert not sources.is_configured(GenerationConfig(use_mtp=False, num_assistant_tokens=3))
+    assert not sources.is_configured(None)
+
+
+def test_costs_are_kept_for_what_they_depend_on(target, draft):
+    """By source and by what of it counts; of drafters of a user's by their class."""
+    keys = {}
+    for argument, value in (
+        ("draft_model", draft),
+        ("assistant_early_exit", 1),
+        ("assistant_early_exit", 2),
+        ("prompt_lookup_num_tokens", 2),
+        ("drafter", PromptLookup(2)),
+    ):
+        source = sources.source_of(argument, value)
+        keys[source.costs_end_with(target), source.cost_key] = source.cost_of_token(target)
+    share = draft.num_parameters() / target.num_parameters()
+    assert list(keys.values()) == [share, 0.5, 1.0, 0.0, 0.0]
+    again = sources.source_of("drafter", PromptLookup(3))
+    assert (again.costs_end_with(target), again.cost_key) in keys

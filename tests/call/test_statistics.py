@@ -1,0 +1,141 @@
+"""Counts add up; rates are quotients of counts."""
+
+import json
+import math
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.call import statistics
+from hf_speculative.call.statistics import RowStatistics, Statistics, Stopwatch
+from hf_speculative.types import Round
+from tests.support import tiny
+from tests.support.plain import ours
+
+
+def rounds():
+    """Two rows: the prompt's pass, then 3 drafted: 3 and 1 accepted; then row 1 alone, cut by a stop inside the block."""
+    none = {"logits": None, "scores": None}
+    return [
+        Round([0, 1], [[5], [6]], [0, 0], [0, 0], [False, False], **none),
+        Round([0, 1], [[1, 2, 3, 4], [1, 9]], [3, 3], [3, 1], [True, False], **none),
+        Round([1], [[7, 8]], [3], [2], [True], **none),
+    ]
+
+
+def test_counts_by_hand():
+    stats = Statistics()
+    for round in rounds():
+        stats.follow(round)
+    first, second = stats.rows
+    assert (first.num_rounds, first.num_spec_steps, first.num_draft_tokens, first.num_accepted_draft_tokens) == (
+        2,
+        1,
+        3,
+        3,
+    )
+    assert (second.num_rounds, second.num_spec_steps, second.num_draft_tokens, second.num_accepted_draft_tokens) == (
+        3,
+        2,
+        6,
+        2,
+    )
+    assert (first.num_new_tokens, second.num_new_tokens, stats.num_new_tokens) == (5, 5, 10)
+    assert stats.num_rejections == 1, "a stop is no rejection"
+    assert stats.draft_acceptance_rate == 5 / 9 and stats.mean_acceptance_length == 1 + 5 / 3
+    assert stats.token_acceptance_rate == 5 / 6
+    assert stats.acceptance_histogram == [0, 2, 0, 1] and stats.per_position_acceptance_rate == [1.0, 1 / 3, 1 / 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("schedule", ["constant", "heuristic"])
+def test_accepted_plus_rounds_is_new_tokens(target, draft, batch_size, schedule):
+    inputs = tiny.prompts(batch_size)
+    out = hs.generate(
+        target,
+        **inputs,
+        draft_model=draft,
+        num_assistant_tokens_schedule=schedule,
+        max_new_tokens=30,
+        eos_token_id=[4, 9],
+        pad_token_id=0,
+        return_dict_in_generate=True,
+    )
+    stats = out.statistics
+    for row, counts in enumerate(stats.rows):
+        new = out.sequences[row, 7:].tolist()
+        length = next((i + 1 for i, token in enumerate(new) if token in (4, 9)), 30)
+        assert counts.num_accepted_draft_tokens + counts.num_rounds == counts.num_new_tokens == length
+        assert sum(counts.acceptance_histogram) == counts.num_spec_steps < counts.num_rounds
+    assert stats.num_target_forwards == max(row.num_rounds for row in stats.rows)
+    assert stats.num_draft_forwards >= stats.num_target_forwards - 1
+
+
+def test_adding_up_adds_counts(target, draft, unrelated):
+    with hs.record() as good:
+        hs.generate(target, **tiny.prompts(2), draft_model=draft, max_new_tokens=20, pad_token_id=0)
+    with hs.record() as bad:
+        hs.generate(target, **tiny.prompts(2), draft_model=unrelated, max_new_tokens=20, pad_token_id=0)
+    total = Statistics()
+    total += good
+    total += bad
+    accepted = good.num_accepted_draft_tokens + bad.num_accepted_draft_tokens
+    assert total.draft_acceptance_rate == accepted / (good.num_draft_tokens + bad.num_draft_tokens)
+    assert len(total.rows) == 4 and total.num_calls == 2
+    assert math.isclose(sum(total.seconds.values()), sum(good.seconds.values()) + sum(bad.seconds.values()))
+
+
+def test_nothing_drafted_is_nan_and_null_in_json():
+    empty = RowStatistics()
+    assert math.isnan(empty.draft_acceptance_rate) and empty.acceptance_histogram == []
+    assert json.loads(json.dumps(Statistics().to_dict()))["draft_acceptance_rate"] is None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands still unless it is moved: the seconds are its only entry."""
+    seconds = [0.0]
+    monkeypatch.setattr(statistics, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    return seconds
+
+
+def test_time_is_split_by_stage(target, draft, clock):
+    def takes(seconds):
+        return lambda *args: clock.__setitem__(0, clock[0] + seconds)
+
+    hooks = [model.register_forward_pre_hook(takes(seconds)) for model, seconds in ((target, 5.0), (draft, 1.0))]
+    with hs.record() as stats:
+        hs.generate(target, **tiny.prompts(2), draft_model=draft, max_new_tokens=20, pad_token_id=0)
+    for hook in hooks:
+        hook.remove()
+    passes = {"verify": 5.0 * stats.num_target_forwards, "draft": 1.0 * stats.num_draft_forwards}
+    assert stats.seconds == passes | {"accept": 0, "rest": 0, "probe": 0} and passes["draft"] > 0
+
+
+def test_a_lap_ends_its_stage(clock):
+    """What passes between the last lap and the end belongs to no stage: rest."""
+    stopwatch = Stopwatch(torch.device("cpu"))
+    for stage, seconds in (("rest", 1.0), ("draft", 2.0), ("verify", 4.0), ("draft", 8.0)):
+        clock[0] += seconds
+        stopwatch.lap(stage)
+    clock[0] += 16.0
+    assert stopwatch.seconds() == {"draft": 10.0, "verify": 4.0, "accept": 0, "rest": 17.0, "probe": 0}
+
+
+def test_statistics_come_back_from_json(target, draft):
+    with hs.record() as stats:
+        hs.generate(target, **tiny.prompts(3), max_new_tokens=12, pad_token_id=0, draft_model=draft, do_sample=False)
+    assert stats.num_accepted_draft_tokens and stats.num_rejections
+    assert Statistics.from_dict(json.loads(json.dumps(stats.to_dict()))) == stats
+
+
+def test_statistics_from_a_thread(target, draft):
+    """The pattern of TextIteratorStreamer: generate runs in a thread of its own."""
+    with hs.record() as stats:
+        thread = threading.Thread(target=ours, args=(target, tiny.prompts(1)), kwargs={"draft_model": draft})
+        thread.start()
+        thread.join()
+    assert stats.num_calls == 1

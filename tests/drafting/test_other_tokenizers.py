@@ -1,0 +1,483 @@
+"""A draft with another tokenizer, through `generate`: exact, batched, and really accepted."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    set_seed,
+)
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import StringMatch, TokenIntersection
+from hf_speculative.models import RaggedModel
+from hf_speculative.tokenizers.alignment import Translation
+from tests.architectures import check as architectures
+from tests.support import tiny, tongues
+from tests.support.distributions import SETTINGS, VOCAB, assert_exact
+
+TARGET, DRAFT, TOKENIZER = tongues.pair()
+TEXTS = ["def main():\n    ", "import os\nimport sys\n\nclass Foo(", "x = [1, 2,", "def run(self, "]
+MAPPINGS = ("intersection", "strings")
+RENUMBERED = tongues.renumbered(TOKENIZER)
+SPACED = tongues.in_metaspace(TOKENIZER, "always", "<s>")
+UNSPACED = tongues.in_metaspace(TOKENIZER)
+SMALL, BIG = tongues.byte_level(300), tongues.byte_level(420, bos="<s>", eos="</s>")
+TINY = tiny.llama(vocab_size=len(SMALL) + 12)
+
+#: target, its tokenizer, draft, its tokenizer, the least that must be accepted by intersection and by strings
+PAIRS = {
+    "other ids, padded": (
+        TARGET,
+        TOKENIZER,
+        tongues.moved(DRAFT, TOKENIZER, RENUMBERED, vocab_size=4200),
+        RENUMBERED,
+        (0.3, 0.3),
+    ),
+    "metaspace draft, BOS": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, SPACED), SPACED, (0.3, 0.2)),
+    "metaspace target": (tongues.moved(TARGET, TOKENIZER, UNSPACED), UNSPACED, DRAFT, TOKENIZER, (0.3, 0.2)),
+    "random bytes": (TINY, SMALL, tongues.moved(tiny.noisy_copy(TINY), SMALL, BIG), BIG, (0.2, 0.0)),
+    "word pieces": (TINY, SMALL, tiny.llama(seed=4, vocab_size=200), tongues.word_piece(170), (0.0, 0.0)),
+}
+
+
+def prompts(tokenizer, texts=TEXTS):
+    """Left-padded ids; random ones for the target that has never seen text."""
+    if tokenizer is SMALL:
+        return tiny.prompts(4, width=12, vocab_size=len(SMALL))
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    encoded = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    return {"input_ids": encoded.input_ids, "attention_mask": encoded.attention_mask}
+
+
+def call(name, mapping, **config):
+    target, tokenizer, draft, draft_tokenizer, least = PAIRS[name]
+    kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, mapping, **config)
+    return target, prompts(tokenizer), kwargs, least[MAPPINGS.index(mapping)]
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_greedy_equals_plain(name, mapping):
+    target, inputs, draft, least = call(name, mapping)
+    settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
+    draft["num_draft_tokens"] = 5  # the clock of a busy machine may say that none pays
+    with hs.record() as stats:
+        found = hs.generate(target, **inputs, **settings, **draft)
+    assert found.tolist() == target.generate(**inputs, **settings).tolist()
+    assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate >= least
+    for row in range(4):
+        alone = tiny.unpadded(inputs, row)
+        single = hs.generate(target, **alone, **settings, **draft)[0]
+        expected = found[row, inputs["attention_mask"][row].argmax() :]
+        assert single.tolist() == expected[: len(single)].tolist(), "the row on its own"
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_reproducible_sampling_equals_plain(name, mapping):
+    target, inputs, draft, least = call(name, mapping, reproducible=True)
+    for seed in range(3):
+        settings = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 24, "pad_token_id": 0}
+        set_seed(seed)
+        expected = target.generate(**inputs, **settings)
+        set_seed(seed)
+        with hs.record() as stats:
+            assert hs.generate(target, **inputs, **settings, **draft).tolist() == expected.tolist()
+        assert stats.draft_acceptance_rate >= least / 4
+
+
+@pytest.mark.parametrize(("do_sample", "kind"), [(False, StringMatch), (True, TokenIntersection)])
+def test_strings_by_default_when_greedy_and_tokens_when_sampled(monkeypatch, do_sample, kind):
+    asked = []
+    monkeypatch.setattr(kind, "propose", lambda *args: asked.append(1) or hs.Draft.empty(args[1]))
+    draft = tiny.llama(seed=4, vocab_size=498)
+    kwargs = tongues.speaking(draft, SMALL, tongues.metaspace(500))
+    hs.generate(TINY, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=4, pad_token_id=0)
+    assert asked
+
+
+# The distribution
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A target of 7 tokens and a draft that has 5 of them, under other ids, and 2 more."""
+    target = tiny.llama(seed=3, vocab_size=VOCAB, layers=1, hidden=16)
+    tokenizer, draft_tokenizer = tongues.characters("abcdefg"), tongues.characters("zgcyebd")
+    draft = tongues.moved(tiny.noisy_copy(target, noise=0.4, seed=5), tokenizer, draft_tokenizer)
+    with torch.no_grad():  # what only the draft has is likely, too
+        draft.get_output_embeddings().weight[[0, 3]] = draft.get_output_embeddings().weight[[1, 2]] * 0.7
+    return target, tokenizer, draft, draft_tokenizer
+
+
+@pytest.mark.parametrize("name", ["temperature and top_k", "top_p", "repetition penalty", "a stop"])
+def test_the_distribution_of_token_intersection(letters, name):
+    kwargs = tongues.speaking(letters[2], letters[1], letters[3], "intersection", num_draft_tokens=3)
+    assert_exact(letters[0], kwargs, **SETTINGS[name])
+
+
+def test_the_distribution_of_string_match(letters):
+    drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
+    kwargs = {"speculative_config": SpeculativeConfig(drafter=drafter, num_draft_tokens=3)}
+    assert_exact(letters[0], kwargs, top_k=3)
+
+
+class Watched(TokenIntersection):
+    """Compares each proposal's distribution with one made of fresh forwards."""
+
+    def propose(self, batch, num_tokens, schedule, sampler):
+        draft = super().propose(batch, num_tokens, schedule, sampler)
+        translation, model = self.side.translation, self.side.model.model
+        for row in range(len(batch.rows)):
+            ids, history = list(self.side.batch.history[row]), list(batch.history[row])
+            for i in range(int(draft.num_tokens[row])):
+                logits = model(torch.tensor([ids])).logits[0, -1]
+                moved = torch.full((sampler.vocab_size,), -torch.inf)
+                for index, target_index in translation.to_target.items():
+                    moved[target_index] = logits[index]
+                distribution = self.distribution(torch.tensor([history]), moved[None])
+                torch.testing.assert_close(draft.probs[row, i], distribution[0], rtol=1e-3, atol=1e-5)
+                token = int(draft.tokens[row, i])
+                assert distribution[0, token] > 0
+                ids.append(translation.to_draft[token])
+                history.append(token)
+            self.num_compared += 1
+        return draft
+
+    num_compared = 0
+
+
+def test_the_distribution_handed_over_is_the_one_drawn_from(letters):
+    """After processors, restricted to the intersection and renormalised, from caches that were rolled back."""
+    target, tokenizer, draft, draft_tokenizer = letters
+    drafter = Watched(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, VOCAB, VOCAB))
+    settings = {"temperature": 0.7, "top_k": 4, "repetition_penalty": 1.3}
+
+    warpers = (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(4))
+    processors = LogitsProcessorList(warpers)
+    drafter.distribution = lambda history, logits: processors(history, logits).softmax(-1)
+    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
+    ids = torch.tensor([[5, 2, 3, 1], [4, 6, 2, 2]])
+    hs.generate(target, ids, speculative_config=config, do_sample=True, **settings, max_new_tokens=40, pad_token_id=0)
+    assert drafter.num_compared > 20
+
+
+# What users reported
+
+
+def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **settings):
+    """Generate with a drafter that is looked at after every round."""
+
+    class Checked(kind):
+        def rollback(self, batch):
+            super().rollback(batch)
+            check(self.side, batch)
+
+    pair = Translation(tokenizer, draft_tokenizer, target.config.vocab_size, draft.config.vocab_size)
+    drafter = Checked(RaggedModel(draft, clamp_ids=True), pair)
+    settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0} | settings
+    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=4)
+    found = hs.generate(target, **inputs, **settings, speculative_config=config)
+    assert found.tolist() == target.generate(**inputs, **settings).tolist()
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_symptom_9_one_bos_for_ever(kind):
+    """transformers#46124: "<s> Hello <s> world"."""
+    counts = []
+
+    def check(side, batch):
+        for row in side.batch.history if side.batch else []:
+            counts.append((row[0], row.count(SPACED.bos_token_id)))
+
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
+    rounds_of(kind, target, tokenizer, draft, draft_tokenizer, prompts(tokenizer), check)
+    assert len(counts) > 40 and set(counts) == {(SPACED.bos_token_id, 1)}
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_a_target_with_bos_and_a_draft_without(kind):
+    target = tongues.moved(TARGET, TOKENIZER, SPACED)
+
+    def check(side, batch):
+        for row in side.batch.history if side.batch else []:
+            assert TOKENIZER.bos_token_id not in row[:5] and row[0] == TOKENIZER("def main", verbose=False).input_ids[0]
+
+    inputs = prompts(SPACED, ["def main():\n    ", "def run(self, "])
+    assert (inputs["input_ids"][0] == SPACED.bos_token_id).any()
+    rounds_of(kind, target, SPACED, DRAFT, TOKENIZER, inputs, check)
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_symptom_8_a_prompt_that_is_shorter_or_longer_in_the_draft(kind):
+    """transformers#46936: stale `position_ids`, "the size of tensor a (23) must match tensor b (14)"."""
+    target = tiny.build("gpt2", vocab_size=len(BIG))
+    for tokenizer, draft_tokenizer in ((SMALL, BIG), (BIG, SMALL)):
+        draft = tiny.build("gpt2", seed=2, vocab_size=len(draft_tokenizer))
+        lengths = []
+
+        def check(side, batch, lengths=lengths):
+            lengths += [*zip(map(len, side.batch.history), map(len, batch.history), strict=True)] if side.batch else []
+
+        text = ["for name in sorted(names):\n    print(name, 3.14", "The quick brown fox"]
+        ids = tokenizer(text, return_tensors="pt", padding=True)
+        inputs = {"input_ids": ids.input_ids, "attention_mask": ids.attention_mask}
+        rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, max_new_tokens=12)
+        assert any(a != b for a, b in lengths)
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+@pytest.mark.parametrize("name", ["metaspace draft, BOS", "random bytes"])
+def test_cached_logits_are_fresh_logits(kind, name):
+    """After every round the draft's cache stands for the ids of its own batch, and nothing else."""
+    num_compared = 0
+
+    def check(side, batch):
+        nonlocal num_compared
+        if side.batch is None:
+            return
+        own = copy.deepcopy(side.batch)
+        model = copy.deepcopy(side.model)
+        logits = model.logits(own, ahead=0, num_last=1)[:, 0]
+        for row, ids in enumerate(own.history):
+            assert own.tokens[row, own.host_padding[row] : own.host_lengths[row]].tolist() == ids
+            fresh = side.model.model(torch.tensor([ids])).logits[0, -1]
+            torch.testing.assert_close(logits[row], fresh, rtol=1e-3, atol=1e-3)
+            num_compared += 1
+
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS[name]
+    rounds_of(kind, target, tokenizer, draft, draft_tokenizer, prompts(tokenizer), check, max_new_tokens=16)
+    assert num_compared > 10
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_the_end_token_of_the_draft_is_the_targets(kind):
+    """A draft that says its own end token proposes the target's."""
+    tokenizer, draft_tokenizer = tongues.characters("abcdefg", eos="!"), tongues.characters("gfedcba", eos="?")
+    target = tiny.llama(seed=8, vocab_size=8, layers=1, hidden=16)
+    ids = torch.tensor([[1, 2, 3]])
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    said = target.generate(ids, **settings)[0, 3:].tolist()
+    token = next(token for i, token in enumerate(said) if i > 1 and token not in said[:i])
+    with torch.no_grad():  # the end takes the place of a token that the target says in good time
+        for weight in (target.get_output_embeddings().weight, target.get_input_embeddings().weight):
+            weight[[token, 7]] = weight[[7, token]]
+    draft = tongues.moved(target, tokenizer, draft_tokenizer)
+    settings["eos_token_id"] = 7
+    proposed = []
+
+    class Noted(kind):
+        def propose(self, *args):
+            draft = super().propose(*args)
+            proposed.extend(draft.tokens[0, : int(draft.num_tokens[0])].tolist())
+            return draft
+
+    drafter = Noted(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, 8, 8))
+    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
+    found = hs.generate(target, ids, **settings, speculative_config=config)
+    assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
+    assert 7 in proposed
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_a_prompt_with_a_hole(mapping):
+    """What the mask hides is no part of the draft's text, and a row may be hidden as a whole."""
+    target, inputs, draft, _ = call("metaspace draft, BOS", mapping)
+    settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+    inputs["attention_mask"][:, -4:-2] = 0
+    inputs["attention_mask"][3] = 0
+    for rows in (slice(None), slice(3, None)):
+        some = {name: value[rows] for name, value in inputs.items()}
+        with hs.record() as stats:
+            found = hs.generate(target, **some, **settings, **draft)
+        assert found.tolist() == target.generate(**some, **settings).tolist() and stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_everything_on_the_targets_side_goes_on_working(mapping):
+    """Stop strings, a criterion of the user's, several sequences a prompt, statistics."""
+    target, inputs, draft, _ = call("metaspace draft, BOS", mapping)
+    settings = {"do_sample": False, "max_new_tokens": 40, "stop_strings": ["\n\n", "self"]}
+
+    class NoDigits(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([any(map(str.isdigit, TOKENIZER.decode(row[-1]))) for row in input_ids])
+
+    for extra in ({}, {"stopping_criteria": [NoDigits()]}):
+        found = hs.generate(target, **inputs, **settings, **extra, **draft)
+        assert found.tolist() == target.generate(**inputs, **settings, **extra, tokenizer=TOKENIZER).tolist()
+    settings = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
+    set_seed(1)
+    expected = target.generate(**inputs, **settings)
+    draft = tongues.speaking(draft["draft_model"], TOKENIZER, SPACED, mapping, reproducible=True)
+    set_seed(1)
+    with hs.record() as stats:
+        assert hs.generate(target, **inputs, **settings, **draft).tolist() == expected.tolist()
+    assert stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
+def test_a_draft_with_a_shorter_context_falls_back_to_plain(kind):
+    target = tiny.llama(vocab_size=len(SMALL))
+    draft = tiny.build("gpt2", vocab_size=len(BIG), n_positions=24)
+    config = {"draft_model": draft, "tokenizer": SMALL, "draft_tokenizer": BIG}
+    mapping = "strings" if kind is StringMatch else "intersection"
+    settings = {"do_sample": False, "max_new_tokens": 50, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(
+            target,
+            **prompts(SMALL),
+            **settings,
+            **config,
+            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping),
+        )
+    assert found.tolist() == target.generate(**prompts(SMALL), **settings).tolist()
+    assert 0 < stats.num_spec_steps < stats.num_rounds
+
+
+# Options
+
+
+def test_tokenizers_can_be_attached():
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
+    inputs = prompts(tokenizer)
+    settings = {"do_sample": False, "max_new_tokens": 12}
+    expected = target.generate(**inputs, **settings)
+    hs.attach(target, draft, SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer))
+    try:
+        with hs.record() as stats:
+            assert target.generate(**inputs, **settings).tolist() == expected.tolist()
+        assert stats.num_accepted_draft_tokens > 0
+        with hs.record() as family:
+            found = target.generate(**inputs, **settings, draft_model=DRAFT)
+        assert found.tolist() == expected.tolist()
+        assert family.draft_acceptance_rate > 0.3, "the attached draft's tokenizer is not that of another draft"
+        assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
+        with hs.record() as again:
+            target.generate(**inputs, **settings, draft_model=draft)
+        assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
+    finally:
+        hs.detach(target)
+
+
+REFUSED = {
+    "no target tokenizer": (
+        {"tokenizer": None},
+        ValueError,
+        "`draft_tokenizer` .or `assistant_tokenizer`. has no effect without `tokenizer`",
+    ),
+    "no tokenizers": (
+        {"tokenizer": None, "draft_tokenizer": None, "vocabulary_mapping": "strings"},
+        ValueError,
+        "`vocabulary_mapping='strings'` has no effect without",
+    ),
+    "unknown mapping": ({"vocabulary_mapping": "tokens"}, ValueError, "'tokens'` is not one of intersection, strings"),
+    "not a tokenizer": ({"draft_tokenizer": print}, TypeError, "`draft_tokenizer` is a builtin_function_or_method"),
+    "both names": (
+        {"assistant_tokenizer": SMALL},
+        ValueError,
+        "`draft_tokenizer` and `assistant_tokenizer` mean the same but differ",
+    ),
+    "nothing in common": (
+        {"draft_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
+        ValueError,
+        "cannot draft through `draft_tokenizer`: they have no token of text in common.*another draft",
+    ),
+    "no text": (
+        {"draft_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},
+        ValueError,
+        "the draft's tokenizer loses most of a text",
+    ),
+    "lookbehind without text": (
+        {"assistant_lookbehind": 4, "vocabulary_mapping": "intersection"},
+        ValueError,
+        "`assistant_lookbehind` has no effect on a draft that proposes tokens.*vocabulary_mapping='strings'",
+    ),
+    "lookbehind of nothing": (
+        {"target_lookbehind": 0, "vocabulary_mapping": "strings"},
+        ValueError,
+        "`target_lookbehind=0`",
+    ),
+    "prompt lookup": (
+        {"draft_model": None, "prompt_lookup_num_tokens": 2},
+        ValueError,
+        "`draft_tokenizer` has no effect without `draft_model`",
+    ),
+    "no draft": ({"draft_model": None}, ValueError, "`draft_tokenizer` has no effect without a draft"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_the_first_forward(name):
+    kwargs, error, message = REFUSED[name]
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
+    settings = {"draft_model": draft, "tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer} | kwargs
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
+        config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
+        hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
+    assert not forwards.lengths and "\n" not in str(caught.value)
+
+
+def test_lookbehinds_are_honoured():
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
+    seen = []
+
+    class Noted(Translation):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            seen.append((self.target_lookbehind, self.draft_lookbehind))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_speculative.call.sources.draft_model.Translation", Noted)
+        kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, "strings")
+        expected = target.generate(**prompts(tokenizer), do_sample=False, max_new_tokens=16)
+        for lookbehinds in ({}, {"target_lookbehind": 3, "assistant_lookbehind": 2}):
+            found = hs.generate(
+                target, **prompts(tokenizer), **kwargs, **lookbehinds, do_sample=False, max_new_tokens=16
+            )
+            assert found.tolist() == expected.tolist()
+    assert seen == [(10, 10), (3, 2)]
+
+
+def test_tokenizers_of_one_vocabulary_draft_as_without():
+    """Equal up to padding: the ids mean the same, nothing is translated."""
+    longer = copy.deepcopy(TOKENIZER)
+    longer.add_tokens(["<extra>"])
+    kwargs = prompts(TOKENIZER) | {"do_sample": False, "max_new_tokens": 12, "draft_model": DRAFT}
+    with hs.record() as without:
+        expected = hs.generate(TARGET, **kwargs)
+    with hs.record() as stats, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_speculative.call.sources.draft_model.Translation", None)
+        found = hs.generate(TARGET, **kwargs, tokenizer=TOKENIZER, assistant_tokenizer=longer)
+    assert found.tolist() == expected.tolist()
+    assert stats.num_accepted_draft_tokens == without.num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("mapping", ["strings", "intersection"])
+@pytest.mark.parametrize("model_type", ["bloom", "mamba2"])
+def test_a_draft_on_the_universal_path(model_type, mapping):
+    """Its cache is transformers' own, and its prompt is the text in its own ids."""
+    target = architectures.build("causal", model_type)
+    letters = "".join(map(chr, [10, *range(0x20, 0x7F), *range(0x4E00, 0x4E00 + target.config.vocab_size - 96)]))
+    tokenizer, draft_tokenizer = tongues.characters(letters), tongues.characters("äöü" + letters[::-1])
+    draft = tongues.moved(tiny.noisy_copy(target, noise=0.02), tokenizer, draft_tokenizer)
+    inputs = architectures.prompts("causal", target, 3)
+    settings = inputs | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(
+            target,
+            **settings,
+            draft_model=draft,
+            tokenizer=tokenizer,
+            draft_tokenizer=draft_tokenizer,
+            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping),
+        )
+    assert found.tolist() == target.generate(**settings).tolist() and stats.draft_acceptance_rate > 0.3

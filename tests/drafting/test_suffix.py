@@ -1,0 +1,331 @@
+"""Suffix drafts: what a text and a store know against brute force, and calls that use them against plain decoding."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative.drafting import SuffixStore
+from hf_speculative.drafting.suffix.automaton import SuffixAutomaton
+from hf_speculative.schedules import Constant
+from tests.support import tiny, tongues
+from tests.support.drafters import suffix_drafter
+
+
+def followers(text, context):
+    """How often each token followed `context` in `text`, and the end of the last time."""
+    places = [i for i in range(len(context), len(text)) if text[i - len(context) : i] == context]
+    return {
+        token: (count, 1 + max(i for i in places if text[i] == token))
+        for token, count in Counter(text[i] for i in places).items()
+    }
+
+
+def longest_earlier(text, depth):
+    return next(n for n in range(min(depth, len(text)) - 1, -1, -1) if n == 0 or followers(text, text[-n:]))
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5, 24])
+@pytest.mark.parametrize("num_letters", [1, 2, 4])
+def test_an_automaton_knows_every_substring(depth, num_letters):
+    """After each token: the longest match, and along random walks from there how often what followed."""
+    rng = random.Random(10 * depth + num_letters)
+    for _ in range(20):
+        automaton, text = SuffixAutomaton(depth), []
+        for _ in range(rng.randrange(1, 50)):
+            text.append(rng.randrange(num_letters))
+            automaton.extend(text[-1:])
+            length, place = automaton.longest_match()
+            assert length == longest_earlier(text, depth)
+            context = text[len(text) - length :]
+            for _ in range(2 * depth):
+                context, children = context[-(depth - 1) :], automaton.children(place)
+                assert {token: (count, end) for count, end, token, _ in children} == followers(text, context)
+                if not children:
+                    break
+                *_, token, place = rng.choice(children)
+                context.append(token)
+
+
+def test_a_copy_of_an_automaton_reads_on_for_itself():
+    automaton = SuffixAutomaton(8)
+    automaton.extend([1, 2, 3, 1, 2])
+    twin = automaton.copy()
+    twin.extend([4, 1, 2])
+    assert automaton.longest_match()[0] == 2
+    assert [child[:3] for child in automaton.children(automaton.longest_match()[1])] == [(1, 3, 3)]
+    assert sorted(child[2] for child in twin.children(twin.longest_match()[1])) == [3, 4]
+
+
+def test_repetitive_text_is_not_quadratic():
+    automaton = SuffixAutomaton(24)
+    automaton.extend([7] * 5000)
+    steps = 0
+
+    class Counted(list):
+        def __getitem__(self, i):
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(i)
+
+    automaton._link = Counted(automaton._link)
+    automaton.extend([7] * 10)
+    automaton.longest_match()
+    assert steps < 10 * 60
+
+
+# Calls
+
+
+def config_of(store=None, length=6, **settings):
+    return hs.SpeculativeConfig(drafter=suffix_drafter(store), schedule=Constant(length), **settings)
+
+
+def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
+    """Batches with stops; what was answered once is known by heart."""
+    store = SuffixStore()
+    call = tiny.prompts(4, width=9) | {
+        "do_sample": False,
+        "max_new_tokens": 40,
+        "pad_token_id": 0,
+        "eos_token_id": [7, 11],
+    }
+    expected = target.generate(**call)
+    passes = []
+    for _ in range(2):
+        with hs.record() as stats:
+            assert hs.generate(target, **call, speculative_config=config_of(store)).tolist() == expected.tolist()
+        passes.append(stats.num_target_forwards)
+    assert store.num_documents == 8 and passes[1] <= 2 + -(-(expected.shape[1] - 9) // 6) < passes[0]
+    answers = [row[: 1 + next((i for i, t in enumerate(row) if t in (7, 11)), 39)] for row in expected[:, 9:].tolist()]
+    for row, answer in enumerate(answers):
+        prompt = tiny.unpadded(tiny.prompts(4, width=9), row)["input_ids"][0].tolist()
+        assert store.answers_to(prompt) == [answer] * 2, "nothing past the stop"
+
+
+def test_refill_equals_plain_and_learns_from_rows_that_are_done(target):
+    store, ids = (
+        SuffixStore(),
+        [tiny.unpadded(tiny.prompts(5, seed=3), row)["input_ids"][0].tolist() for row in range(5)],
+    )
+    settings = {"batch_size": 2, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": 7}
+    plain = [completion.new_ids for completion in hs.generate_batches(target, ids, **settings)]
+    with hs.record() as stats:
+        found = list(hs.generate_batches(target, ids * 2, **settings, speculative_config=config_of(store)))
+    assert [completion.new_ids for completion in found] == plain * 2
+    first, second = (sum(c.statistics.num_rounds for c in half) for half in (found[:5], found[5:]))
+    assert second < first / 2 and stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("num_return_sequences", [1, 3])
+def test_reproducible_sampling_equals_plain(target, num_return_sequences):
+    store = SuffixStore()
+    for seed in range(6):
+        call = tiny.prompts(2, width=12, seed=seed % 2) | {"do_sample": True, "temperature": 0.4, "pad_token_id": 0}
+        call |= {"max_new_tokens": 20, "num_return_sequences": num_return_sequences}
+        set_seed(seed)
+        expected = target.generate(**call)
+        set_seed(seed)
+        with hs.record() as stats:
+            found = hs.generate(target, **call, speculative_config=config_of(store, reproducible=True))
+        assert found.tolist() == expected.tolist()
+    assert stats.num_accepted_draft_tokens > 0
+
+
+def test_rows_of_one_prompt_share_what_was_read(target, monkeypatch):
+    """`num_return_sequences`: the prompt is read once, and each copy goes its own way."""
+    read = []
+    extend = SuffixAutomaton.extend
+    monkeypatch.setattr(
+        SuffixAutomaton, "extend", lambda self, tokens: (read.append(len(tokens)), extend(self, tokens))[1]
+    )
+    call = {
+        "input_ids": torch.randint(1, tiny.VOCAB, (1, 50)),
+        "do_sample": True,
+        "max_new_tokens": 8,
+        "pad_token_id": 0,
+    }
+    drafters = suffix_drafter()
+    config = hs.SpeculativeConfig(drafter=drafters, schedule=Constant(2))
+    hs.generate(target, **call, num_return_sequences=4, speculative_config=config)
+    assert read.count(50) == 1 and max(read[1:]) < 8
+
+
+def test_rows_draft_from_their_own_texts():
+    """Copies of a row part, and who takes a lane has nothing of who was there."""
+    drafter, sampler = suffix_drafter(), type("Sampler", (), {"vocab_size": tiny.VOCAB})
+
+    def drafted(*histories):
+        batch = hs.Batch(torch.tensor([[1]] * len(histories)), [0] * len(histories), max_length=50, history=histories)
+        draft = drafter.propose(batch, [2] * len(histories), Constant(2), sampler)
+        return [tokens[:n] for tokens, n in zip(draft.tokens.tolist(), draft.num_tokens.tolist(), strict=True)]
+
+    prompt = [1, 2, 3, 4, 5]
+    batch = hs.Batch(torch.tensor([prompt]), [0], max_length=50)
+    drafter.begin(batch, sampler)
+    drafter.prefill(batch)
+    drafter.select([0, 0])
+    assert drafted([*prompt, 1, 2, 8, 9], [*prompt, 6, 7, 6]) == [[], [7]]
+    assert drafted([*prompt, 1, 2, 8, 9, 2, 8], [*prompt, 6, 7, 6, 3, 4]) == [[9, 2], [5, 6]]
+    drafter.admit(hs.Batch(torch.tensor([[20, 8, 21, 22, 8]]), [0], max_length=50), [0])
+    assert drafted([20, 8, 21, 22, 8, 2, 8], [*prompt, 6, 7, 6, 3, 4]) == [[2], [5, 6]]
+    drafter.select([1])
+    assert drafted([*prompt, 6, 7, 6, 3, 4, 5, 6]) == [[7, 6]]
+
+
+def test_answers_to_the_same_prompt_come_first(target):
+    """Of two continuations of one context, that of this very prompt is drafted."""
+    store = SuffixStore()
+    batch = hs.Batch(torch.tensor([[9, 1, 2], [8, 1, 2]]), [0, 0], max_length=20)
+    drafter = suffix_drafter(store)
+    store.add([1, 2, 30, 31], prompt=[8, 1, 2])
+    store.add([1, 2, 40, 41], prompt=[9, 1, 2])
+    sampler = type("Sampler", (), {"vocab_size": tiny.VOCAB})
+    drafter.begin(batch, sampler)
+    draft = drafter.propose(batch, [3, 3], Constant(3), sampler)
+    assert draft.tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [5, 6, 7]),  # a token for each that matched
+        ({"max_factor": 2.0}, [5, 6, 7, 8, 9]),
+        ({"max_factor": 0.5}, [5]),
+        ({"max_depth": 3}, [5, 6]),
+        ({"min_share": 1.0}, [5, 6, 7]),
+    ],
+)
+def test_the_length_of_a_draft(settings, expected):
+    history = [2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
+    batch = hs.Batch(torch.tensor([history]), [0], max_length=40)
+    drafter, sampler = suffix_drafter(**settings), type("Sampler", (), {"vocab_size": tiny.VOCAB})
+    drafter.begin(batch, sampler)
+    draft = drafter.propose(batch, [5], Constant(5), sampler)
+    assert draft.tokens.tolist() == [expected] and draft.probs is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_depth": 1}, "`max_depth=1`"),
+        ({"max_factor": 0}, "`max_factor=0` drafts nothing"),
+        ({"min_share": 1.5}, "`min_share=1.5` is a share"),
+    ],
+)
+def test_settings_of_a_drafter(settings, message):
+    with pytest.raises(ValueError, match=message):
+        suffix_drafter(**settings)
+
+
+# `method="suffix"`
+
+
+def test_a_method_needs_no_model(target):
+    """In the call, in its config, attached: the same tokens, and drafts that are kept."""
+    call = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}
+    expected = target.generate(**call).tolist()
+    ways = [
+        lambda: hs.generate(target, **call, method="suffix"),
+        lambda: hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(method="suffix")),
+        lambda: hs.attach(target, method="suffix").generate(**call),
+        lambda: hs.attach(target, config=hs.SpeculativeConfig(method="suffix")).generate(**call),
+    ]
+    counts = []
+    for way in ways:
+        try:
+            with hs.record() as stats:
+                assert way().tolist() == expected
+        finally:
+            hs.detach(target)
+        counts.append(stats.num_target_forwards)
+    assert min(counts) > 0
+
+
+def test_what_is_attached_is_about_its_own_source(target, draft):
+    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
+    expected = target.generate(**call).tolist()
+    store = SuffixStore()
+    try:
+        hs.attach(target, method="suffix", corpus=store, suffix_decoding_min_token_prob=0.2)
+        assert target.generate(**call).tolist() == expected and store.num_documents == 1
+        for source in ({"draft_model": draft}, {"prompt_lookup_num_tokens": 2}, {"draft_model": None}):
+            assert target.generate(**call, **source).tolist() == expected
+        assert store.num_documents == 1
+        assert target.generate(**call, suffix_decoding_max_tree_depth=4).tolist() == expected
+        assert store.num_documents == 2
+        hs.attach(target, draft)
+        assert target.generate(**call, method="suffix", corpus=store).tolist() == expected and store.num_documents == 3
+        with pytest.raises(ValueError, match="`draft_model` and `method` are two sources of drafts"):
+            hs.attach(target, draft, method="suffix")
+        with pytest.raises(ValueError, match="`corpus` has no effect without `method`"):
+            target.generate(**call, corpus=store)
+    finally:
+        hs.detach(target)
+
+
+def test_answers_that_are_kept_with_the_model(target):
+    call = tiny.prompts(1, seed=8) | {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "method": "suffix"}
+    call |= {"num_draft_tokens": 5}
+
+    def num_passes(**settings):
+        with hs.record() as stats:
+            hs.generate(target, **call, **settings)
+        return stats.num_target_forwards
+
+    first, second = num_passes(), num_passes()
+    assert first == second, "nothing is kept unasked"
+    kept = {"suffix_decoding_max_cached_requests": 4}
+    assert num_passes(**kept) == first and num_passes(**kept) < first
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "texts", "texts and a file", "saved"])
+def test_a_corpus(target, tmp_path, kind):
+    """What the model is about to say stands in a file: few passes, and the corpus is read once and does not grow."""
+    call = {"input_ids": torch.tensor([[3, 4, 5]]), "do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
+    expected = target.generate(**call)
+    letters = tongues.characters("".join(map(chr, range(0x3041, 0x3041 + tiny.VOCAB))))
+    assert len(letters) >= tiny.VOCAB
+    text = letters.decode(expected[0])
+    assert letters(text).input_ids == expected[0].tolist()
+    path = tmp_path / "texts" / "a.txt"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    if kind == "saved":
+        store = SuffixStore(letters)
+        store.add_files(path)
+        store.save(tmp_path / "store.safetensors")
+    corpus = {
+        "file": str(path),
+        "folder": path.parent,
+        "texts": [text],
+        "texts and a file": ["x", path],
+        "saved": tmp_path / "store.safetensors",
+    }[kind]
+    settings = {"method": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
+    for _ in range(2):
+        with hs.record() as stats:
+            assert hs.generate(target, **call, **settings).tolist() == expected.tolist()
+        assert stats.num_target_forwards < 10
+        path.write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"corpus": "nowhere.txt"}, FileNotFoundError, "nowhere.txt"),
+        ({"corpus": [3, 4]}, TypeError, "`corpus` holds a int"),
+        ({"corpus": ["a text"]}, ValueError, "no tokenizer where the model came from"),
+        ({"corpus": ["a"], "suffix_decoding_max_cached_requests": 3}, ValueError, "=3` has no effect beside `corpus`"),
+        ({"prompt_lookup_num_tokens": 3}, ValueError, "`prompt_lookup_num_tokens` and `method` are two sources"),
+        ({"assistant_confidence_threshold": 0.3}, ValueError, "assistant_confidence_threshold` has no effect"),
+    ],
+)
+def test_settings_of_the_method(target, settings, error, message):
+    tokenizer = {"tokenizer": tongues.characters("abc")} if settings.get("corpus") == "nowhere.txt" else {}
+    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=3, method="suffix", **tokenizer, **settings)
+    assert not forwards.lengths

@@ -1,0 +1,398 @@
+"""Drafts that read the target's states: MTP layers, DFlash, Gemma 4 assistants, and one of the user's own."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from transformers import DynamicCache, set_seed
+from transformers.cache_utils import DFlashCache, MtpCache
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call import checks
+from hf_speculative.call.sources import mtp
+from hf_speculative.drafting import TIED_DRAFTERS, DFlash, EarlyExit, Gemma4Assistant, Mtp
+from hf_speculative.drafting.stepwise import Stepwise
+from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
+from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
+from tests.support import distributions, tied, tiny
+from tests.support.plain import reproduces_plain, same_as_plain, state_of
+
+SMALL = {"vocab_size": distributions.VOCAB}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """`make(name, attention)`: a target and the arguments that ask for its draft."""
+    made = {}
+
+    def build(name, attention="sdpa", **config):
+        key = (name, attention, *sorted(config.items()))
+        if key in made:
+            return made[key]
+        if name == "dflash":
+            model, draft = tied.with_dflash(attention=attention, **config)
+            arguments = {"draft_model": draft, "speculation_type": "dflash"}
+        elif name.startswith("gemma4"):
+            shared = 0 if name == "gemma4 sharing nothing" else 2
+            model, draft = tied.with_gemma4_assistant(attention, num_kv_shared_layers=shared, **config)
+            arguments = {"draft_model": draft, "num_draft_tokens": 4}
+        elif not hasattr(mtp._mtp_class(), "forward_layer"):
+            pytest.skip("transformers 5.23 or later has an MtpModel that runs layer by layer; refused by name before")
+        else:
+            model_type, layers = name.split(" x")
+            path = tmp_path_factory.mktemp("mtp")
+            model, arguments = tied.with_mtp(path, model_type, int(layers), attention, **config), {"use_mtp": True}
+        made[key] = model, arguments
+        return made[key]
+
+    return build
+
+
+KINDS = {
+    "glm4_moe x1": Mtp,
+    "glm4_moe x3": Mtp,
+    "deepseek_v3 x2": Mtp,
+    "dflash": DFlash,
+    "gemma4": Gemma4Assistant,
+    "gemma4 sharing nothing": Gemma4Assistant,
+}
+ONE_OF_EACH = ("glm4_moe x3", "dflash", "gemma4")
+
+
+def test_every_tied_drafter_is_tested():
+    assert {*KINDS.values(), EarlyExit} == set(TIED_DRAFTERS)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", KINDS)
+def test_greedy(make, name, attention):
+    """Three unequal rows, each of which drafts and accepts what it does alone; nothing is changed in either model."""
+    model, arguments = make(name, attention)
+    arguments = arguments | {
+        "num_assistant_tokens_schedule": "constant"
+    }  # the length of a row alone is that in a batch
+    same_as_plain(model, tiny.prompts(1), **arguments)  # loads, and installs transformers' own hooks for hidden states
+    models = [model, *([arguments["draft_model"]] if "draft_model" in arguments else [])]
+    before = [state_of(each) for each in models]
+    inputs = tiny.prompts(3)
+    stats = same_as_plain(model, inputs, **arguments)
+    least = 0.005 if name == "gemma4 sharing nothing" else 0.2
+    assert least < stats.draft_acceptance_rate < 0.95
+    alone = [same_as_plain(model, tiny.unpadded(inputs, row), **arguments) for row in range(3)]
+    assert stats.num_accepted_draft_tokens == sum(each.num_accepted_draft_tokens for each in alone)
+    assert [state_of(each) for each in models] == before
+
+
+@pytest.mark.parametrize("schedule", ["constant", "heuristic", "confidence"])
+@pytest.mark.parametrize("rule", [SampledVerification, TokenVerification, BlockVerification])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_every_rule_and_schedule(make, name, rule, schedule):
+    model, arguments = make(name)
+    arguments = {key: value for key, value in arguments.items() if key != "num_draft_tokens"}
+    made = {"constant": Constant(2), "heuristic": Heuristic(2), "confidence": ConfidenceStop(Constant(3), 0.2)}[
+        schedule
+    ]
+    config = SpeculativeConfig(rule=rule(), schedule=made)
+    assert same_as_plain(model, tiny.prompts(3), **arguments, speculative_config=config).num_draft_tokens > 0
+    if rule is SampledVerification:
+        reproduces_plain(model, (3, 2), **arguments, speculative_config=config)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sampling_reproduces_plain(make, name):
+    model, arguments = make(name)
+    reproduces_plain(model, (1, 3, 4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("dflash", "top_p"),
+        ("dflash", "repetition penalty"),
+        ("glm4_moe x2", "temperature and top_k"),
+        ("glm4_moe x2", "repetition penalty"),
+        ("gemma4", "temperature and top_k"),
+        ("gemma4", "repetition penalty"),
+    ],
+)
+def test_sampling_has_the_distribution(make, kind, name):
+    """With the distribution each token was drawn from, an assistant that transformers drafts with by argmax included."""
+    extra = {"vocab_size_per_layer_input": distributions.VOCAB} if kind == "gemma4" else {}
+    model, arguments = make(kind, **SMALL, **extra)
+    distributions.assert_exact(model, arguments | {"num_draft_tokens": 2}, **distributions.SETTINGS[name])
+
+
+# The drafts themselves: what transformers' module proposes for the same text, computed afresh
+
+
+def fresh_mtp(model, heads, text, k):
+    hidden = model(text[:, :-1], output_hidden_states=True).hidden_states[-1]
+    positions = torch.arange(1, text.shape[1])[None]
+    cache = MtpCache(config=model.config.get_mtp_config())
+    return heads(text[:, 1:], hidden, attention_mask=None, position_ids=positions, mtp_cache=cache)[1]
+
+
+def fresh_dflash(model, draft, text, k):
+    hidden = model(text[:, :-1], output_hidden_states=True).hidden_states
+    context = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
+    block = torch.full((1, draft.config.block_size), draft.config.mask_token_id)
+    block[:, 0] = text[:, -1]
+    cache = DFlashCache(config=draft.config)
+    cache.set_previous_accepted_tokens(context.shape[1])
+    noise = model.get_input_embeddings()(block)
+    outputs = draft(noise_embeds=noise, context_hidden_states=context, past_key_values=cache)
+    return model.lm_head(outputs.last_hidden_state[:, 1:])
+
+
+def fresh_gemma4(model, assistant, text, k):
+    outputs = model(
+        text[:, :-1], output_hidden_states=True, return_shared_kv_states=True, past_key_values=DynamicCache()
+    )
+    token, state, logits = text[:, -1:], outputs.hidden_states[-1][:, -1:], []
+    for _ in range(k):
+        embedded = model.get_input_embeddings()(token)
+        step = assistant(
+            inputs_embeds=torch.cat([embedded, state], -1),
+            position_ids=torch.tensor([[text.shape[1] - 1]]),
+            shared_kv_states=outputs.shared_kv_states,
+        )
+        token, state = step.logits.argmax(-1), step.last_hidden_state
+        logits.append(step.logits)
+    return torch.cat(logits, 1)
+
+
+FRESH = {
+    "glm4_moe x1": fresh_mtp,
+    "glm4_moe x3": fresh_mtp,
+    "deepseek_v3 x2": fresh_mtp,
+    "dflash": fresh_dflash,
+    "gemma4": fresh_gemma4,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FRESH)
+def test_proposals_equal_those_of_a_fresh_pass(make, name, monkeypatch):
+    """After every round, in every row, whatever was accepted or rolled back and whoever has left."""
+    model, arguments = make(name)
+    module = arguments["draft_model"] if "draft_model" in arguments else mtp.mtp_heads(model)
+    compared, steps = [], []
+    original, original_step = KINDS[name].propose, KINDS[name].step
+    monkeypatch.setattr(
+        KINDS[name], "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
+    )
+
+    def propose(self, batch, num_tokens, *args):
+        steps.clear()
+        draft = original(self, batch, num_tokens, *args)
+        found = torch.stack(steps, 1)
+        for row, (history, n) in enumerate(zip(batch.history, draft.num_tokens.tolist(), strict=True)):
+            expected = FRESH[name](model, module, torch.tensor([history]), n)
+            torch.testing.assert_close(found[row, :n], expected[0, :n], rtol=1e-4, atol=1e-4)
+            assert draft.tokens[row, :n].tolist() == expected[0, :n].argmax(-1).tolist()
+            compared.append(n)
+        return draft
+
+    monkeypatch.setattr(KINDS[name], "propose", propose)
+    inputs = tiny.prompts(4)
+    plain = model.generate(**inputs, do_sample=False, max_new_tokens=30, pad_token_id=0)
+    eos = plain[2, 16].item()  # rows end at different times
+    schedule = Heuristic(2)
+    kwargs = {key: value for key, value in arguments.items() if key != "num_draft_tokens"}
+    config = SpeculativeConfig(schedule=schedule)
+    settings = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "eos_token_id": eos}
+    found = hs.generate(model, **inputs, **settings, **kwargs, speculative_config=config)
+    assert found.tolist() == model.generate(**inputs, **settings).tolist()
+    assert len(compared) > 10 and sum(compared) > 15
+
+
+# The interface, for a drafter of one's own
+
+
+class Peek(hs.Drafter):
+    """Proposes nothing good, but looks at the states of all accepted tokens."""
+
+    one_hot_proposals = True
+    hidden_layers = (1, -1)
+
+    def __init__(self, model):
+        self.model, self.num_looks = model, 0
+
+    def follow(self, target):
+        self.target = target
+
+    def propose(self, batch, num_tokens, schedule, sampler):
+        for row, history in enumerate(batch.history):
+            positions = torch.arange(len(history) - 1).expand(len(batch.rows), -1)
+            found = self.target.hidden_states(positions)[row]
+            hidden = self.model(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
+            fresh = torch.cat([hidden[layer] for layer in self.hidden_layers], -1)[0]
+            torch.testing.assert_close(found, fresh, rtol=1e-4, atol=1e-4)
+            self.num_looks += 1
+        last = batch.tokens.gather(1, batch.lengths[:, None] - 1)
+        return hs.Draft(last.expand(-1, max(num_tokens)), None, torch.tensor(num_tokens))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
+def test_a_drafter_of_ones_own_reads_hidden_states(model_type, monkeypatch):
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
+    model = tiny.build(model_type)
+    drafter = Peek(model)
+    same_as_plain(model, tiny.prompts(4), speculative_config=SpeculativeConfig(drafter=drafter, num_draft_tokens=3))
+    assert drafter.num_looks > 40
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_num_return_sequences(make, name):
+    model, arguments = make(name)
+    kwargs = tiny.prompts(2) | {"do_sample": True, "max_new_tokens": 12, "pad_token_id": 0, "num_return_sequences": 3}
+    set_seed(3)
+    expected = model.generate(**kwargs)
+    set_seed(3)
+    assert hs.generate(model, **kwargs, reproducible=True, **arguments).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_batch_returns_its_cache(make, name):
+    """Rows that ended early come back to it, though their hidden states are gone."""
+    model, arguments = make(name)
+    inputs, settings = tiny.prompts(3), {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    settings |= {"eos_token_id": model.generate(**inputs, **settings)[0, 10].item(), "return_dict_in_generate": True}
+    plain, found = (run(**inputs, **settings) for run in (model.generate, partial(hs.generate, model, **arguments)))
+    assert found.sequences.tolist() == plain.sequences.tolist() and (plain.sequences[:, -1] == 0).any()
+    seen = torch.cat([inputs["attention_mask"], torch.ones_like(plain.sequences[:, 8:])], 1)[:, None, :, None]
+    for ours, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        assert (ours.keys is None) == (theirs.keys is None)
+        if theirs.keys is None:  # the layer reads another's
+            continue
+        shown = seen[:, :, -theirs.keys.shape[2] :]
+        torch.testing.assert_close(ours.keys * shown, theirs.keys * shown, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(ours.values * shown, theirs.values * shown, rtol=1e-3, atol=1e-3)
+
+
+# Asking for them
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_compiled_passes_are_refused(make, name):
+    model, arguments = make(name)
+    by = type(arguments["draft_model"]).__name__ if "draft_model" in arguments else "use_mtp"
+    message = f"`compile=True` has no effect on drafts by `{by}`"
+    call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
+    hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(model, **call, compile=True)
+    assert not forwards.lengths
+
+
+def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):
+    asked = []
+    original = Stepwise.propose
+    monkeypatch.setattr(
+        Stepwise, "propose", lambda self, batch, n, *args: asked.append(n) or original(self, batch, n, *args)
+    )
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(1)}
+    for name, longest in (("glm4_moe x3", 3), ("dflash", 4)):
+        model, arguments = make(name)
+        hs.generate(model, **settings, **arguments)
+        assert max(asked) == [longest]
+        asked.clear()
+        hs.generate(model, **settings, **arguments, num_draft_tokens=2)
+        assert max(asked) == [2]
+        asked.clear()
+        with pytest.raises(ValueError, match=f"`num_draft_tokens=9`.* at most {longest} tokens"):
+            hs.generate(model, **settings, **arguments, num_draft_tokens=9)
+
+
+def test_attached_and_configured(make):
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(2)}
+    model, arguments = make("dflash")
+    expected = model.generate(**settings).tolist()
+    hs.attach(model, draft_model=arguments["draft_model"])
+    try:
+        with hs.record() as stats:
+            assert model.generate(**settings).tolist() == expected
+            assert model.generate(**settings, speculation_type="dflash").tolist() == expected
+        assert stats.num_draft_forwards > 0
+    finally:
+        hs.detach(model)
+    model, _ = make("glm4_moe x1")
+    expected = model.generate(**settings).tolist()
+    with hs.patch_transformers(), hs.record() as stats:
+        assert model.generate(**settings, use_mtp=True).tolist() == expected
+        assert stats.num_draft_forwards > 0
+        assert model.generate(**settings, use_mtp=False).tolist() == expected
+    assert stats.num_calls == 1
+
+
+def test_a_draft_given_by_name(make, tmp_path):
+    """A DFlash draft has no head, so that transformers' own class for causal models does not load it."""
+    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(2)}
+    model, arguments = make("dflash")
+    arguments["draft_model"].save_pretrained(tmp_path)
+    with hs.record() as stats:
+        found = hs.generate(model, **settings, draft_model=str(tmp_path), speculation_type="dflash")
+    assert found.tolist() == model.generate(**settings).tolist() and stats.num_accepted_draft_tokens > 0
+
+
+def test_refusals(make):
+    inputs = tiny.prompts(1)
+
+    def refuses(model, message, **kwargs):
+        checks.check_model(model, "model")  # may run it, once
+        with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+            hs.generate(model, **{"max_new_tokens": 4, **inputs} | kwargs)
+        assert not forwards.lengths
+
+    llama = tiny.llama()
+    refuses(llama, "`use_mtp=True`: LlamaForCausalLM has no MTP layers", use_mtp=True)
+    refuses(llama, "`use_mtp` and `draft_model`|`draft_model` and `use_mtp`", use_mtp=True, draft_model=tiny.llama())
+    refuses(
+        llama,
+        "`speculation_type='dflash'` has no effect without `draft_model`",
+        prompt_lookup_num_tokens=2,
+        speculation_type="dflash",
+    )
+    refuses(
+        llama,
+        "needs a DFlash draft, but `draft_model` is a LlamaForCausalLM",
+        draft_model=tiny.llama(),
+        speculation_type="dflash",
+    )
+    refuses(
+        llama, "`speculation_type='eagle'` is not one of dflash", draft_model=tiny.llama(), speculation_type="eagle"
+    )
+
+    _, dflash = make("dflash")
+    refuses(
+        tiny.llama(layers=1),
+        "made for a target of hidden size 32 with more than 1 layers",
+        draft_model=dflash["draft_model"],
+    )
+    model, assistant = make("gemma4")
+    refuses(llama, "made for a Gemma 4 target of hidden size 32", draft_model=assistant["draft_model"])
+    text = model.generate(**inputs, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    ids = torch.cat([text.sequences, torch.tensor([[3, 4]])], 1)
+    cached = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": text.past_key_values}
+    refuses(model, "`past_key_values` holds 9 tokens without the hidden states", **cached, **assistant)
+
+
+def test_refusals_of_mtp(monkeypatch):
+    """No checkpoint to load the layers from, an older transformers, layers with a recurrent state."""
+    unloaded = tied.build("glm4_moe", tied.MTP_TYPES["glm4_moe"])
+    inputs = tiny.prompts(1)
+
+    def refuses(message, **parts):
+        monkeypatch.setattr(mtp, "_mtp_class", lambda: type("MtpModel", (), parts))
+        with pytest.raises(ValueError, match=message):
+            hs.generate(unloaded, **inputs, use_mtp=True)
+
+    refuses("needs a transformers whose MtpModel runs layer by layer, as 5.23 does")
+    refuses("does not come from a checkpoint", forward_layer=None)
+    config = copy.copy(unloaded.config)
+    config.layer_types = ["linear_attention"]
+    monkeypatch.setattr(type(config), "get_mtp_config", lambda self: config)
+    refuses("MTP layers of type linear_attention, whose state cannot be rolled back", forward_layer=None)

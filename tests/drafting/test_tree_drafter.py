@@ -1,0 +1,241 @@
+"""Trees of guesses: what grows, what is learned from what the target said, and calls against plain decoding."""
+
+import pytest
+import torch
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative.call.sources import source_of
+from hf_speculative.call.sources.mtp import MtpSource
+from hf_speculative.drafting import Guesser, OtherTexts, OwnText, Recycling, SuffixStore, TreeDrafter
+from hf_speculative.drafting.chances import Chances
+from hf_speculative.schedules import BestNodes, Constant, Costs
+from tests.architectures.check import build
+from tests.support import distributions, tiny
+
+SAMPLER = type("Sampler", (), {"vocab_size": 10})
+#: a pass over many columns costs as much as one over one
+FREE = Costs({1: {0: 1.0, 64: 1.0 + 1e-6}})
+DEAR = Costs({1: {0: 1.0, 1: 3.0}})
+
+
+class Fixed(Guesser):
+    """Knows what follows a token, and how likely."""
+
+    def __init__(self, following):
+        self.following = following
+
+    def place_after(self, lane, text):
+        return text[-1]
+
+    def children(self, place):
+        return [(chance, token, token) for token, chance in self.following.get(place, {}).items()]
+
+    def prior(self, kind):
+        return kind
+
+
+def grown(*guessers, num_nodes=4, may_branch=True, text=(1,), max_depth=6, schedule=None):
+    drafter = TreeDrafter(guessers, max_depth)
+    drafter.may_branch = may_branch
+    batch = hs.Batch(torch.tensor([list(text)]), [0], max_length=len(text) + 21)
+    drafter.begin(batch, SAMPLER)
+    schedule = schedule or Constant(num_nodes)
+    return drafter, drafter.propose(batch, [num_nodes], schedule, SAMPLER), batch
+
+
+FOLLOWING = {1: {2: 0.6, 3: 0.3, 4: 0.05}, 2: {5: 0.7, 12: 0.9}, 3: {6: 0.9}, 5: {7: 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "parents"),
+    [
+        ({}, [2, 5, 3, 6], [-1, 0, -1, 2]),  # 0.6, 0.42, 0.3, 0.27; 12 is no token of the target's
+        ({"num_nodes": 1}, [2], None),
+        ({"num_nodes": 2}, [2, 5], None),  # a chain needs no parents
+        ({"max_depth": 1}, [2, 3, 4], [-1, -1, -1]),
+        ({"may_branch": False}, [2, 5, 7], None),
+        ({"text": [8]}, [], None),
+    ],
+)
+def test_the_likeliest_nodes_grow_first(settings, tokens, parents):
+    _, draft, _ = grown(Fixed(FOLLOWING), **settings)
+    assert draft.tokens.tolist() == [tokens] and draft.probs is None and draft.num_tokens.tolist() == [len(tokens)]
+    assert (None if draft.parents is None else draft.parents.tolist()) == (parents and [parents])
+
+
+def test_what_guessers_agree_on_is_one_node():
+    """Each goes on from there, also where only the other one knew it."""
+
+    class Follows(Fixed):
+        def follow(self, place, token):
+            return token
+
+    _, draft, _ = grown(Follows({1: {2: 0.2}, 3: {9: 0.8}}), Fixed({1: {2: 0.5, 3: 0.4}}), num_nodes=9)
+    assert draft.tokens.tolist() == [[2, 3, 9]] and draft.parents.tolist() == [[-1, -1, 1]]
+
+
+def test_as_many_nodes_as_pay():
+    chances = [[0.9, 0.5, 0.02], [0.6]]
+    batch = hs.Batch(torch.tensor([[1], [1]]), [0, 0], max_length=20)
+
+    def number(costs):
+        schedule = BestNodes(8, costs=Costs(costs))
+        schedule.begin(batch, lambda: pytest.fail("they are given"))
+        return schedule.num_nodes(batch, chances)
+
+    assert number({2: {0: 1.0, 3: 1.01}}) == [3, 1]
+    assert number({2: {0: 1.0, 1: 1.1, 2: 1.2, 3: 1.3}}) == [2, 1]
+    assert number({2: {0: 1.0, 1: 1.8}}) == [0, 0]
+
+
+def test_chances_are_learned_from_all_that_was_guessed():
+    """Also from what was not proposed, so that nothing has to be tried; a row's own share counts for more."""
+    drafter, draft, batch = grown(Fixed(FOLLOWING), schedule=BestNodes(8, costs=DEAR))
+    assert draft.width == 0 and drafter.chances.of(0, (0.3,)) == pytest.approx(0.3)
+    batch.put(torch.tensor([[3]]))
+    batch.append(hs.Draft.empty(batch), hs.Verdict(torch.tensor([0]), torch.tensor([3])))
+    drafter.rollback(batch)
+    assert drafter.chances.of(0, (0.3,)) > drafter.chances.of(5, (0.3,)) > 0.3
+    assert drafter.chances.of(0, (0.6,)) < drafter.chances.of(5, (0.6,)) < 0.6
+    assert drafter.chances.of(0, (0.7,)) == pytest.approx(0.7), "what came after 2 was not seen"
+
+
+def test_old_guesses_fade():
+    chances = Chances(lambda kind: 0.5, {})
+    for _ in range(1000):
+        chances.of(0, "x")
+        chances.add(0, "x", True)
+    assert chances.of(0, "x") > 0.95
+    for _ in range(100):
+        chances.add(0, "x", False)
+    assert chances.of(0, "x") < 0.4
+
+
+@torch.no_grad()
+def test_recycling_keeps_what_the_target_found_likeliest(target):
+    """For each token that it was shown, in the last place where it was; in greedy decoding, the next token is the first one."""
+    recycling = Recycling()
+    call = {"input_ids": torch.tensor([[5, 9, 3]]), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    config = hs.SpeculativeConfig(drafter=TreeDrafter([recycling]), schedule=Constant(6))
+    text = hs.generate(target, **call, speculative_config=config)[0].tolist()
+    assert text == target.generate(**call)[0].tolist()
+    logits = target(torch.tensor([text])).logits[0]
+    last = max(i for i, token in enumerate(text[:-1]) if token == text[2])
+    assert recycling.table[text[2]].tolist() == logits[last].topk(8).indices.tolist()
+    assert (recycling.table[[token for token in range(tiny.VOCAB) if token not in text]] == -1).all(1).any()
+
+
+GUESSERS = {
+    "recycling": lambda: [Recycling()],
+    "own text": lambda: [OwnText()],
+    "all": lambda: [Recycling(), OwnText(), OtherTexts(SuffixStore())],
+}
+
+
+@pytest.mark.parametrize("mode", ["greedy", "reproducible", "windows", "penalties", "prompts repeated"])
+@pytest.mark.parametrize("guessers", GUESSERS)
+def test_calls_give_plain_tokens(guessers, mode):
+    model = tiny.build("mistral") if mode == "windows" else tiny.llama()
+    drafter = TreeDrafter(GUESSERS[guessers]())
+    call = tiny.prompts(4, width=14) | {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
+    options = {"speculative_config": hs.SpeculativeConfig(drafter=drafter, schedule=BestNodes(12, costs=FREE))}
+    if mode in ("reproducible", "prompts repeated"):
+        call |= {"do_sample": True, "temperature": 0.1}
+        options["reproducible"] = True
+    if mode == "prompts repeated":
+        call["num_return_sequences"] = 3
+    if mode == "penalties":
+        call |= {"repetition_penalty": 1.1, "no_repeat_ngram_size": 6, "eos_token_id": [3, 44]}
+    for seed in range(2):
+        set_seed(seed)
+        expected = model.generate(**call)
+        set_seed(seed)
+        with hs.record() as statistics:
+            assert hs.generate(model, **call, **options).tolist() == expected.tolist()
+    assert statistics.num_accepted_draft_tokens > 0
+
+
+def test_rows_that_wait_get_guesses_of_their_own(target):
+    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
+    settings = {"batch_size": 3, "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": [7, 20]}
+    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
+    config = hs.SpeculativeConfig(drafter=TreeDrafter(GUESSERS["all"]()), schedule=BestNodes(12, costs=FREE))
+    assert [row.new_ids for row in hs.generate_batches(target, prompts, speculative_config=config, **settings)] == plain
+
+
+def test_sampled_text_keeps_its_distribution():
+    """Trees, their chances and their number depend on nothing that is still to be drawn: sampled, for what nodes draw that are
+    not reached makes too many outcomes to enumerate."""
+    target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
+    widths, samples = [], []
+
+    class Noting(BestNodes):
+        def num_nodes(self, batch, chances):
+            widths.append(max(counts := super().num_nodes(batch, chances)))
+            return counts
+
+    torch.manual_seed(0)
+    drafter = TreeDrafter(GUESSERS["recycling"]())
+    draft = {"speculative_config": hs.SpeculativeConfig(drafter=drafter, schedule=Noting(6, costs=FREE))}
+    settings = {"temperature": 0.8, "top_k": 3}
+    with hs.record() as statistics:
+        for _ in range(11):
+            samples += distributions.continuations(target, draft, [(5, 2, 3, 2)] * 1000, **settings)
+    distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), **settings))
+    assert max(widths) > 1 and statistics.num_accepted_draft_tokens > 1000
+
+
+# `method="auto"`
+
+
+@pytest.mark.parametrize("method", ["auto", "recycling"])
+def test_a_method_needs_no_model(target, method):
+    call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    expected = target.generate(**call).tolist()
+    with hs.record() as stats:
+        assert hs.generate(target, **call, method=method, num_draft_tokens=4).tolist() == expected
+    assert stats.num_accepted_draft_tokens > 0
+    with hs.patch_transformers(method=method):
+        assert target.generate(**call).tolist() == expected
+        assert target.generate(**call, draft_model=None).tolist() == expected
+
+
+def test_attached_alone_a_model_drafts_for_itself(target):
+    call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    expected = target.generate(**call).tolist()
+    try:
+        hs.attach(target)
+        with hs.record() as stats:
+            assert target.generate(**call, num_draft_tokens=4).tolist() == expected
+            assert target.generate(**call).tolist() == expected
+    finally:
+        hs.detach(target)
+    assert stats.num_accepted_draft_tokens > 0
+
+
+def test_mtp_layers_come_first(target, monkeypatch):
+    """Where a checkpoint has some, "auto" is them; here one that never fits, then one that does."""
+    source = source_of("method", "auto")
+    assert source.for_model(target) is source
+    monkeypatch.setattr(MtpSource, "check", lambda self, model: None)
+    assert isinstance(source.for_model(target), MtpSource)
+
+
+def test_models_on_the_universal_path_get_chains():
+    model = build("causal", "bloom")
+    call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    with hs.record() as stats:
+        found = hs.generate(model, **call, method="auto", num_draft_tokens=3)
+    assert found.tolist() == model.generate(**call).tolist() and stats.num_accepted_draft_tokens > 0
+
+
+def test_what_is_learned_stays_with_the_model():
+    """The second call starts with what the first found out, and another model knows nothing of it."""
+    call = tiny.prompts(2, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    passes, one, other = [], tiny.llama(), tiny.llama()
+    for model in (one, one, other):
+        with hs.record() as stats:
+            hs.generate(model, **call, method="recycling", num_draft_tokens=6)
+        passes.append(stats.num_target_forwards)
+    assert passes[1] < passes[0] == passes[2]

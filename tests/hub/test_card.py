@@ -1,0 +1,319 @@
+"""The card that an evaluation gives."""
+
+import dataclasses
+import json
+import re
+import shlex
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import transformers
+import yaml
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+
+import hf_speculative as hs
+from hf_speculative.hub import card as card_module
+from hf_speculative.hub.figures import choose_draft, data_set_name
+from hf_speculative.hub.pairing_file import FILE_NAME
+from hf_speculative.hub.vllm import export_vllm
+from hf_speculative.reports.environment import environment
+from hf_speculative.reports.pages import visible
+
+
+def table(text, heading):
+    """The rows of a Markdown table under a heading, as lists of cells."""
+    part = text[text.index(heading) :].split("\n\n")
+    lines = next(block for block in part if block.startswith("|")).splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
+
+
+# --- what the card says
+
+
+def test_acceptance_lengths_by_use_case_and_draft_length(code, chat):
+    text = hs.card({"code": code, "chat": chat})
+    greedy = table(text, "### Acceptance length: draft, greedy")
+    assert greedy[0] == ["use case", "2", "4", "adaptive"]
+    assert [row[0] for row in greedy[1:]] == ["code", "chat"]
+    setting = next(s for s in code.settings if s.num_draft_tokens == 4 and s.temperature == 0)
+    assert greedy[1][2] == f"{code.totals(setting).statistics.mean_acceptance_length:.2f}"
+    assert [row[0] for row in table(text, "### Acceptance length: draft, T=0.8")[1:]] == ["code"]
+
+
+def test_speed_with_hardware_versions_and_command(code, monkeypatch):
+    monkeypatch.setitem(code.environment, "command", "hf-speculative eval --dataset /home/me/x.jsonl --stop 'a b'")
+    text = hs.card(code)
+    rows = table(text, "### Speed")
+    assert len(rows) - 1 == sum(not setting.is_plain for setting in code.settings)
+    totals = code.totals(hs.Setting(draft_model="draft", num_draft_tokens=4))
+    row = next(row for row in rows if row[1:3] == ["greedy", "draft, 4 tokens"])
+    assert row[6] == f"{totals.speedup.median:.2f}x" and row[5] == f"{totals.tokens_per_second:.1f}"
+    assert row[7] == f"{totals.statistics.draft_acceptance_rate:.0%}".replace("%", " %")
+    for fact in (
+        code.environment["device"],
+        "torch ",
+        "float32",
+        "`max_new_tokens=8`",
+        "identical to plain decoding's",
+    ):
+        assert fact in text
+    assert str(code.recommendation(0.0)) in text and "/home/me" not in text
+    assert "```sh\nhf-speculative eval --dataset x.jsonl --stop 'a b'\n```" in text
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["two models", "a folder that names its draft"])
+def test_the_four_lines_run(code, pair, tmp_path, capsys, is_pair):
+    target, draft, tokenizer = pair
+    if is_pair:
+        hs.save_pretrained(target, tmp_path, draft_model=draft, tokenizer=tokenizer)
+    text = hs.card(code, tmp_path)
+    assert (tmp_path / "README.md").read_text() == text
+    lines = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert len(lines.splitlines()) == 4
+    assert ("from_pretrained(" in lines.splitlines()[1] and str(tmp_path) in lines) == is_pair
+    with hs.record() as stats:
+        exec(lines, {})
+    printed = capsys.readouterr().out.replace(" ", "").strip()  # this tokenizer decodes letters apart
+    assert stats.num_calls == 1 and printed.startswith("defmain():") and len(printed) > 20
+
+
+HOSTILE = {
+    "quotes": 'x"); import os; os.abort() #',
+    "other quotes": "x'); import os; os.abort() #\\",
+    "lines": "x\n```\n<script>alert(1)</script>\n---\nlicense: evil\n---\n# A heading",
+    "backticks": "``` <script>alert(1)</script> `",
+    "item": "- x",
+    "number": "1. x",
+    "table": "a | b | c \\| d",
+    "markup": "[click](javascript:alert(1)) **bold** <img src=x onerror=alert(1)> &lt; ~~a~~",
+    "hidden": "a\u202eb\x1b[31m",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
+    """In the lines to paste, in metadata and in what a reader of Markdown sees."""
+    hostile = HOSTILE[name]
+    shown = " ".join(visible(hostile).split())
+    evaluation = hs.Evaluation.load(results / "code.jsonl")
+    evaluation.header |= {"target": hostile, "drafts": {"draft": hostile}}
+    evaluation.header["dataset"] = {"name": hostile, "config": hostile, "split": hostile, "limit": None}
+    evaluation.environment.update(command=shlex.join(["hf-speculative", hostile]), device=hostile, system=hostile)
+    metadata, text = re.fullmatch(r"---\n(.*?)\n---\n(.*)", hs.card({hostile: evaluation}), re.DOTALL).groups()
+    data = yaml.safe_load(metadata)
+    assert data.keys() == {"tags", "library_name", "model-index"}
+    assert {result["dataset"]["name"] for result in data["model-index"][0]["results"]} == {hostile}
+
+    called = []
+    pipe = Mock(return_value=[{"generated_text": ""}])
+    monkeypatch.setattr(transformers, "pipeline", lambda task, model: called.append(model) or pipe)
+    monkeypatch.setattr(hs, "attach", lambda model, draft_model: called.append(draft_model))
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    usage, command = (token.content for token in tokens if token.type == "fence")
+    exec(usage, {})
+    assert called == [hostile, hostile]
+    assert shlex.split(command) == ["hf-speculative", visible(hostile)]
+
+    begin, end = (token.content.strip() for token in tokens if token.type == "html_block")
+    assert (begin, end) == ("<!-- hf_speculative card: begin -->", "<!-- hf_speculative card: end -->")
+    inline = [token.children for token in tokens if token.type == "inline"]
+    assert {part.type for parts in inline for part in parts} == {"text", "code_inline", "softbreak"}
+    seen = ["".join(part.content for part in parts) for parts in inline]
+    num_settings = sum(not setting.is_plain for setting in evaluation.settings)
+    assert seen.count(shown) == num_settings + 4, "a cell of each row: of speeds and of four tables of lengths"
+    assert any(line.startswith(f"{shown} drafts for {shown}: it guesses") for line in seen)
+    source = " ".join(visible(data_set_name(evaluation)).split())
+    assert any(line.startswith(f"{shown}: {source}, {shown}, {shown}, 2 prompts") for line in seen)
+    assert f"{shown}; cores" in " ".join(seen)
+
+
+def test_lookup_alone(pair):
+    target, _, tokenizer = pair
+    evaluation = hs.evaluate(
+        target, None, [{"prompt": "import os\n"}], tokenizer=tokenizer, prompt_lookup_num_tokens=[3], max_new_tokens=4,
+        progress=False,
+    )  # fmt: skip
+    text = hs.card(evaluation)
+    assert "drafts for itself" in text and "draft-model" not in ModelCard(text).data.tags
+    with hs.record() as stats:
+        exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {})
+    assert stats.num_calls == 1
+    assert export_vllm(evaluation).config == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+
+
+# --- metadata
+
+
+def test_metadata_read_by_huggingface_hub(code, chat):
+    """Every figure comes back through huggingface_hub with the settings it was measured under."""
+    card = ModelCard(hs.card({"code": code, "chat": chat}, target_name="org/target", draft_name="org/draft"))
+    assert card.data.base_model == "org/target" and card.data.model_name == "draft"
+    assert card.data.tags == ["speculative-decoding", "draft-model"] and card.data.library_name == "transformers"
+    again = ModelCard(card.content)  # written anew by huggingface_hub itself, which merges results of one data set
+    for data in (card.data, again.data):
+        lengths = {
+            (r.metric_args["use_case"], r.metric_args["temperature"], r.metric_args["num_draft_tokens"]): r
+            for r in data.eval_results
+            if r.metric_type == "mean_acceptance_length" and "draft_model" in r.metric_args
+        }
+        assert {key for key in lengths if key[0] == "chat"} >= {("chat", 0.0, 2), ("chat", 0.0, 4)}
+        for use_case, evaluation in (("code", code), ("chat", chat)):
+            for setting in evaluation.settings:
+                if setting.num_draft_tokens is not None:
+                    found = lengths[use_case, setting.temperature, setting.num_draft_tokens]
+                    expected = evaluation.totals(setting).statistics.mean_acceptance_length
+                    assert found.metric_value == pytest.approx(expected, abs=1e-4)
+                    assert found.metric_args["draft_model"] == "org/draft"
+                    assert found.metric_args["hardware"] == evaluation.environment["device"]
+
+
+def test_two_use_cases_of_one_data_set(results):
+    """huggingface_hub would write them as one, under the first one's name."""
+    one, other = (hs.Evaluation.load(results / "chat.jsonl") for _ in range(2))
+    for evaluation in (one, other):
+        evaluation.header["dataset"]["name"] = "org/data"
+    metadata = yaml.safe_load(hs.card({"one row": one, "many rows": other}).split("---\n")[1])
+    datasets = [result["dataset"] for result in metadata["model-index"][0]["results"]]
+    assert datasets == [{"name": name, "type": "org/data"} for name in ("one row", "many rows")]
+
+
+def test_a_folder_is_no_base_model(results, tmp_path, monkeypatch):
+    code = hs.Evaluation.load(results / "code.jsonl")
+    assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
+    code.header["target"] = "org/name"
+    assert ModelCard(hs.card(code)).data.base_model == "org/name"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
+    assert ModelCard(hs.card(code, target_name="org/name")).data.base_model == "org/name", "what the user says is so"
+
+
+@pytest.mark.parametrize(
+    "program, command",
+    [
+        ("/x/hf_speculative/__main__.py", "python -m hf_speculative a"),
+        ("/x/s.py", "python s.py a"),
+        ("/bin/hs", "hs a"),
+    ],
+)
+def test_the_command_can_be_pasted(target, monkeypatch, program, command):
+    monkeypatch.setattr(sys, "argv", [program, "a"])
+    assert environment(target)["command"] == command
+
+
+def test_what_cannot_be_told_apart(code, chat, results):
+    with pytest.raises(ValueError, match="of one name"):
+        hs.card([code, chat])
+    with pytest.raises(ValueError, match="none of the drafts evaluated, draft"):
+        hs.card(code, draft_model="other")
+    with pytest.raises(ValueError, match="several drafts were evaluated, a, b: choose one"):
+        choose_draft(
+            {
+                "code": SimpleNamespace(
+                    settings=[
+                        hs.Setting(draft_model="a", num_draft_tokens=2),
+                        hs.Setting(draft_model="b", num_draft_tokens=2),
+                    ]
+                )
+            },
+            None,
+        )
+    with pytest.raises(ValueError, match="two cards"):
+        hs.card(code, "README.md", push_to_hub="org/name")
+    with pytest.raises(TypeError, match="a dict"):
+        hs.card([code.header])
+    with pytest.raises(ValueError, match="no evaluation"):
+        hs.card([])
+    lines = (results / "code.jsonl").read_text().splitlines()
+    other = json.loads(lines[0])
+    other["header"]["target"] = "org/other"
+    (results / "unmeasured.jsonl").write_text(lines[0] + "\n")
+    (results / "other.jsonl").write_text("\n".join([json.dumps(other), *lines[1:]]) + "\n")
+    with pytest.raises(ValueError, match="nothing was measured"):
+        hs.card(results / "unmeasured.jsonl")
+    with pytest.raises(ValueError, match="which mark what this writes"):
+        hs.card({"<!-- hf_speculative card: end -->": code}, target_name="<!-- hf_speculative card: end -->")
+    with pytest.raises(ValueError, match="several targets"):
+        hs.card({"a": code, "b": results / "other.jsonl"})
+
+
+def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
+    """Who changes the card meanwhile is not overwritten: the Hub refuses the commit."""
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
+    calls = []
+
+    class Api:
+        files = ("README.md", FILE_NAME)
+
+        def __init__(self, token):
+            calls.append(token)
+
+        def model_info(self, name, revision):
+            siblings = [type("File", (), {"rfilename": file}) for file in self.files]
+            return type("Info", (), {"sha": "abc", "siblings": siblings})
+
+        def hf_hub_download(self, name, file, revision):
+            assert (name, file, revision) == ("org/pair", "README.md", "abc")
+            return tmp_path / file
+
+        def upload_file(self, **kwargs):
+            calls.append(kwargs)
+
+    monkeypatch.setattr(card_module, "HfApi", Api)
+    text = hs.card(code, push_to_hub="org/pair", token="secret", create_pr=True)
+    token, upload = calls
+    assert token == "secret" and upload.pop("path_or_fileobj").decode() == text and upload.pop("commit_message")
+    assert upload == {
+        "path_in_repo": "README.md",
+        "repo_id": "org/pair",
+        "revision": None,
+        "parent_commit": "abc",
+        "create_pr": True,
+    }
+    assert text.startswith("---\nlicense: mit\n") and "# Theirs" in text
+    assert "hf_speculative.from_pretrained('org/pair')" in text
+    monkeypatch.setattr(Api, "files", ())
+    text = hs.card(code, push_to_hub="org/pair")
+    assert "# Theirs" not in text and "hf_speculative.attach(" in text
+
+
+def repeated(results, num_rounds, seconds):
+    """Eight prompts in which each draft needs so many passes for 8 tokens, and so many seconds where plain needs 8."""
+    code = hs.Evaluation.load(results / "code.jsonl")
+    for name, calls in code.calls.items():
+        plain = name.startswith("plain")
+        call = dataclasses.replace(calls[0], rows=[dataclasses.replace(calls[0].rows[0], new_ids=[3] * 8)])
+        call.seconds = 8.0 if plain else seconds
+        if not plain:
+            call.statistics = hs.Statistics(num_rounds=num_rounds, num_spec_steps=num_rounds, num_draft_tokens=8)
+        calls |= {batch: dataclasses.replace(call, batch=batch) for batch in range(8)}
+    return code
+
+
+def test_noise_is_neither_served_nor_carded(results):
+    """8 plain steps by a busy machine, 8 passes by a quiet one."""
+    noise = repeated(results, num_rounds=8, seconds=3.0)
+    with pytest.raises(ValueError, match=r"every figure is noise.*2\.67 times .* allow 1\.00: evaluate again"):
+        export_vllm(noise)
+    text = hs.card(noise)
+    assert "2.67x" not in text and {row[6] for row in table(text, "### Speed")[1:]} == {"noise"}
+    assert "decode plainly, no draft is faster here" in text
+    metrics = [result.metric_type for result in ModelCard(text).data.eval_results]
+    assert "speedup" not in metrics and "mean_acceptance_length" in metrics
+    quiet = repeated(results, num_rounds=2, seconds=3.0)
+    assert not any("too close" in note for note in export_vllm(quiet).notes)
+    text = hs.card(quiet)
+    assert {row[6] for row in table(text, "### Speed")[1:]} == {"2.67x (2.67\u20132.67)"}
+    assert "speedup" in [result.metric_type for result in ModelCard(text).data.eval_results]
+
+
+def test_what_is_too_close_to_plain_decoding_is_called_that(code):
+    assert any("too close to plain decoding, or from too few prompts" in note for note in export_vllm(code).notes)

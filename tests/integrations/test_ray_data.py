@@ -1,0 +1,181 @@
+"""`SpeculativePredictor` as a plain callable, and once as an actor of a real Ray job in which an actor dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.integrations import ray_data as batch_inference
+from hf_speculative.integrations.ray_data import COLUMNS, SpeculativePredictor
+from tests.support import tiny, tongues
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = ["import os\n", "def main():\n", "class A:\n", "x = [1, 2,", "return ", "for i in", "import sys\n", "print("]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return hs.embedded_pair()
+
+
+def column(values) -> np.ndarray:
+    cells = np.empty(len(values), object)
+    cells[:] = values
+    return cells
+
+
+def plainly(pair, prompt: str, **settings) -> str:
+    ids = pair[2](prompt, return_tensors="pt")
+    output = pair[0].generate(**ids, do_sample=False, **settings)
+    return pair[2].decode(output[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_the_embedded_target_without_its_draft(pair):
+    answers = SpeculativePredictor(max_new_tokens=10, method="auto", num_draft_tokens=3)(
+        {"prompt": column(PROMPTS[:2])}
+    )
+    assert list(answers["generated_text"]) == [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS[:2]]
+    assert answers["num_draft_tokens"].sum() > 0
+
+
+def test_answers_are_plain_generates(pair):
+    predictor = SpeculativePredictor(max_new_tokens=10, batch_size=2, num_draft_tokens=3)  # the embedded pair
+    ids = np.arange(4)
+    answers = predictor({"prompt": np.array(PROMPTS[:4]), "id": ids})
+    assert list(answers) == ["prompt", "id", *COLUMNS] and answers["id"] is ids
+    assert list(answers["generated_text"]) == [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS[:4]]
+    assert answers["num_new_tokens"].tolist() == [10] * 4 and set(answers["error"]) == {""}
+    drafted, accepted = answers["num_draft_tokens"], answers["num_accepted_draft_tokens"]
+    assert 0 < accepted.sum() < drafted.sum() and (answers["draft_acceptance_rate"] == accepted / drafted).all()
+    assert all(answers[name].dtype == dtype for name, dtype in COLUMNS.items())
+    nothing = predictor({"prompt": column([])})
+    assert all(nothing[name].shape == (0,) and nothing[name].dtype == dtype for name, dtype in COLUMNS.items())
+
+
+def test_a_bad_row_has_an_error_and_the_others_their_answers(pair):
+    target, draft, tokenizer = pair
+    predictor = SpeculativePredictor(target, draft, tokenizer=tokenizer, prompt_column="text", max_new_tokens=8)
+    rows = ["import os\n", "", None, float("nan"), [5, 6], np.array([7, 8]), "def main():\n"]
+    answers = predictor({"text": column(rows)})
+    assert [bool(error) for error in answers["error"]] == [False, True, True, True, False, False, False]
+    assert "ValueError: prompt 1 is empty" in answers["error"][1] and "NoneType" in answers["error"][2]
+    assert answers["num_new_tokens"].tolist() == [8, 0, 0, 0, 8, 8, 8] and answers["generated_text"][1] == ""
+    assert np.isnan(answers["draft_acceptance_rate"][1])
+    for row in (0, 6):
+        assert answers["generated_text"][row] == plainly(pair, rows[row], max_new_tokens=8)
+    with pytest.raises(KeyError, match="`prompt_column='text'` is not among the columns prompt"):
+        predictor({"prompt": column(["x"])})
+
+
+def test_a_row_that_fails_while_it_is_decoded_fails_alone(pair, monkeypatch):
+    target, draft, tokenizer = pair
+    predictor = SpeculativePredictor(target, draft, tokenizer=tokenizer, max_new_tokens=6)
+    real, (bad,) = batch_inference.generate_batches, tokenizer(["class"])["input_ids"]
+
+    def fails(model, prompts, **settings):
+        if bad in prompts:
+            raise torch.OutOfMemoryError("no memory")
+        return real(model, prompts, **settings)
+
+    monkeypatch.setattr(batch_inference, "generate_batches", fails)
+    answers = predictor({"prompt": column(["import os\n", "class", "def main():\n"])})
+    assert list(answers["error"]) == ["", "OutOfMemoryError: no memory", ""]
+    assert answers["generated_text"][2] == plainly(pair, "def main():\n", max_new_tokens=6)
+    monkeypatch.setattr(batch_inference, "ROW_ERRORS", (ValueError,))  # a device that fails is no row's fault
+    with pytest.raises(torch.OutOfMemoryError):
+        predictor({"prompt": column(["class"])})
+
+
+def test_a_batch_answered_again_gets_the_same_answers(pair):
+    target, draft, tokenizer = pair
+    settings = {"tokenizer": tokenizer, "max_new_tokens": 12, "batch_size": 2, "do_sample": True, "top_k": 0}
+    first, again = SpeculativePredictor(target, draft, **settings), SpeculativePredictor(target, draft, **settings)
+    batch = {"prompt": column(PROMPTS[:3]), "id": np.arange(3)}
+    before = torch.get_rng_state()
+    answers = first(batch)["generated_text"].tolist()
+    again({"prompt": column(["print("])})
+    assert again(batch)["generated_text"].tolist() == answers == first(batch)["generated_text"].tolist()
+    assert torch.equal(before, torch.get_rng_state())  # the caller's own
+    assert first({**batch, "id": np.arange(3, 6)})["generated_text"].tolist() != answers
+    other_seed = SpeculativePredictor(target, draft, seed=1, **settings)
+    assert other_seed(batch)["generated_text"].tolist() != answers
+    # whatever the draft length, which may follow the clock
+    fixed = SpeculativePredictor(target, draft, num_draft_tokens=2, **settings)
+    assert fixed(batch)["generated_text"].tolist() == answers
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({}, "give `max_new_tokens`"),
+        ({"max_new_tokens": 4, "max_new_token": 4}, "max_new_token"),
+        ({"max_new_tokens": 4, "num_draft_tokens": 0}, "`num_draft_tokens=0` drafts nothing"),
+        ({"max_new_tokens": 4, "do_sample": True, "temperature": -1.0}, "temperature"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 4, "device": "cpu"}, "`dtype` and `device` are for"),
+        ({"max_new_tokens": 4, "batch_size": 0}, "batch_size"),
+    ],
+)
+def test_wrong_settings_are_met_when_the_object_is_made(pair, settings, words):
+    with pytest.raises(ValueError, match=words):
+        SpeculativePredictor(pair[0], pair[1], tokenizer=pair[2], **settings)
+
+
+def test_models_by_name(pair, tmp_path):
+    target = tiny.llama(vocab_size=len(pair[2]))
+    for name, model in (("target", target), ("draft", tiny.noisy_copy(target))):
+        model.save_pretrained(tmp_path / name)
+        pair[2].save_pretrained(tmp_path / name)
+    names = {"model": str(tmp_path / "target"), "draft_model": str(tmp_path / "draft")}
+    predictor = SpeculativePredictor(**names, max_new_tokens=8, dtype="bfloat16")
+    assert predictor.model.dtype == predictor.settings["draft_model"].dtype == torch.bfloat16
+    assert predictor({"prompt": column(["import os\n"])})["num_draft_tokens"].sum() > 0
+    with pytest.raises(ValueError, match="go with a `model`"):
+        SpeculativePredictor(draft_model=names["draft_model"], max_new_tokens=8)
+
+
+def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
+    rows = [{"id": n, "prompt": prompt, "note": ""} for n, prompt in enumerate([*PROMPTS, ""])]
+    rows[4]["note"] = "die here"
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    # By its own choice Ray's workers give way to every other process, the rest of the test suite for example.
+    of_ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "ray_job.py"), str(tmp_path)],
+        env=os.environ | of_ray | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists()  # it did die
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    by_id = {answer["id"]: answer for answer in answers}
+    assert sorted(answer["id"] for answer in answers) == [row["id"] for row in rows]
+    texts = [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS]
+    assert [by_id[n]["generated_text"] for n in range(len(PROMPTS))] == texts
+    assert "is empty" in by_id[len(PROMPTS)]["error"] and by_id[len(PROMPTS)]["draft_acceptance_rate"] is None
+    counted = {
+        name: sum(answer[name] for answer in answers) for name in ("num_draft_tokens", "num_accepted_draft_tokens")
+    }
+    assert 0 < counted["num_accepted_draft_tokens"] < counted["num_draft_tokens"]
+    totals = {"rows": len(rows), "errors": 1, "num_new_tokens": 10 * len(PROMPTS), **counted}
+    assert {f"{name}: {value}" for name, value in totals.items()} <= set(done.stdout.splitlines())
+
+
+def test_a_draft_given_by_name_brings_its_tokenizer(tmp_path):
+    """Ids of another vocabulary would be read as the target's own."""
+    target, draft, tokenizer = hs.embedded_pair()
+    other = tongues.renumbered(tokenizer)
+    tongues.moved(draft, tokenizer, other).save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    predictor = SpeculativePredictor(target, str(tmp_path), tokenizer=tokenizer, max_new_tokens=24, num_draft_tokens=3)
+    found = predictor({"prompt": np.array(["import os\n"], object)})
+    assert found["draft_acceptance_rate"][0] > 0.3

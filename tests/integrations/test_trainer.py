@@ -1,0 +1,413 @@
+"""Evaluation in transformers' Trainer with a draft: the same predictions, and statistics among the metrics."""
+
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig, Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
+
+import hf_speculative as hs
+from hf_speculative.integrations.trainer import (
+    SpeculativeEvalCallback,
+    SpeculativeSeq2SeqTrainer,
+    SpeculativeTrainerMixin,
+    measuring,
+)
+from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
+from hf_speculative.models import pool
+from tests.architectures.check import build
+from tests.support import tiny
+from tests.support.trainers import CONSTANT, NUM_ROWS, SpeculativeTrainer, arguments, checkpointed, rows, with_callback
+
+RATES = {"draft_acceptance_rate", "mean_acceptance_length", "tokens_per_second"}
+COUNTS = {"num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_target_forwards"}
+
+
+def pairs(num_rows=NUM_ROWS, seed=0):
+    """Prompts and answers for an encoder-decoder model."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 50, (num_rows, 9), generator=generator)
+    labels = torch.randint(3, 50, (num_rows, 6), generator=generator)
+    return [
+        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": y}
+        for row, y in zip(ids, labels, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def t5():
+    model = build("seq2seq", "t5")
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
+    return model
+
+
+def first_token(prediction):
+    """A metric, so that Seq2SeqTrainer generates at all."""
+    return {"first": float(prediction.predictions[:, 1].mean())}
+
+
+def test_predictions_of_an_encoder_decoder_model_are_those_of_seq2seq_trainer(t5, tmp_path):
+    """Under `generation_max_length`, and in `predict` under a keyword of the call."""
+    args, data = arguments(tmp_path, generation_max_length=18), pairs()
+    plain = Seq2SeqTrainer(copy.deepcopy(t5), args, eval_dataset=data, compute_metrics=first_token)
+    ours = SpeculativeSeq2SeqTrainer(
+        t5,
+        args,
+        eval_dataset=data,
+        compute_metrics=first_token,
+        draft_model=tiny.noisy_copy(t5, 0.05),
+        speculative_config=CONSTANT,
+    )
+    expected, found = plain.evaluate(), ours.evaluate()
+    assert found["eval_loss"] == expected["eval_loss"] and found["eval_first"] == expected["eval_first"]
+    assert {f"eval_{name}" for name in RATES | COUNTS} <= found.keys() and "eval_speedup" not in found
+    assert 0 < found["eval_draft_acceptance_rate"] < 1
+    assert found["eval_num_target_forwards"] < 3 * 17, "three batches, 17 tokens a row"
+    expected, found = (trainer.predict(data, max_new_tokens=24) for trainer in (plain, ours))
+    assert found.predictions.tolist() == expected.predictions.tolist()
+    assert found.predictions.shape == (NUM_ROWS, 25) and found.label_ids.tolist() == expected.label_ids.tolist()
+    assert found.metrics["test_num_accepted_draft_tokens"] > 0
+
+
+def test_predictions_of_a_decoder_only_model_are_completions(target, draft, tmp_path):
+    """Both trainers: what plain `generate` writes after each prompt alone, next to the row's own completion."""
+    data = rows()
+    for cls in (SpeculativeSeq2SeqTrainer, SpeculativeTrainer):
+        trainer = cls(target, arguments(tmp_path), draft_model=draft, generation_kwargs={"max_new_tokens": 10})
+        output = trainer.predict(data)
+        assert output.metrics["test_num_accepted_draft_tokens"] > 0 and "test_loss" in output.metrics
+        for row, prediction, labels in zip(data, output.predictions, output.label_ids, strict=True):
+            is_label = row["labels"] != -100
+            prompt = row["input_ids"][: is_label.int().argmax()][None]
+            expected = target.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :]
+            assert prediction.tolist() == expected.tolist()
+            assert labels[labels != -100].tolist() == row["labels"][is_label].tolist() and labels[0] != -100
+    assert target not in pool._kept and draft not in pool._kept, "training needs the memory"
+    without_labels = [{"input_ids": row["input_ids"][:4], "attention_mask": torch.ones(4)} for row in data]
+    found = trainer.predict(without_labels).predictions[0]
+    assert (
+        found.tolist()
+        == target.generate(data[0]["input_ids"][None, :4], max_new_tokens=10, do_sample=False)[0, 4:].tolist()
+    )
+
+
+def test_prompts_are_cut_out_of_rows_padded_on_either_side():
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 8, 0], [0, 0, 5, 6, 7], [5, 6, 7, 8, 9]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]),
+        "labels": torch.tensor([[-100, -100, 7, 8, -100], [-100, -100, -100, -100, 7], [-100] * 5]),
+        "token_type_ids": torch.tensor([[1, 2, 3, 4, 0], [0, 0, 1, 2, 3], [1, 2, 3, 4, 5]]),
+        "position_ids": torch.arange(5).expand(3, 5),
+        "pixel_values": torch.ones(3, 2),
+    }
+    prompts = prompts_of(inputs, pad_token_id=60)
+    assert prompts["input_ids"].tolist() == [[60, 60, 60, 5, 6], [60, 60, 60, 5, 6], [5, 6, 7, 8, 9]]
+    assert prompts["attention_mask"].tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [1] * 5]
+    assert prompts["token_type_ids"].tolist() == [[0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [1, 2, 3, 4, 5]]
+    assert prompts["pixel_values"] is inputs["pixel_values"] and prompts.keys().isdisjoint({"labels", "position_ids"})
+    assert completions_of(inputs["labels"]).tolist() == [[7, 8], [7, -100], [-100, -100]]
+    assert completions_of(torch.full((2, 3), -100)).tolist() == [[-100], [-100]]
+    with pytest.raises(ValueError, match=r"rows \[0, 1\].*have no prompt.*-100.*`generation_inputs`"):
+        prompts_of({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 3)}, 0)
+    with pytest.raises(ValueError, match=r"`labels` have shape \(2, 4\) and `input_ids` \(2, 3\)"):
+        prompts_of({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4)}, 0)
+
+
+class Watch(TrainerCallback):
+    """Sees what TensorBoard and the others see."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(dict(logs))
+
+
+def test_metrics_reach_the_logs_the_files_and_the_choice_of_the_best_model(target, draft, tmp_path):
+    """Trained for two steps; two data sets, each with names of its own."""
+    watch, data = Watch(), {"a": rows(4), "b": rows(9, seed=1)}
+    args = arguments(
+        tmp_path,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="best",
+        metric_for_best_model="eval_b_draft_acceptance_rate",
+    )
+    trainer = SpeculativeTrainer(
+        copy.deepcopy(target),
+        args,
+        train_dataset=rows(8),
+        eval_dataset=data,
+        callbacks=[watch],
+        draft_model=draft,
+        speculative_config=CONSTANT,
+        generation_kwargs={"max_new_tokens": 6},
+    )
+    checkpointed(trainer.model)
+    trainer.train()
+    found = trainer.evaluate(max_new_tokens=12)
+    for name, num_rows in (("a", 4), ("b", 9)):
+        logged = [logs for logs in watch.logs if f"eval_{name}_loss" in logs]
+        assert len(logged) == 3 and all(f"eval_{name}_{rate}" in logs for logs in logged for rate in RATES | COUNTS)
+        assert logged[-1].items() <= found.items()
+        accepted = [logs[f"eval_{name}_num_accepted_draft_tokens"] for logs in logged]
+        assert 0 < accepted[0] <= 5 * num_rows < accepted[2], "keywords of the call reach every data set"
+    assert trainer.state.best_metric == max(logs.get("eval_b_draft_acceptance_rate", 0) for logs in watch.logs[:-2])
+    trainer.save_metrics("eval", found)
+    assert "eval_b_mean_acceptance_length" in (tmp_path / "eval_results.json").read_text()
+
+
+def test_nothing_is_left_behind(t5, tmp_path):
+    """The model, its generation_config, the draft's mode, memory: all as before, after an error, too."""
+    model, draft = copy.deepcopy(t5), tiny.noisy_copy(t5).train()
+    trainer = SpeculativeSeq2SeqTrainer(
+        model,
+        arguments(tmp_path),
+        draft_model=draft,
+        generation_kwargs={"max_new_tokens": 6},
+        speculative_config=CONSTANT,
+    )
+    before = copy.deepcopy(vars(model.generation_config)), copy.deepcopy(vars(draft.generation_config))
+
+    def unchanged():
+        assert (vars(model.generation_config), vars(draft.generation_config)) == before
+        assert "generate" not in vars(model) and draft.training
+        assert model not in pool._kept and draft not in pool._kept
+
+    trainer.evaluate(pairs())
+    unchanged()
+    with pytest.raises(ValueError, match="num_beams"):
+        trainer.evaluate(pairs(), num_beams=2)
+    unchanged()
+    bad = [*pairs(8), {name: value[:1] for name, value in pairs(1)[0].items()} | {"labels": torch.tensor([10**6])}]
+    with pytest.raises(IndexError):  # in the loss, after generating
+        trainer.evaluate(bad)
+    unchanged()
+    hs.attach(model, tiny.noisy_copy(t5, seed=5))
+    attached = model.generate
+    trainer.evaluate(pairs(2))
+    assert model.generate is attached
+
+
+def test_without_a_draft_of_its_own(target, draft, tmp_path):
+    """What was attached is counted; a source named by keyword serves; a call may be plain; no draft, no metrics."""
+    model = copy.deepcopy(target)
+    trainer = SpeculativeTrainer(model, arguments(tmp_path), generation_kwargs={"max_new_tokens": 6})
+    plain = trainer.evaluate(rows(4))
+    assert not {f"eval_{name}" for name in RATES | COUNTS} & plain.keys()
+    assert trainer.evaluate(rows(4), prompt_lookup_num_tokens=3)["eval_num_target_forwards"] > 0
+    hs.attach(model, draft)
+    assert trainer.evaluate(rows(4))["eval_num_draft_tokens"] > 0
+    assert "eval_num_draft_tokens" not in trainer.evaluate(rows(4), draft_model=None)
+
+
+def test_what_did_not_happen_is_not_logged(target, unrelated, tmp_path):
+    """No draft at all: the counts say so, and no rate is not-a-number."""
+    trainer = SpeculativeTrainer(
+        target,
+        arguments(tmp_path),
+        draft_model=unrelated,
+        generation_kwargs={"max_new_tokens": 1},
+        speculative_config=CONSTANT,
+    )
+    found = trainer.evaluate(rows(4))
+    assert found["eval_num_draft_tokens"] == 0 and found["eval_tokens_per_second"] > 0
+    assert "eval_draft_acceptance_rate" not in found and "eval_mean_acceptance_length" not in found
+
+
+def test_speedup_is_measured_on_plain_repetitions_that_leave_no_trace(target, draft, tmp_path):
+    """Sampled, so that a random state that moved would show in the later batches; rows end early, at different tokens."""
+    sampled = {"max_new_tokens": 10, "do_sample": True, "eos_token_id": [3, 5, 8, 13], "pad_token_id": 0}
+    found, num_calls = {}, []
+    for num in (0, 2):
+        trainer = SpeculativeTrainer(
+            copy.deepcopy(target),
+            arguments(tmp_path),
+            draft_model=draft,
+            generation_kwargs=sampled,
+            speedup_batches=num,
+        )
+        torch.manual_seed(0)
+        with tiny.CountForwards(trainer.model) as forwards:
+            found[num] = trainer.predict(rows())
+        num_calls.append(len(forwards.lengths))
+    assert found[0].predictions.tolist() == found[2].predictions.tolist()
+    assert "test_speedup" not in found[0].metrics and found[2].metrics["test_speedup"] > 0
+    counts = COUNTS - {"num_target_forwards"}
+    assert all(found[0].metrics[f"test_{name}"] == found[2].metrics[f"test_{name}"] for name in counts)
+    assert 2 <= num_calls[1] - num_calls[0] <= 20, "two batches more, up to ten steps each"
+
+
+def test_tokens_of_plain_repetitions_are_counted(target, draft, monkeypatch):
+    """Sampled rows end elsewhere: what is compared is tokens per second, not seconds."""
+    model, outputs = copy.deepcopy(target), []
+    settings = {"do_sample": True, "eos_token_id": [3, 5, 8, 13], "pad_token_id": 0, "max_new_tokens": 30}
+
+    def timed(generate, args, kwargs):
+        outputs.append(generate(*args, **kwargs))
+        return outputs[-1], 7
+
+    with measuring.measure(model, draft, CONSTANT, num_plain=3) as meter:
+        monkeypatch.setattr(meter, "_timed", timed)
+        for seed in range(3):
+            model.generate(**tiny.prompts(4, seed=seed), **settings)
+        model.generate(**tiny.prompts(4), **settings, draft_model=None)
+        counts = meter.take()
+        model.generate(**tiny.prompts(4), **settings, reproducible=True)
+    assert outputs.pop().tolist() == outputs.pop().tolist(), "drawn from the same random state"
+    outputs.pop()
+    ends = torch.tensor(settings["eos_token_id"])
+    past = [torch.isin(output[:, 7:], ends).int().cumsum(1).cumsum(1) > 1 for output in outputs]
+    speculative, plain = (sum(int((~rows).sum()) for rows in past[i::2]) for i in (0, 1))
+    assert counts.num_paired_tokens == speculative and counts.num_plain_tokens == plain != speculative
+    assert counts.plain_nanoseconds == counts.paired_nanoseconds == counts.nanoseconds == 21
+
+
+def test_the_callback_serves_a_trainer_as_it_is(t5, tmp_path):
+    """Statistics in an entry of their own, in what is returned, and for each evaluation alone; the model is given back."""
+    model, watch, args, data = copy.deepcopy(t5), Watch(), arguments(tmp_path, generation_max_length=12), pairs(10)
+    trainer = Seq2SeqTrainer(model, args, compute_metrics=first_token, callbacks=[watch])
+    expected = trainer.predict(data).predictions
+    callback = SpeculativeEvalCallback(trainer, tiny.noisy_copy(t5, 0.05), CONSTANT, speedup_batches=1)
+    trainer.add_callback(callback)
+    first, second = trainer.evaluate(data), trainer.evaluate({"few": data[:3]})
+    output = trainer.predict(data)
+    assert output.predictions.tolist() == expected.tolist() and output.metrics["test_num_draft_tokens"] > 0
+    assert (
+        first["eval_num_draft_tokens"]
+        == output.metrics["test_num_draft_tokens"]
+        > second["eval_few_num_draft_tokens"]
+        > 0
+    )
+    assert {f"eval_{name}" for name in RATES | COUNTS | {"speedup"}} <= first.keys()
+    own = [logs for logs in watch.logs if "eval_speedup" in logs or "eval_few_speedup" in logs]
+    assert len(own) == 2 and own[0].items() <= first.items() and "eval_loss" not in own[0]
+    callback.on_step_end(None, None, None)
+    trainer.model.generate(data[0]["input_ids"][None])
+    callback.on_step_end(None, None, None)
+    assert trainer.predict(data).metrics["test_num_spec_steps"] == output.metrics["test_num_spec_steps"]
+    callback.detach()
+    assert "generate" not in vars(model) and "test_num_spec_steps" not in trainer.predict(data).metrics
+
+
+def test_the_callback_says_that_nothing_was_generated(target, draft, tmp_path, caplog):
+    trainer = Trainer(copy.deepcopy(target), arguments(tmp_path, TrainingArguments))
+    trainer.add_callback(SpeculativeEvalCallback(trainer, draft))
+    trainer.evaluate(rows(3))
+    assert "eval: the trainer generated nothing with the draft" in caplog.text
+
+
+def test_the_callback_follows_a_model_that_is_made_anew(target, draft, tmp_path):
+    trainer = Trainer(
+        args=arguments(tmp_path, max_steps=1), train_dataset=rows(2), model_init=lambda: copy.deepcopy(target)
+    )
+    first, callback = trainer.model, SpeculativeEvalCallback(trainer, draft)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.model is not first and "generate" in vars(trainer.model) and "generate" not in vars(first)
+
+
+def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"`draft_model`, `speedup_batches` has no effect.*`predict_with_generate=True`"
+    ):
+        SpeculativeTrainer(
+            target, arguments(tmp_path, predict_with_generate=False), draft_model=draft, speedup_batches=1
+        )
+    with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`prediction_loss_only=False`"):
+        SpeculativeTrainer(target, arguments(tmp_path, prediction_loss_only=True), draft_model=draft)
+    with pytest.raises(TypeError, match="`draft_model` is a Linear"):
+        SpeculativeTrainer(target, arguments(tmp_path), draft_model=torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"`speedup_batches=1.5`"):
+        SpeculativeTrainer(target, arguments(tmp_path), draft_model=draft, speedup_batches=1.5)
+    SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False)).evaluate(rows(2))
+    without_field = SpeculativeTrainer(target, arguments(tmp_path, TrainingArguments), draft_model=draft)
+    assert without_field.evaluate(rows(2), max_new_tokens=5)["eval_num_target_forwards"] > 0
+
+
+def test_settings_of_the_arguments(target, draft, tmp_path):
+    """Plain Trainer does not know `generation_max_length` and `generation_config`."""
+    before = copy.deepcopy(vars(target.generation_config))
+    for given, length in (
+        ({"generation_max_length": 15}, 15 - 6),  # prompts of up to six tokens
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, 5),
+    ):
+        found = SpeculativeTrainer(target, arguments(tmp_path, **given), draft_model=draft).predict(rows(4))
+        assert found.predictions.shape == (4, length)
+    assert vars(target.generation_config) == before
+    beams = arguments(tmp_path, generation_num_beams=2, generation_max_length=15)
+    with pytest.raises(ValueError, match="`num_beams=2`"):
+        SpeculativeTrainer(target, beams, draft_model=draft).predict(rows(4))
+
+
+def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
+    trainer = SpeculativeTrainer(t5, arguments(tmp_path), draft_model=tiny.noisy_copy(t5), speculative_config=CONSTANT)
+    data = pairs(5)
+    found = trainer.predict(data, max_new_tokens=12)
+    expected = t5.generate(torch.stack([row["input_ids"] for row in data]), max_new_tokens=12)
+    assert found.predictions.tolist() == expected.tolist() and found.metrics["test_num_draft_tokens"] > 0
+    assert found.label_ids.tolist() == [row["labels"].tolist() for row in data]
+    given = dict.fromkeys(("input_ids", "labels", "decoder_input_ids", "decoder_attention_mask"))
+    assert trainer.generation_inputs(given).keys() == {"input_ids"}
+
+
+def test_names_that_are_imported_when_asked_for():
+    assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
+    assert vars(hs).pop("integrations") is hs.integrations, "without `import hf_speculative.integrations`, too"
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[accelerate\]'"):
+        importlib.reload(hs.integrations.trainer)
+
+
+def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
+    """As the question answering trainer of transformers' examples does."""
+
+    class Own(Seq2SeqTrainer):
+        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", examples=None, **gen_kwargs):
+            self._gen_kwargs, self.examples = gen_kwargs, examples
+            return self.evaluation_loop(self.get_eval_dataloader(eval_dataset), "Evaluation").metrics
+
+    class Ours(hs.SpeculativeTrainerMixin, Own): ...
+
+    trainer = Ours(target, arguments(tmp_path), draft_model=draft, speculative_config=CONSTANT)
+    metrics = trainer.evaluate(rows(4), examples=["a"], max_new_tokens=5)
+    assert trainer.examples == ["a"] and metrics["eval_num_accepted_draft_tokens"] > 0
+
+
+def test_counts_are_summed_over_processes(target, draft, tmp_path):
+    """Two processes of batch 2 count what one of batch 8 does; 11 rows are made even by the first, which counts again."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.evaluate_distributed", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    alone = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": draft, "speculative_config": CONSTANT}
+    trainer = SpeculativeTrainer(target, arguments(tmp_path), **alone)
+    expected = {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11) + rows(1))}
+    expected["callback"] = with_callback(target, tmp_path).predict(rows(12), metric_key_prefix="eval").metrics
+    for kind, metrics in expected.items():
+        for rank in found:
+            for name in COUNTS - {"num_target_forwards"} | {"draft_acceptance_rate", "mean_acceptance_length"}:
+                assert rank[kind][f"eval_{name}"] == metrics[f"eval_{name}"], (kind, name)
+    assert found[0]["even"]["eval_speedup"] == found[1]["even"]["eval_speedup"] > 0
+
+
+@pytest.mark.parametrize("kwargs", [{"num_draft_tokens": 4}, {"max_matching_ngram_size": 2}])
+def test_keywords_that_speculation_refuses_are_met_when_the_trainer_is_made(target, tmp_path, kwargs):
+    with pytest.raises(ValueError, match=f"`{next(iter(kwargs))}"):
+        SpeculativeTrainer(target, arguments(tmp_path), generation_kwargs=kwargs)

@@ -1,0 +1,204 @@
+"""Caches that a call is given and gives back, and the turns that go on from them."""
+
+import functools
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import DynamicCache, set_seed
+
+import hf_speculative as hs
+from hf_speculative.models.rollback import copy_of
+from tests.architectures.check import build, prompts
+from tests.support import tiny
+from tests.support.plain import ours, plain, same
+
+# Mllama's own, in older transformers
+pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
+GREEDY = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+
+
+def test_a_filled_cache_from_an_earlier_turn(target, draft):
+    """transformers 5.23 feeds all prompt tokens again on top of the cached ones."""
+    first = tiny.prompts(1)
+    turn = hs.generate(
+        target, **first, draft_model=draft, do_sample=False, max_new_tokens=9, return_dict_in_generate=True
+    )
+    new = torch.tensor([[3, 4, 5]])
+    inputs = {"input_ids": torch.cat([turn.sequences, new], 1)}
+    expected = plain(target, inputs)
+    with tiny.CountForwards(target) as forwards:
+        found = ours(target, inputs, draft_model=draft, past_key_values=turn.past_key_values)
+    assert found.tolist() == expected.tolist()
+    assert forwards.lengths[0] == (1, 4)  # the last new token of turn one, and the three since
+    assert turn.past_key_values.get_seq_length() == found.shape[1] - 1
+    # Plain decoding can go on from it, too.
+    longer = {"input_ids": torch.cat([found, new], 1)}
+    again = target.generate(**longer, past_key_values=turn.past_key_values, do_sample=False, max_new_tokens=5)
+    assert again.tolist() == target.generate(**longer, do_sample=False, max_new_tokens=5).tolist()
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text"])
+def test_a_filled_cache_with_sliding_windows(model_type):
+    model = tiny.build(model_type)
+    draft = tiny.noisy_copy(model)
+    turn = model.generate(**tiny.prompts(1, width=20), do_sample=False, max_new_tokens=9, return_dict_in_generate=True)
+    inputs = {"input_ids": torch.cat([turn.sequences, torch.tensor([[3, 4, 5]])], 1)}
+    found = ours(model, inputs, draft_model=draft, past_key_values=turn.past_key_values)
+    assert found.tolist() == plain(model, inputs).tolist()
+
+
+def test_a_cache_shorter_than_the_padding(target, draft):
+    cache = target(torch.tensor([[0], [5]]), use_cache=True).past_key_values
+    inputs = {
+        "input_ids": torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    assert ours(target, inputs, draft_model=draft, past_key_values=cache).tolist() == plain(target, inputs).tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_second_turn_feeds_only_what_is_new(batch_size):
+    for name in ("llama", "gemma3_text", "gemma3n_text", "gemma4_text", "bloom", "qwen3_next"):
+        model = build("causal", name)
+        draft, cache = tiny.noisy_copy(model), DynamicCache(config=model.config)
+        first = prompts("causal", model, batch_size)
+        turn = hs.generate(
+            model, **first, **GREEDY, past_key_values=cache, return_dict_in_generate=True, draft_model=draft
+        )
+        assert turn.past_key_values is cache and cache.get_seq_length() == turn.sequences.shape[1] - 1
+        more = torch.randint(1, 60, (batch_size, 4))
+        mask = torch.cat([first["attention_mask"], torch.ones(batch_size, GREEDY["max_new_tokens"] + 4).long()], 1)
+        second = {"input_ids": torch.cat([turn.sequences, more], 1), "attention_mask": mask}
+        expected = model.generate(**second, **GREEDY)
+        with tiny.CountForwards(model) as forwards:
+            found = hs.generate(model, **second, **GREEDY, past_key_values=cache, draft_model=draft)
+        assert found.tolist() == expected.tolist()
+        assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_turn_after_an_image_that_lies_in_the_texts_cache(batch_size):
+    """Mllama's second turn is text alone, and its cache holds the image."""
+    model = build("image-text", "mllama", spreads=2)
+    first, settings = prompts("image-text", model, batch_size), GREEDY | {"return_dict_in_generate": True}
+    for source in ({"draft_model": tiny.noisy_copy(model)}, {"prompt_lookup_num_tokens": 3}):
+        texts = []
+        for generate in (model.generate, functools.partial(hs.generate, model, **source)):
+            turn = generate(**first, **settings)
+            ids = torch.cat([turn.sequences, torch.full((batch_size, 3), 5)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            turn = generate(
+                input_ids=ids, attention_mask=mask, past_key_values=turn.past_key_values, output_logits=True, **settings
+            )
+            texts.append(turn)
+        assert texts[1].sequences.tolist() == texts[0].sequences.tolist()
+        assert texts[1].statistics.num_draft_tokens > 0
+        torch.testing.assert_close(texts[1].logits, texts[0].logits, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("drafts_for_itself", [False, True])
+def test_turns_after_an_image(model_type, drafts_for_itself):
+    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
+    model = build("image-text", model_type)
+    sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
+    first, texts = prompts("image-text", model, 2), []
+    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw")}
+    for turns in ([0, 0, 0, 0], [1, 1, 0, 1]):  # plain ones in between see nothing of what went before
+        given, cache = first, DynamicCache(config=model.config)
+        for turn, source in enumerate(turns):
+            text = hs.generate(model, **given, **GREEDY, past_key_values=cache, **sources[source])
+            ids = torch.cat([text, torch.full((2, 3), 5 + turn)], 1)
+            mask = functional.pad(
+                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
+            )
+            given = {"input_ids": ids, "attention_mask": mask} | (of_image if turn == 0 else {})
+        texts.append(text.tolist())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma4_text", "bloom", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
+    """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
+    model = build("causal", name)
+    first = prompts("causal", model, batch_size)
+    plain = model.generate(**first, **GREEDY)
+    new = plain[:, first["input_ids"].shape[1] :].tolist()
+    eos = [[t for i, t in enumerate(row) if t not in row[:i]][-1] for row in new]  # each row's last new kind of token
+    stops = GREEDY | {"eos_token_id": eos, "return_dict_in_generate": True}
+    expected = model.generate(**first, **stops, past_key_values=DynamicCache(config=model.config))
+    cache = DynamicCache(config=model.config)
+    found = hs.generate(model, **first, **stops, past_key_values=cache, draft_model=model)
+    assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
+    assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
+    for own, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
+        if getattr(theirs, "keys", None) is not None:
+            assert own.keys.shape == theirs.keys.shape
+    done = found.sequences.shape[1] - first["input_ids"].shape[1]
+    more = torch.randint(1, 60, (batch_size, 4))
+    kept = torch.cat([first["attention_mask"], torch.ones(batch_size, done + 4).long()], 1)
+    second = {"input_ids": torch.cat([found.sequences, more], 1), "attention_mask": kept}
+    again = model.generate(**second, **GREEDY, past_key_values=expected.past_key_values).tolist()
+    assert model.generate(**second, **GREEDY, past_key_values=cache).tolist() == again
+
+
+@pytest.mark.parametrize("shows_pads", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom"])
+def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
+    """Rows that ended early hold pad tokens, which the longer mask shows or hides; each row goes on as after plain decoding."""
+    model = build("causal", name)
+    draft, first = tiny.noisy_copy(model), prompts("causal", model, 4)
+    width, with_cache = first["input_ids"].shape[1], GREEDY | {"return_dict_in_generate": True}
+    new = model.generate(**first, **GREEDY)[:, width:].tolist()
+    ends = {"eos_token_id": [new[0][3], new[2][8]]}
+    plain = model.generate(**first, **with_cache, **ends)
+    sources = [{"draft_model": draft}, {"draft_model": model, "num_draft_tokens": 4}, {"prompt_lookup_num_tokens": 3}]
+    if name in ("llama", "gpt2"):
+        sources.append({"assistant_early_exit": 1})
+    turns = [hs.generate(model, **first, **with_cache, **ends, **source) for source in sources]
+    pads = plain.sequences[:, width:] == 0
+    assert pads.any() and not pads.all(1).any()
+    shown = torch.ones_like(pads) if shows_pads else ~pads
+    mask = torch.cat([first["attention_mask"], shown.long(), torch.ones(4, 3).long()], 1)
+    second = {"input_ids": torch.cat([plain.sequences, torch.randint(1, 60, (4, 3))], 1), "attention_mask": mask}
+    expected = model.generate(**second, **with_cache, past_key_values=copy_of(plain.past_key_values))
+    for turn in turns:
+        assert turn.sequences.tolist() == plain.sequences.tolist()
+        for own, theirs in zip(turn.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            seen = torch.cat([first["attention_mask"], torch.ones_like(pads).long()], 1)[:, :-1]
+            seen = seen[:, None, -theirs.keys.shape[2] :, None]
+            same((own.keys * seen, own.values * seen), (theirs.keys * seen, theirs.values * seen))
+            assert own.get_seq_length() == theirs.get_seq_length()
+        kept = copy_of(turn.past_key_values)
+        assert model.generate(**second, **GREEDY, past_key_values=kept).tolist() == expected.sequences.tolist()
+        with tiny.CountForwards(model) as forwards:
+            found = hs.generate(model, **second, **with_cache, past_key_values=turn.past_key_values, draft_model=draft)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert (4, 4) in forwards.lengths, "the last token of the turn before, and the new ones"
+    third = {"input_ids": torch.cat([expected.sequences, torch.randint(1, 60, (4, 2))], 1)}
+    third["attention_mask"] = torch.cat([mask, torch.ones(4, GREEDY["max_new_tokens"] + 2).long()], 1)
+    again = model.generate(**third, **GREEDY, past_key_values=expected.past_key_values).tolist()
+    assert (
+        hs.generate(model, **third, **GREEDY, past_key_values=found.past_key_values, draft_model=draft).tolist()
+        == again
+    )
+
+
+def test_copies_of_a_prompt_that_end_at_once_are_in_the_cache(target, draft):
+    """Their prompts were read once for all of them, and some leave before the draft has read a token of its own."""
+    settings = GREEDY | {"do_sample": True, "num_return_sequences": 3, "eos_token_id": [*range(1, 12)]}
+    for seed in range(6):
+        call = tiny.prompts(2, seed=seed) | settings | {"return_dict_in_generate": True}
+        set_seed(seed)
+        plain = target.generate(**call)
+        set_seed(seed)
+        found = hs.generate(target, **call, draft_model=draft, reproducible=True)
+        assert found.sequences.tolist() == plain.sequences.tolist()
+        new = torch.ones(6, plain.sequences.shape[1] - 8)
+        seen = torch.cat([call["attention_mask"].repeat_interleave(3, 0), new], 1)[:, None, :, None]
+        for own, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+            same((own.keys * seen, own.values * seen), (theirs.keys * seen, theirs.values * seen))

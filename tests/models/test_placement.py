@@ -1,0 +1,93 @@
+"""Where weights lie and in what form: offloaded, quantised, of another dtype, on another device."""
+
+import copy
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload
+
+import hf_speculative as hs
+from tests.architectures.check import build, prompts
+from tests.support import tiny
+
+NEW = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture
+def torchao(monkeypatch):
+    """From a folder of its own, unless it is installed: wherever transformers finds it, it says much on stderr."""
+    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "torchao"))
+    return importlib.import_module("torchao.quantization")
+
+
+def quantised(model, torchao):
+    model = copy.deepcopy(model)
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    assert type(model.get_output_embeddings().weight) is not torch.nn.Parameter
+    return model
+
+
+@pytest.fixture(params=["llama", "bloom", "qwen3_next", "t5"])
+def kind(request):
+    mapping = "seq2seq" if request.param == "t5" else "causal"
+    model = build(mapping, request.param)
+    return model, prompts(mapping, model, 3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantised_weights(kind, torchao):
+    """Each with its own plain decoding: int8 weights on either side."""
+    model, inputs = kind
+    small, draft = quantised(model, torchao), tiny.noisy_copy(model, 0.05)
+    assert hs.generate(small, **inputs, **NEW, draft_model=draft).tolist() == small.generate(**inputs, **NEW).tolist()
+    with hs.record() as stats:
+        found = hs.generate(model, **inputs, **NEW, draft_model=small)
+    assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
+
+
+def test_a_draft_of_another_dtype(kind):
+    model, inputs = kind
+    draft = copy.deepcopy(model).to(torch.bfloat16)
+    with hs.record() as stats:
+        found = hs.generate(model, **inputs, **NEW, draft_model=draft)
+    assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_target_in_half_precision(kind, dtype):
+    model, inputs = kind
+    model = copy.deepcopy(model).to(dtype)
+    with hs.record() as stats:
+        found = hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model, 0.15), num_draft_tokens=4)
+    length = {"max_new_tokens": NEW["max_new_tokens"], "pad_token_id": 0}
+    assert tiny.num_equal_tokens(model, inputs, found, **length) > 20, "rows are compared for a while"
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_weights(kind, where, tmp_path):
+    """accelerate keeps them elsewhere and brings them layer by layer."""
+    model, inputs = kind
+    expected = model.generate(**inputs, **NEW).tolist()
+    draft, away = tiny.noisy_copy(model, 0.05), copy.deepcopy(model)
+    if where == "cpu":
+        cpu_offload(away, execution_device=torch.device("cpu"))
+    else:
+        disk_offload(away, str(tmp_path), execution_device=torch.device("cpu"))
+    assert away.device.type == "meta"
+    assert hs.generate(away, **inputs, **NEW, draft_model=draft).tolist() == expected
+    assert hs.generate(model, **inputs, **NEW, draft_model=away).tolist() == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("target_device", ["cpu", "cuda"])
+def test_two_devices(kind, target_device):
+    model, inputs = kind
+    draft = tiny.noisy_copy(model, 0.05).to("cuda" if target_device == "cpu" else "cpu")
+    model = copy.deepcopy(model).to(target_device)
+    inputs = {name: value.to(target_device) for name, value in inputs.items()}
+    expected = model.generate(**inputs, **NEW).tolist()
+    assert hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == expected

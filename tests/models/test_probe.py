@@ -1,0 +1,77 @@
+"""Types that no test covers are tried once, on the prompt of the call."""
+
+import inspect
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import hf_speculative as hs
+from hf_speculative.models import choose, probe
+from hf_speculative.models.probe import TESTED_TYPES, fits_ragged, fits_trees
+from tests.architectures.check import build
+from tests.support import tiny
+
+UNKNOWN_BUT_FITTING = {
+    "helium": tiny.GATED | {"head_dim": 8},
+    "smollm3": tiny.GATED,
+    "nemotron": tiny.GATED,
+}
+
+
+@pytest.mark.parametrize("model_type", UNKNOWN_BUT_FITTING)
+def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
+    assert model_type not in TESTED_TYPES and fits_ragged(model)
+    monkeypatch.setattr(probe, "_deviation_of_ragged", lambda *args: pytest.fail("asked twice"))
+    assert fits_ragged(model)
+    inputs = tiny.prompts(2)
+    found = hs.generate(model, **inputs, draft_model=model, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert found.tolist() == model.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+
+
+def test_the_probe_sees_wrong_logits(monkeypatch):
+    """Its own negative control: with wrong positions for several tokens on top of a cache, a model that fits does not pass."""
+    model = tiny.llama()
+    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    original = model.forward
+
+    def shifted(*args, position_ids, past_key_values, **kwargs):
+        is_verifying = position_ids.shape[1] > 1 and past_key_values.get_seq_length() > 0
+        return original(
+            *args, position_ids=position_ids // (1 + is_verifying), past_key_values=past_key_values, **kwargs
+        )
+
+    shifted.__signature__ = inspect.signature(original)
+    assert fits_ragged(tiny.llama())
+    monkeypatch.setattr(model, "forward", shifted)
+    assert not fits_ragged(model)
+    assert choose(model).name == "universal" and "different logits" in choose(model).reason
+
+
+def test_the_probe_sees_branches_that_mix(monkeypatch):
+    """Trees are tried apart, and only once: with positions counted along the columns, each branch would be further on."""
+    model = tiny.llama()
+    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    original = model.forward
+
+    def counted(*args, position_ids, **kwargs):
+        return original(*args, position_ids=position_ids[:, :1] + torch.arange(position_ids.shape[1]), **kwargs)
+
+    counted.__signature__ = inspect.signature(original)
+    assert fits_trees(tiny.llama())
+    monkeypatch.setattr(model, "forward", counted)
+    assert not fits_trees(model)
+    monkeypatch.setattr(probe, "_deviation_of_trees", lambda *args: pytest.fail("asked twice"))
+    assert not fits_trees(model)
+
+
+def test_the_probe_compares_with_what_plain_generate_feeds():
+    """Kosmos-2.5 takes positions, but its `prepare_inputs_for_generation` leaves them to the model, which shifts them."""
+    model = build("image-text", "kosmos-2.5")
+    assert "position_ids" in inspect.signature(model.forward).parameters and choose(model).name == "universal"
+    for inputs in (tiny.prompts(1), tiny.prompts(3)):
+        settings = inputs | {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
+        assert found.tolist() == model.generate(**settings).tolist()

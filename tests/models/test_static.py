@@ -1,0 +1,345 @@
+"""Passes of static shape: compiled, and captured once and replayed by an emulation of CUDA graphs."""
+
+import copy
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.models import RaggedModel, StaticModel, pool, static, why_eager
+from tests.architectures.check import build
+from tests.support import distributions, tiny
+
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+
+
+class Recorded:
+    """A capture for the CPU that behaves as CUDA graphs do: the operations seen once are run again on the same memory.
+
+    Nothing of the function's Python runs again, and an input that is no input of the function, or an address that moved, shows
+    as a wrong result.
+    """
+
+    def __init__(self):
+        self.num_captures = self.num_replays = 0
+
+    def __call__(self, function, inputs):
+        self.num_captures += 1
+        buffers = tuple(tensor.clone() for tensor in inputs)
+        calls = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                result = operation(*args, **(kwargs or {}))
+                calls.append((operation, args, kwargs or {}, result))
+                return result
+
+        with Recorder():
+            output = function(*buffers)
+
+        def replay(*tensors):
+            self.num_replays += 1
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            for operation, args, kwargs, kept in calls:
+                for old, new in zip(tree_leaves(kept), tree_leaves(operation(*args, **kwargs)), strict=True):
+                    is_other_memory = isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr()
+                    if is_other_memory:
+                        old.copy_(new)
+            return output
+
+        return replay
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Every ragged model of a call is captured."""
+    capture = Recorded()
+    pool._kept.clear()
+    make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
+    monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.call.sources.draft_model.ragged_model", make)
+    return capture
+
+
+def unequal(model, draft, num_rows=3, compile=False, **kwargs):
+    """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
+    inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
+    ours = hs.generate(model, **inputs, draft_model=draft, num_draft_tokens=3, compile=compile)
+    return ours, model.generate(**inputs)
+
+
+def test_replays_give_what_plain_decoding_gives(target, draft, recorded):
+    for num_rows in (1, 3, 2, 1):
+        found, expected = unequal(target, draft, num_rows)
+        assert found.tolist() == expected.tolist()
+    assert recorded.num_replays > 5 * recorded.num_captures
+
+
+def test_nothing_is_captured_twice(target, draft, recorded):
+    unequal(target, draft)
+    num_captures = recorded.num_captures
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist() and recorded.num_captures == num_captures
+
+
+def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
+    monkeypatch.setattr(static, "MIN_SLOTS", 16)
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
+    plain = target.generate(**tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40)
+    ends = sorted({int(row[length]) for row, length in zip(plain, (20, 33, 45), strict=True)})
+    found, expected = unequal(target, draft, eos_token_id=ends)
+    assert found.tolist() == expected.tolist()
+    assert len({(expected[row] == 0).sum().item() for row in range(3)}) > 1  # rows really end apart
+
+
+def test_rows_that_take_the_place_of_others(target, draft, recorded):
+    rows = [tiny.unpadded(tiny.prompts(7, width=12), row)["input_ids"][0] for row in range(7)]
+    options = {"draft_model": draft, "num_draft_tokens": 3, "max_new_tokens": 20} | GREEDY
+    completions = list(hs.generate_batches(target, rows, batch_size=2, eos_token_id=[5, 9, 17], **options))
+    for row, completion in zip(rows, completions, strict=True):
+        plain = target.generate(row[None], **GREEDY, max_new_tokens=20, eos_token_id=[5, 9, 17])
+        assert completion.new_ids == plain[0, len(row) :].tolist()
+    assert recorded.num_replays > 20
+
+
+def test_weights_that_moved_are_not_replayed(target, draft, recorded):
+    target = copy.deepcopy(target)
+    unequal(target, draft)
+    num_captures = recorded.num_captures
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist() and recorded.num_captures > num_captures
+
+
+def test_weights_that_changed_in_place_are_seen(target, draft, recorded):
+    target = copy.deepcopy(target)
+    unequal(target, draft)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist()
+
+
+def test_modules_that_changed_mode_are_seen(recorded):
+    target = tiny.build("llama", attention_dropout=0.5)
+    draft = tiny.noisy_copy(target)
+    unequal(target.train(), draft)
+    found, expected = unequal(target.eval(), draft)
+    assert found.tolist() == expected.tolist()
+
+
+def test_capturing_spends_no_randomness(target, draft, recorded):
+    inputs = tiny.prompts(3) | {"do_sample": True, "pad_token_id": 0, "max_new_tokens": 20, "num_draft_tokens": 3}
+    calls = []
+    for _ in range(2):  # captured, then replayed
+        torch.manual_seed(5)
+        calls.append((hs.generate(target, **inputs, draft_model=draft).tolist(), torch.rand(1).item()))
+    assert calls[0] == calls[1] and recorded.num_captures > 0
+
+
+def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, recorded, monkeypatch):
+    def refuse(self, function, inputs):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Recorded, "__call__", refuse)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly in this call: operation"):
+        found, expected = unequal(target, draft)
+    assert found.tolist() == expected.tolist()
+    assert not pool._kept[target].idle.captured and not pool._kept[draft].idle.captured, (
+        "what belongs to a call went with it"
+    )
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
+def test_sliding_windows_and_learned_positions(kind, recorded):
+    model = tiny.build(kind)
+    found, expected = unequal(model, tiny.noisy_copy(model), max_new_tokens=30)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_slots", [1, 255, 256, 257, 1024, 1025, 5000, 40_000])
+def test_the_ladder_has_few_steps_and_wastes_little(num_slots):
+    assert num_slots <= static.ladder(num_slots) <= max(num_slots + 255, 1.25 * num_slots + 1)
+    assert static.ladder(static.ladder(num_slots)) == static.ladder(num_slots)
+
+
+class TestThePool:
+    def test_memory_is_kept_for_the_next_call_and_let_go(self, target, draft):
+        hs.detach(target)
+        unequal(target, draft)
+        cache = pool._kept[target].idle
+        address = cache.layers[0].keys.data_ptr()
+        unequal(target, draft, num_rows=2)
+        assert pool._kept[target].idle is cache and cache.layers[0].keys.data_ptr() == address
+        hs.detach(hs.attach(target, draft))
+        assert target not in pool._kept and draft not in pool._kept
+
+    def test_what_a_call_left_is_not_seen_by_the_next(self, target, draft):
+        unequal(target, draft)
+        for layer in pool._kept[target].idle.layers:
+            layer.keys[:, :, : pool._kept[target].idle.used] = torch.nan
+            layer.values[:, :, -1] = torch.inf
+        found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+
+    @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+    def test_a_call_in_another_mode_gets_other_memory(self, target, draft, mode):
+        with mode():
+            unequal(target, draft)
+        found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+
+    def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
+        monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 16)
+        unequal(target, draft, max_new_tokens=200)
+        large = pool._kept[target].idle.capacity
+        unequal(target, draft, max_new_tokens=8)
+        assert pool._kept[target].idle.capacity < large / 3
+
+    @pytest.mark.parametrize("windows", [(4, None), (4, 20), (20, 4), (None, 4)])
+    def test_a_window_that_changed_is_seen(self, windows):
+        model = tiny.build("mistral", sliding_window=windows[0])
+        before = unequal(model, model)
+        model.config.sliding_window = windows[1]
+        found, expected = unequal(model, model)
+        assert found.tolist() == expected.tolist() != before[1].tolist()
+
+    def test_two_calls_at_once_have_two_caches(self, target):
+        first, second = RaggedModel(target), RaggedModel(target)
+        assert first.cache is not second.cache
+
+    @pytest.mark.parametrize("is_static", [False, True])
+    def test_what_is_kept_dies_with_its_model(self, draft, is_static, request):
+        if is_static:
+            request.getfixturevalue("recorded")
+        model = tiny.build("llama")
+        assert model.config.num_key_value_heads < model.config.num_attention_heads
+        hs.attach(model, draft)
+        model.generate(**tiny.prompts(2), **GREEDY, max_new_tokens=8)
+        gone = weakref.ref(model)
+        assert model in pool._kept
+        del model
+        gc.collect()
+        assert gone() is None
+
+
+def reverse(module, args, output):
+    """A hook: what a module gives, or the logits of a model, the other way round."""
+    if isinstance(output, torch.Tensor):
+        return output.flip(-1)
+    output.logits = output.logits.flip(-1)
+    return output
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+class TestCompile:
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    def test_equals_plain_without_recompiling(self, backend, monkeypatch):
+        from torch._dynamo.utils import counters
+
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend=backend))
+        model = tiny.llama(layers=1)
+        draft = tiny.noisy_copy(model)
+        config = SpeculativeConfig(compile=True, num_draft_tokens=3)
+
+        def both(num_rows, width, max_new_tokens):
+            inputs = tiny.prompts(num_rows, width=width) | GREEDY | {"max_new_tokens": max_new_tokens}
+            found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
+            assert found.tolist() == model.generate(**inputs).tolist()
+
+        for num_rows in (2, 1):
+            both(num_rows, 12, 30)
+        num_graphs = counters["stats"]["unique_graphs"]
+        assert num_graphs > 0
+        for width in (5, 20):
+            for num_rows in (1, 2):
+                both(num_rows, width, 25)
+        assert counters["stats"]["unique_graphs"] == num_graphs
+
+    @pytest.mark.parametrize("path", ["", "model.layers.0.mlp"])
+    def test_hooks_that_came_and_went_are_seen(self, path, monkeypatch):
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
+        model = tiny.llama(layers=1)
+        texts = []
+        for is_hooked in (False, True, False):
+            if is_hooked:
+                hook = model.get_submodule(path).register_forward_hook(reverse)
+            found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+            assert found.tolist() == expected.tolist()
+            texts.append(found.tolist())
+            if is_hooked:
+                hook.remove()
+        assert texts[0] == texts[2] != texts[1]
+
+    def test_layers_that_read_the_keys_of_others(self, monkeypatch):
+        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
+        model = build("causal", "gemma4_text")
+        found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+        assert found.tolist() == expected.tolist()
+
+
+def test_models_that_cannot_say_why(target):
+    assert why_eager(target) is None
+    hooked = tiny.llama()
+    add_hook_to_module(hooked.model.layers[0], ModelHook())
+    assert "model.layers.0" in why_eager(hooked)
+    assert type(static.ragged_model(hooked, compile=True)) is RaggedModel
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_cuda_graphs(compile):
+    model = tiny.llama().cuda()
+    draft = tiny.noisy_copy(model)
+    inputs = {name: value.cuda() for name, value in tiny.prompts(3, width=12).items()} | GREEDY | {"max_new_tokens": 40}
+    config = SpeculativeConfig(num_draft_tokens=3, cuda_graphs=True, compile=compile)
+    for _ in range(2):
+        found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
+        assert found.tolist() == model.generate(**inputs).tolist()
+
+
+class TestAllDraftTokensInOneReplay:
+    def test_a_round_is_two_replays(self, target, draft, recorded):
+        unequal(target, draft)
+        before = recorded.num_replays
+        with hs.record() as statistics:
+            found, expected = unequal(target, draft)
+        assert found.tolist() == expected.tolist()
+        num_rounds = statistics.num_target_forwards
+        assert statistics.num_draft_forwards > 2 * num_rounds  # three tokens a round, one after the other
+        assert recorded.num_replays - before <= 2 * num_rounds
+
+    def test_the_distribution_is_the_targets(self, recorded):
+        target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
+        settings = {"temperature": 1.5, "top_k": 3}
+        config = {"draft_model": tiny.noisy_copy(target, noise=0.4, seed=5), "num_draft_tokens": 2}
+        for prompt, samples in distributions.sample(target, config, num_samples=3000, **settings):
+            distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, **settings))
+        assert recorded.num_replays
+
+    def test_other_settings_are_captured_anew(self, target, draft, recorded):
+        for temperature in (0.5, 2.0, 0.5):
+            torch.manual_seed(0)
+            unequal(target, draft, do_sample=True, temperature=temperature)
+            kinds = [kind for kind in pool._kept[draft].idle.captured if "draft" in kind]
+        assert ["temperature" in str(kind) for kind in kinds] == [True] * len(kinds)
+        assert len({kind[2] for kind in kinds}) == 2
+
+    def test_prefixes_and_stops_that_matter_go_a_pass_at_a_time(self, target, draft, recorded):
+        inputs = tiny.prompts(2) | GREEDY | {"max_new_tokens": 20}
+        for options in ({"repetition_penalty": 1.3}, {"assistant_confidence_threshold": 0.3}):
+            found = hs.generate(target, **inputs, **options, draft_model=draft, num_draft_tokens=3)
+            options.pop("assistant_confidence_threshold", None)
+            assert found.tolist() == target.generate(**inputs, **options).tolist()
+        assert not [kind for kind in pool._kept[draft].idle.captured if "draft" in kind]

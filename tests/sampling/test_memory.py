@@ -1,0 +1,278 @@
+"""What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
+
+import gc
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+from types import GeneratorType, SimpleNamespace
+from weakref import WeakSet
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+import hf_speculative as hs
+from tests.support import tiny
+from tests.support.plain import NEW, Collect, ours, plain
+
+#: where a stop button may keep its state: how it is made, pressed, and read
+STATES = {
+    "number": (lambda: 0, None, bool),
+    "dict": (lambda: {"stop": 0}, lambda held: held.update(stop=1), lambda held: held["stop"]),
+    "list": (lambda: [], lambda held: held.append(1), bool),
+    "tuple": (lambda: ([0],), lambda held: held[0].append(1), lambda held: len(held[0]) > 1),
+    "set": (set, lambda held: held.add(1), bool),
+    "deque": (lambda: deque([0]), lambda held: held.append(1), lambda held: len(held) > 1),
+    "tensor": (lambda: torch.zeros(1), lambda held: held.add_(1), bool),
+    "array": (lambda: np.zeros(1), lambda held: held.fill(1), bool),
+    "object": (lambda: SimpleNamespace(stop=0), lambda held: setattr(held, "stop", 1), lambda held: held.stop),
+}
+
+
+class Button(StoppingCriteria):
+    """A stop button, pressed from outside, which also counts by row: it ends a row at its third `token`."""
+
+    def __init__(self, kind, token, batch_size):
+        self.token, (make, self.on_press, self.is_pressed) = token, STATES[kind]
+        self.num_presses = 0
+        self.held, self.counts, self.also = make(), [0] * batch_size, {"counts": torch.zeros(batch_size)}
+
+    def press(self):
+        self.num_presses += 1
+        if self.on_press is None:
+            self.held = 1
+        else:
+            self.on_press(self.held)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        hits = input_ids[:, -1] == self.token
+        self.counts = [n + int(hit) for n, hit in zip(self.counts, hits, strict=True)]
+        self.also["counts"] += hits
+        assert self.also["counts"].tolist() == self.counts
+        return (self.also["counts"] >= 3) | bool(self.num_presses and self.is_pressed(self.held))
+
+
+class Presses(Collect):
+    def __init__(self, button, at):
+        super().__init__()
+        self.button, self.at = button, at
+
+    def put(self, value):
+        super().put(value)
+        if len(self.pieces) == self.at:
+            self.button.press()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", STATES)
+def test_a_stop_button(target, draft, kind, batch_size):
+    """Wherever it keeps its state it ends all rows, and none of them loses its own count."""
+    inputs = tiny.prompts(batch_size)
+    token = plain(target, inputs)[-1, 7:].mode().values.item()
+    settings = {"draft_model": draft, "num_draft_tokens": 1}
+    for at, eos in ((4, 60), (99, 60)):
+        pressed, other = Button(kind, token, batch_size), Button(kind, token, batch_size)
+        streamer = Presses(pressed, at)
+        found = ours(target, inputs, stopping_criteria=[pressed], streamer=streamer, eos_token_id=eos, **settings)
+        expected = plain(target, inputs, stopping_criteria=[other], streamer=Presses(other, at), eos_token_id=eos)
+        width = min(found.shape[1], expected.shape[1])
+        assert found[:, :width].tolist() == expected[:, :width].tolist()
+        assert abs(found.shape[1] - expected.shape[1]) <= (at == 4), "a round may bring a token more"
+        assert pressed.counts[0] == pressed.also["counts"][0] == (found[0, 7:] == token).sum()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_what_the_users_objects_saw(target, draft, batch_size):
+    """Lists that the user holds are filled, with what the first row saw."""
+
+    seen, asked = [], []
+
+    class Notes(LogitsProcessor):
+        def __init__(self):
+            self.seen = {"widths": seen}
+
+        def __call__(self, input_ids, scores):
+            self.seen["widths"].append(input_ids.shape[1])
+            return scores
+
+    class Asked(StoppingCriteria):
+        def __init__(self):
+            self.asked = asked
+
+        def __call__(self, input_ids, scores, **kwargs):
+            self.asked.append(input_ids.shape[1])
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    inputs = tiny.prompts(batch_size)
+    found = ours(target, inputs, draft_model=draft, logits_processor=[Notes()], stopping_criteria=[Asked()])
+    assert found.tolist() == plain(target, inputs).tolist()
+    assert seen == list(range(7, 7 + NEW)) and asked == list(range(8, 8 + NEW))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    total: int = 0
+
+
+class Private:
+    __slots__ = ("__total", "num_calls")
+
+    def __init__(self):
+        self.__total = self.num_calls = 0
+
+    def add(self, token):
+        self.num_calls += 1
+        self.__total += token
+        return self.__total
+
+
+class Counted(dict):
+    total = 0
+
+    def add(self, token):
+        self.total += token
+        return self.total
+
+
+def _frozen(processor, token):
+    processor.held = Frozen(processor.held.total + token)
+    return processor.held.total
+
+
+def _moved(processor, token):
+    held = processor.held
+    held["here"] = held["here"].setdefault(token % 3, {})
+    return len(str(held["root"]))
+
+
+def _tree():
+    root: dict = {}
+    return {"here": root, "root": root}
+
+
+#: how a memory is made, and what it gives for a token that it reads
+MEMORIES = {
+    "a frozen object": (Frozen, _frozen),
+    "private slots": (Private, lambda processor, token: processor.held.add(token)),
+    "a dict with attributes": (Counted, lambda processor, token: processor.held.add(token)),
+    "a generator of random numbers": (lambda: Random(0), lambda processor, token: processor.held.randrange(1000)),
+    "a place in a tree": (_tree, _moved),
+    "a place, and its tree": (lambda: dict(reversed(_tree().items())), _moved),
+}
+
+
+class Remembers(LogitsProcessor):
+    def __init__(self, kind):
+        make, self.read = MEMORIES[kind]
+        self.held = make()
+
+    def __call__(self, input_ids, scores):
+        number = self.read(self, input_ids[0, -1].item())
+        return scores.index_add(1, torch.tensor([number % 61]), torch.full((len(scores), 1), 4.0))
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_memory_is_the_users_own_in_the_next_call(target, draft, kind):
+    """As after plain decoding: calls that follow go on from what the calls before have left."""
+    inputs, found, expected = tiny.prompts(1), Remembers(kind), Remembers(kind)
+    for _ in range(3):
+        text = ours(target, inputs, draft_model=draft, logits_processor=[found])
+        assert text.tolist() == plain(target, inputs, logits_processor=[expected]).tolist()
+
+
+class Banned(LogitsProcessor):
+    """What is banned is changed from outside; holds things that have to be shared, however deep."""
+
+    def __init__(self, model):
+        self.banned, self.calls, self.itself = [], 0, self
+        self.held = {"models": [model], "weights": [next(model.parameters())], "lock": [threading.Lock()]}
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        with self.held["lock"][0]:
+            return scores.index_fill(1, torch.tensor(self.banned, dtype=torch.long), -torch.inf)
+
+    def press(self):
+        self.banned.append(self.token)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_processor_that_is_changed_from_outside(target, draft, batch_size, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "__deepcopy__", lambda *args: pytest.fail("copied"), raising=False)
+    inputs = tiny.prompts(batch_size)
+    processor = Banned(target)
+    processor.token = plain(target, inputs)[0, 7:].mode().values.item()
+    streamer = Presses(processor, 3)
+    found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=streamer)
+    assert processor.token not in found[:, 7 + 7 :] and processor.calls == NEW
+    without = ours(target, inputs, draft_model=draft, logits_processor=[Banned(target)])
+    assert without.tolist() == plain(target, inputs).tolist()
+
+
+class Uncopyable(LogitsProcessor):
+    """Puts out what it sees, to a consumer that reads it."""
+
+    def __init__(self, channel):
+        self.channel = channel
+
+    def __call__(self, input_ids, scores):
+        next(self.channel) if isinstance(self.channel, GeneratorType) else self.channel.put(input_ids.shape[1])
+        return scores
+
+
+CHANNELS = {"queue": queue.Queue, "simple queue": queue.SimpleQueue, "generator": lambda: (n for n in range(NEW))}
+
+
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_a_processor_that_cannot_be_copied(target, draft, kind):
+    """Nothing is drafted ahead of it, and it is called as in plain generate; a row of a batch would need a copy."""
+    inputs, channel = tiny.prompts(1), CHANNELS[kind]()
+    with pytest.warns(
+        UserWarning, match=r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
+    ):
+        found = ours(target, inputs, draft_model=draft, logits_processor=[Uncopyable(channel)])
+    assert found.tolist() == plain(target, inputs).tolist()
+    if kind != "generator":
+        assert [channel.get() for _ in range(channel.qsize())] == list(range(7, 7 + NEW))
+    else:
+        assert next(channel, None) is None
+    part = Uncopyable(CHANNELS[kind]())
+    for settings in ({"logits_processor": [part]}, {"stopping_criteria": [part]}):
+        name = next(iter(settings))
+        with (
+            tiny.CountForwards(target) as forwards,
+            pytest.raises(TypeError, match=rf"`{name}`: Uncopyable .*`clone\(\)`"),
+        ):
+            ours(target, tiny.prompts(3), draft_model=draft, **settings)
+        assert not forwards.lengths
+    with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
+        hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
+
+
+def test_copies_of_rows_that_are_done_are_let_go(target, draft):
+    """A window of `generate_batches` has many more rows than lanes."""
+    alive: WeakSet = WeakSet()
+
+    class Counts(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            alive.add(self)
+            return scores
+
+    class Asks(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            alive.add(self)
+            most.append(len(alive))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    for settings in ({"logits_processor": [Counts()]}, {"stopping_criteria": [Asks()]}):
+        most: list[int] = []
+        alive.clear()
+        prompts = [[3, 4, 5 + i] for i in range(24)]
+        settings |= {"draft_model": draft, "num_draft_tokens": 1, "max_new_tokens": 4, "do_sample": False}
+        for _ in hs.generate_batches(target, prompts, batch_size=2, pad_token_id=0, **settings):
+            gc.collect()
+            most.append(len(alive))
+        assert max(most) <= 12, "of 24 rows two run at a time"

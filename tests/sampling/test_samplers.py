@@ -1,0 +1,131 @@
+"""Where there is no distribution to draw from: the error of plain decoding, and only where it gets there."""
+
+import pytest
+import torch
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative.verification import SampledVerification, TokenVerification
+from tests.support import tiny
+from tests.support.plain import NEW, LastToken, ours, plain
+
+
+def test_a_draft_left_with_nothing_to_say_never_emits_what_is_forbidden():
+    """Every allowed token is past the draft's vocabulary: its distribution was NaN, and token 0 came out."""
+    target, narrow = tiny.llama(vocab_size=64), tiny.llama(vocab_size=61)
+    out = hs.generate(
+        target,
+        **tiny.prompts(4),
+        draft_model=narrow,
+        do_sample=True,
+        suppress_tokens=list(range(61)),
+        max_new_tokens=40,
+        pad_token_id=0,
+    )
+    assert out[:, 7:].min() >= 61
+
+
+def nothing_after(token):
+    """A grammar that has come to its end: after `token` nothing is allowed."""
+
+    def ban(input_ids, scores):
+        return scores.masked_fill((input_ids[:, -1:] == token), -torch.inf)
+
+    return ban
+
+
+@torch.no_grad()
+def broken(model):
+    """A model whose logits are NaN."""
+    model = tiny.noisy_copy(model, noise=0)
+    model.model.norm.weight[0] = torch.nan
+    return model
+
+
+SOURCES = {
+    "block": lambda draft: {"draft_model": draft},
+    "token": lambda draft: {"draft_model": draft, "speculative_config": hs.SpeculativeConfig(rule=TokenVerification())},
+    "sampled": lambda draft: {
+        "draft_model": draft,
+        "speculative_config": hs.SpeculativeConfig(rule=SampledVerification()),
+    },
+    "reproducible": lambda draft: {"draft_model": draft, "reproducible": True},
+    "prompt lookup": lambda draft: {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_distribution_to_draw_from(target, draft, source):
+    """It came out as token 0; plain generate raises."""
+    sampled = {"max_new_tokens": NEW, "pad_token_id": 0, "do_sample": True} | tiny.prompts(2)
+    cases = {
+        "logits are NaN": (broken(target), {}),
+        "all is suppressed": (target, {"suppress_tokens": list(range(tiny.VOCAB))}),
+        "a processor allows nothing": (target, {"logits_processor": [lambda ids, s: torch.full_like(s, -torch.inf)]}),
+        "a logit is infinite": (
+            target,
+            {"logits_processor": [lambda ids, s: s.index_fill(1, torch.tensor(3), torch.inf)]},
+        ),
+    }
+    for name, (model, settings) in cases.items():
+        with pytest.raises(RuntimeError, match="probability tensor"):
+            model.generate(**sampled, **settings)
+        with pytest.raises(RuntimeError, match="row 0: there is no distribution to draw token 1 from"):
+            pytest.fail(f"{name}: {hs.generate(model, **sampled, **settings, **SOURCES[source](draft))}")
+
+
+def test_no_distribution_later_on(target, twin):
+    """Where plain decoding gets there, and nowhere else: not past a stop, not after a draft token that is rejected."""
+    sampled = {"max_new_tokens": NEW, "pad_token_id": 0, "do_sample": True, "top_k": 4} | tiny.prompts(1)
+    set_seed(1)
+    said = target.generate(**sampled)[0, 7:].tolist()
+    token = next(token for i, token in enumerate(said) if i > 3 and token not in said[:i])
+    settings = sampled | {"reproducible": True, "draft_model": twin, "num_draft_tokens": 6}
+    ban, criterion = {"logits_processor": [nothing_after(token)]}, LastToken(token)
+    set_seed(1)
+    with pytest.raises(RuntimeError, match=f"draw token {said.index(token) + 2} from"):
+        hs.generate(target, **settings, **ban)
+    for stop in ({"eos_token_id": token}, {"stopping_criteria": [criterion]}):
+        set_seed(1)
+        assert hs.generate(target, **settings, **ban, **stop)[0, 7:].tolist() == said[: said.index(token) + 1]
+    assert max(criterion.calls) == 7 + said.index(token) + 1, "asked about no token that there is not"
+    unsaid = next(token for token in range(1, tiny.VOCAB) if token not in said)
+    set_seed(1)
+    assert hs.generate(target, **settings, logits_processor=[nothing_after(unsaid)])[0, 7:].tolist() == said
+
+
+def test_argmax_of_nothing(target, draft):
+    """Greedy decoding takes the argmax of NaN, too."""
+    inputs = tiny.prompts(2)
+    for model, settings in ((broken(target), {}), (target, {"suppress_tokens": list(range(tiny.VOCAB))})):
+        assert ours(model, inputs, draft_model=draft, **settings).tolist() == plain(model, inputs, **settings).tolist()
+
+
+def test_no_distribution_in_a_batch_keeps_what_is_done(target, draft):
+    prompts = [[3, 4, 5], [6, 7, 8, 9]]
+    first, second = (plain(target, {"input_ids": torch.tensor([ids])})[0, len(ids) :][:8].tolist() for ids in prompts)
+    token = next(token for token in second[:-1] if token not in first)
+    done = []
+    with pytest.raises(RuntimeError, match="row 1: there is no distribution"):
+        for completion in hs.generate_batches(
+            target,
+            prompts,
+            batch_size=1,
+            max_new_tokens=8,
+            do_sample=True,
+            top_k=1,
+            draft_model=draft,
+            logits_processor=[nothing_after(token)],
+        ):
+            done.append(completion.index)
+    assert done == [0]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_broken_draft_breaks_nothing(target, source):
+    """A draft whose logits are NaN guesses at random."""
+    draft, settings = broken(target), SOURCES[source]
+    inputs = tiny.prompts(3)
+    assert ours(target, inputs, **settings(draft)).tolist() == plain(target, inputs).tolist()
+    out = hs.generate(target, **inputs, do_sample=True, top_k=1, max_new_tokens=NEW, pad_token_id=0, **settings(draft))
+    assert out.tolist() == plain(target, inputs).tolist()

@@ -1,0 +1,125 @@
+"""Stops: inside a block, by row, by the user's own criteria, each asked about every token once."""
+
+import threading
+
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+import hf_speculative as hs
+from tests.support import tiny
+from tests.support.plain import NEW, Collect, LastToken, ours, plain
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_eos_inside_an_accepted_block(target, twin, as_list):
+    inputs = tiny.prompts(1)
+    new = plain(target, inputs)[0, 7:].tolist()
+    for position in range(1, 9):
+        eos = [1, new[position]] if as_list else new[position]
+        expected = plain(target, inputs, eos_token_id=eos)
+        assert (
+            ours(target, inputs, draft_model=twin, num_draft_tokens=6, eos_token_id=eos).tolist() == expected.tolist()
+        )
+
+
+def test_eos_ends_each_row_on_its_own(target, draft):
+    inputs = tiny.prompts(4)
+    eos = plain(target, inputs)[1, 12].item()
+    expected = plain(target, inputs, eos_token_id=eos)
+    assert ours(target, inputs, draft_model=draft, eos_token_id=eos).tolist() == expected.tolist()
+
+
+def test_a_users_criterion_inside_an_accepted_block(target, twin):
+    inputs = tiny.prompts(1)
+    token = plain(target, inputs)[0, 9].item()
+    criterion, streamer = LastToken(token), Collect()
+    expected = plain(target, inputs, stopping_criteria=StoppingCriteriaList([LastToken(token)]))
+    found = ours(
+        target,
+        inputs,
+        draft_model=twin,
+        num_draft_tokens=6,
+        stopping_criteria=StoppingCriteriaList([criterion]),
+        streamer=streamer,
+    )
+    assert found.tolist() == expected.tolist() and found.shape[1] < 7 + NEW
+    assert torch.cat([piece.flatten() for piece in streamer.pieces]).tolist() == found[0].tolist()
+    assert streamer.ended and criterion.calls == list(range(8, found.shape[1] + 1))
+
+
+class FirstRowsOwn(StoppingCriteria):
+    """Remembers by row, as lm-eval's criterion does: `done[i]` belongs to row i of the batch."""
+
+    def __init__(self, token, batch_size):
+        self.token, self.done = token, [False] * batch_size
+
+    def __call__(self, input_ids, scores, **kwargs):
+        for i in range(len(self.done)):
+            self.done[i] = self.done[i] or input_ids[i, -1].item() == self.token
+        return torch.tensor(self.done)
+
+
+def test_a_criterion_with_a_memory_by_row(target, draft):
+    inputs = tiny.prompts(3)
+    token = plain(target, inputs)[1, 12].item()
+    found = ours(target, inputs, draft_model=draft, stopping_criteria=[FirstRowsOwn(token, 3)]).tolist()
+    for row, expected in enumerate(plain(target, inputs).tolist()):
+        new = expected[7:]
+        stop = new.index(token) + 1 if token in new else NEW
+        assert found[row][7 : 7 + stop] == new[:stop]
+        assert not any(found[row][7 + stop :])  # padding
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_stop_strings(batch_size):
+    target, draft, tokenizer = hs.embedded_pair()
+    texts = ["def add(a, b):\n", "import os, sys\n\n", "class A:\n    x = 1\n"][:batch_size]
+    inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
+    kwargs = {"stop_strings": ["\n\n", "self.", "rn"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
+    expected = target.generate(**inputs, **kwargs)
+    assert expected.shape[1] < inputs["input_ids"].shape[1] + 48
+    assert hs.generate(target, **inputs, **kwargs, draft_model=draft, num_draft_tokens=6).tolist() == expected.tolist()
+
+
+def test_stop_strings_from_the_generation_config():
+    target, draft, tokenizer = hs.embedded_pair()
+    target.generation_config.stop_strings = [":\n"]
+    ids = tokenizer("def add(a, b", return_tensors="pt").input_ids
+    expected = target.generate(ids, tokenizer=tokenizer, max_new_tokens=40, do_sample=False)
+    found = hs.generate(target, ids, tokenizer=tokenizer, max_new_tokens=40, do_sample=False, draft_model=draft)
+    assert found.tolist() == expected.tolist()
+    assert target.generation_config.stop_strings == [":\n"]
+    with pytest.raises(ValueError, match="pass `tokenizer=`"):
+        hs.generate(target, ids, draft_model=draft)
+
+
+def test_max_time_stops(target, draft):
+    assert ours(target, tiny.prompts(1), draft_model=draft, max_time=0.0).shape[1] == 8
+
+
+class StopButton(StoppingCriteria):
+    def __init__(self):
+        self.stop, self.lock = False, threading.Lock()  # a lock cannot be copied
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0],), self.stop)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_stop_button_pressed_from_outside(target, draft, batch_size):
+    button = StopButton()
+
+    class Presses(Collect):
+        def put(self, value):
+            super().put(value)
+            button.stop |= len(self.pieces) > 5
+
+    out = ours(target, tiny.prompts(batch_size), draft_model=draft, stopping_criteria=[button], streamer=Presses())
+    assert out.shape[1] < 7 + NEW
+
+
+def test_a_criterion_is_asked_about_the_last_token_too(target, draft):
+    criterion = LastToken(-1)
+    ours(target, tiny.prompts(1), draft_model=draft, stopping_criteria=[criterion])
+    assert criterion.calls == list(range(8, 8 + NEW))

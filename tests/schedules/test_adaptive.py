@@ -1,0 +1,223 @@
+"""The adaptive draft length: near the best constant one, cheap where drafts are useless, and exact."""
+
+import copy
+import functools
+import itertools
+import math
+import random
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from hf_speculative import Draft, SpeculativeConfig, theory
+from hf_speculative.call.options import read_options
+from hf_speculative.call.parts import make_schedule
+from hf_speculative.schedules import Adaptive, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.types import Costs
+from hf_speculative.verification import BlockVerification, TokenVerification
+from tests.support.branching import Table, branches, distance, plain_sequences
+
+#: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any
+COSTS = {
+    "cheap": {0: 1.0, 1: 1.03, 8: 1.24},
+    "even": {0: 1.0, 1: 1.15, 8: 2.2},
+    "dear": {0: 1.0, 1: 1.4, 8: 4.2},
+    "a jump": {0: 1.0, 1: 1.5, 2: 1.6, 8: 2.2},
+}
+
+
+def batch_at(lengths, max_length=10_000):
+    return SimpleNamespace(
+        rows=list(range(len(lengths))), host_lengths=lengths, is_unread=not any(lengths), max_length=max_length
+    )
+
+
+def simulate(schedule, costs, accepts, num_tokens, seed) -> tuple[float, list[int]]:
+    """Time a token, and the lengths drafted. `accepts(position)` is the chance that a draft token there is kept."""
+    rng, curve = random.Random(seed), Costs({1: costs}).curve(1, 16)
+    schedule.begin(None, lambda: Costs({1: costs}))
+    position, time, lengths = 0, 0.0, []
+    while position < num_tokens:
+        (length,) = schedule.plan(batch_at([1 + position]))
+        # As tokens of a sampled draft: kept for sure or by a coin, whose chance is known afterwards.
+        chances = []
+        for i in range(length):
+            chance = accepts(position + i)
+            is_sure = rng.random() < 2 * chance - 1
+            chances.append(1.0 if is_sure else rng.random() * min(1.0, 2 * chance))
+        survival = list(itertools.accumulate(chances, lambda a, b: a * b))
+        kept = next((i for i, chance in enumerate(chances) if rng.random() >= chance), length)
+        schedule.update(SimpleNamespace(rows=[0], survival=[survival]))
+        position, time = position + kept + 1, time + curve[length]
+        lengths.append(length)
+    return time / position, lengths
+
+
+@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95])
+def test_within_five_percent_of_the_best_constant_length(name, alpha):
+    curve = Costs({1: COSTS[name]}).curve(1, 16)
+    best = min(time / theory.expected_tokens(alpha, n) for n, time in enumerate(curve))
+    found = [simulate(Adaptive(), COSTS[name], lambda position: alpha, 500, seed)[0] for seed in range(12)]
+    assert best / (sum(found) / len(found)) > 0.95
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_useless_draft_costs_little(name):
+    found = [simulate(Adaptive(), COSTS[name], lambda position: 0.01, 200, seed)[0] for seed in range(5)]
+    assert 1 / max(found) > 0.95
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_text_that_becomes_predictable_is_drafted_again(name):
+    for seed in range(5):
+        _, lengths = simulate(Adaptive(), COSTS[name], lambda position: 0.95 * (position > 150), 400, seed)
+        assert max(lengths[:130]) < 8 and min(lengths[-20:]) >= 2
+
+
+def test_the_length_grows_with_a_draft_that_is_always_right():
+    _, lengths = simulate(Adaptive(), COSTS["even"], lambda position: 1.0, 400, seed=0)
+    assert lengths[0] < 8 and lengths[-1] == max(lengths) == 16
+
+
+def test_a_draft_that_can_never_pay_is_not_even_tried():
+    _, lengths = simulate(Adaptive(), {0: 1.0, 1: 2.1, 8: 9.5}, lambda position: 1.0, 100, seed=0)
+    assert set(lengths) == {0}
+
+
+def test_one_length_for_all_rows_within_what_each_can_use():
+    schedule = Adaptive(8, costs=Costs({1: {0: 1.0, 1: 1.05}, 2: {0: 1.0, 2: 1.4, 3: 3.0}}))
+    assert schedule.plan(batch_at([0, 0])) == [0, 0], "the prompt's round"
+    for _ in range(20):
+        schedule.update(SimpleNamespace(rows=[0, 1], survival=[[1.0, 1.0], [0.0, 0.0]]))
+    two, one = schedule.plan(batch_at([5, 5])), schedule.plan(batch_at([5]))
+    assert two[0] == two[1] and 1 <= two[0] < one[0] == 8, "a row that is never right shares the cost, not the gain"
+    assert schedule.plan(batch_at([5, 5], max_length=7)) == [1, 1]
+    assert schedule.plan(batch_at([5, 6], max_length=7)) == [1, 0]
+    assert schedule.plan(batch_at([6, 6], max_length=7)) == [0, 0]
+
+
+def test_schedules_around_it_pass_everything_on():
+    for around in (Together(Adaptive(4)), ConfidenceStop(Adaptive(4), 0.5)):
+        around.begin(None, lambda: Costs({1: {0: 1.0, 1: 1.1}}))
+        (length,) = around.plan(batch_at([3]))
+        around.update(SimpleNamespace(rows=[0], survival=[[1.0] * length]))
+        assert length > 0 and sum(around.schedule.rows[0].kept) == length
+
+
+def test_costs_between_and_beyond_what_is_known():
+    costs = Costs({1: {0: 1.0, 2: 2.0, 4: 2.5}, 3: {0: 3.0}})
+    assert costs.curve(1, 6) == [1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0]
+    assert costs.curve(2, 1) == [2.0, 2.25] and costs.curve(9, 1) == [3.0, 3.0]
+    for rounds, message in [
+        ({}, "gives no costs"),
+        ({1: {1: 2.0}}, "lacks 0 draft tokens"),
+        ({1: {0: 0.0}}, "above 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Costs(rounds)
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        Adaptive(0)
+
+
+# Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
+
+
+def distribution_of(rule, p, q, schedule, length, peek=None):
+    """The distribution of the first `length` tokens, and the lengths drafted in each round.
+
+    Args:
+        peek: cuts drafts by their tokens: a schedule that decides about a token after it was drawn.
+    """
+    vocab, final, lengths = len(p(())), defaultdict(float), defaultdict(set)
+    pending = [((), 1.0, schedule, 0)]
+    while pending:
+        prefix, mass, schedule, num_rounds = pending.pop()
+        (n,) = schedule.plan(batch_at([1 + len(prefix)]))
+        lengths[num_rounds].add(n)
+        drafts = list(itertools.product(range(vocab), repeat=n))
+        probs = [[q(prefix + x[:i]) for i in range(n)] for x in drafts]
+        drawn = [
+            math.prod(q_row[i].item() for q_row, i in zip(row, x, strict=True))
+            for row, x in zip(probs, drafts, strict=True)
+        ]
+        sizes = [n if peek is None else peek(x) for x in drafts]
+        q_probs = torch.stack([torch.stack(row) for row in probs]) if n else torch.empty(1, 0, vocab)
+        p_probs = torch.stack([torch.stack([p(prefix + x[:i]) for i in range(n + 1)]) for x in drafts])
+        draft = Draft(torch.tensor(drafts, dtype=torch.long).view(len(drafts), n), q_probs, torch.tensor(sizes))
+        for verdict, weights in branches(functools.partial(rule, draft, p_probs)):
+            for b, x in enumerate(drafts):
+                probability = mass * drawn[b] * weights[b].item()
+                if probability == 0:
+                    continue
+                sequence = (*prefix, *x[: verdict.num_accepted[b]], verdict.next_token[b].item())
+                if len(sequence) >= length:
+                    final[sequence[:length]] += probability
+                    continue
+                after = copy.deepcopy(schedule)
+                after.update(SimpleNamespace(rows=[0], survival=[verdict.survival[b, : sizes[b]].tolist()]))
+                pending.append((sequence, probability, after, num_rounds + 1))
+    return final, lengths
+
+
+def deciding():
+    """Sure to decide differently in different branches."""
+    return Adaptive(2, costs=Costs({1: {0: 1.0, 1: 1.62, 2: 2.12}}))
+
+
+@pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
+def test_the_output_has_exactly_the_targets_distribution(rule):
+    for seed in range(2):
+        p = Table(seed, vocab=2)
+        found, lengths = distribution_of(rule(), p, Table(seed + 50, vocab=2), deciding(), length=4)
+        assert distance(found, plain_sequences(p, 4)) < 1e-12
+        assert all(len(lengths[round]) >= 2 for round in (1, 2)), "decisions differ between branches"
+
+
+@pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
+def test_control_a_schedule_that_peeks_is_caught(rule):
+    p, q = Table(0, vocab=2), Table(50, vocab=2)
+    found, _ = distribution_of(
+        rule(), p, q, deciding(), length=4, peek=lambda x: next((i for i, t in enumerate(x) if t), len(x))
+    )
+    assert distance(found, plain_sequences(p, 4)) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
+def test_survival_is_the_chance_of_acceptance(rule):
+    """Its mean over all drafts is that of the tokens kept."""
+    p, q = Table(1), Table(2)
+    drafts = list(itertools.product(range(3), repeat=2))
+    q_probs = torch.stack([torch.stack([q(()), q(x[:1])]) for x in drafts])
+    p_probs = torch.stack([torch.stack([p(()), p(x[:1]), p(x)]) for x in drafts])
+    draft = Draft(torch.tensor(drafts), q_probs, torch.full((9,), 2))
+    drawn = torch.stack([q(())[x[0]] * q(x[:1])[x[1]] for x in drafts])
+    kept = 0.0
+    for verdict, weights in branches(functools.partial(rule(), draft, p_probs)):
+        kept += (verdict.num_accepted * weights * drawn).sum()
+        survival = (verdict.survival.sum(1) * drawn).sum()
+    assert torch.allclose(kept, survival, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (Adaptive, 16)),
+        ({"num_draft_tokens": 3}, (Constant, 3)),
+        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (Adaptive, 3)),
+        ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
+        ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
+        ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
+        ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
+        ({"generation_config": GenerationConfig()}, (Adaptive, 16)),
+        ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (Adaptive, 6)),
+    ],
+)
+def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings, expected):
+    options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
+    schedule, (kind, length) = make_schedule(options), expected
+    assert type(schedule) is kind
+    assert getattr(schedule, {Adaptive: "max_tokens", Constant: "num_tokens", Heuristic: "start"}[kind]) == length

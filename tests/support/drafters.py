@@ -1,0 +1,43 @@
+"""One of each shipped drafter that needs no help from the target, made from a draft model."""
+
+from hf_speculative.drafting import (
+    Beams,
+    DraftModel,
+    OtherTexts,
+    OwnText,
+    PromptLookup,
+    Recycling,
+    StringMatch,
+    SuffixStore,
+    TokenIntersection,
+    TreeDrafter,
+)
+from hf_speculative.models import RaggedModel
+from hf_speculative.tokenizers.alignment import Translation
+from tests.support import tiny, tongues
+
+LETTERS = "".join(map(chr, range(0x3041, 0x3041 + tiny.VOCAB)))
+TOKENIZERS = tongues.characters(LETTERS), tongues.characters("abc" + LETTERS[::-1])
+
+
+def in_other_letters(kind, draft):
+    """A drafter for a vocabulary of other ids."""
+    draft = tongues.moved(draft, *TOKENIZERS)
+    return kind(RaggedModel(draft, clamp_ids=True), Translation(*TOKENIZERS, tiny.VOCAB, tiny.VOCAB + 3))
+
+
+def suffix_drafter(store=None, max_factor=1.0, **settings):
+    """Copies from the row's own text and, if there is one, from a store."""
+    settings["max_factor"] = max_factor
+    others = [] if store is None else [OtherTexts(store, **settings)]
+    return TreeDrafter([OwnText(store, **settings), *others])
+
+
+MAKE_DRAFTER = {
+    Beams: lambda draft: Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
+    DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
+    PromptLookup: lambda draft: PromptLookup(max_ngram=2),
+    StringMatch: lambda draft: in_other_letters(StringMatch, draft),
+    TreeDrafter: lambda draft: TreeDrafter([Recycling(), OwnText(), OtherTexts(SuffixStore())]),
+    TokenIntersection: lambda draft: in_other_letters(TokenIntersection, draft),
+}

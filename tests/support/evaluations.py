@@ -1,0 +1,48 @@
+"""What tests of evaluations share."""
+
+import hf_speculative as hs
+from hf_speculative.call.statistics import Statistics
+from hf_speculative.evaluation import decoder
+from hf_speculative.evaluation.journal import Call, Journal, Row
+from hf_speculative.evaluation.settings import Setting, with_baselines
+
+TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
+OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
+
+
+def counts(evaluation):
+    """All that does not depend on the clock."""
+    return {
+        (setting.name, index): (row.new_ids, row.survival, row.statistics)
+        for setting in evaluation.settings
+        for index, row in evaluation.rows(setting).items()
+    }
+
+
+def kill_after(monkeypatch, num_calls):
+    """Ctrl-C in the middle of a later call; the calls that were begun."""
+    begun, decode = [], decoder.Decoder.decode
+
+    def interrupted(self, setting, batch, *args):
+        begun.append((setting.name, batch))
+        if len(begun) > num_calls:
+            raise KeyboardInterrupt
+        return decode(self, setting, batch, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    return begun
+
+
+def handmade(seconds, num_rounds=(3, 3), tokens=12):
+    """Plain decoding and two settings with these seconds for their calls: a text in `tokens` steps, or so many rounds."""
+    settings = with_baselines(
+        [Setting(draft_model="a", num_draft_tokens=2), Setting(draft_model="a", num_draft_tokens=4)]
+    )
+    journal = Journal({"settings": [s.to_dict() for s in settings], "num_rows": 8, "environment": {}})
+    for setting, times, rounds in zip(settings, seconds, (None, *num_rounds), strict=True):
+        for batch, time in enumerate(times):
+            row, stats = Row(batch, [0] * tokens, ""), None
+            if rounds is not None:
+                stats = Statistics(num_rounds=rounds, num_draft_tokens=tokens - rounds, num_target_forwards=rounds)
+            journal.add(Call(setting.name, batch, time, [row], stats))
+    return hs.Evaluation(journal)

@@ -1,0 +1,176 @@
+"""Tiny targets with drafts made for them: MTP layers in a checkpoint, a DFlash draft, a Gemma 4 assistant.
+
+The targets' layers write little, so that the next token follows mostly from the last one, which the drafts know.
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.support import tiny
+
+EXPERTS = {
+    "first_k_dense_replace": 9,  # of the target; the MTP layers are sparse all the same
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MTP_TYPES = {
+    "glm4_moe": tiny.GATED | EXPERTS | {"head_dim": 8},
+    "deepseek_v3": tiny.SMALL
+    | EXPERTS
+    | {
+        "intermediate_size": 64,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+}
+
+
+def build(model_type: str, config: dict, attention: str = "sdpa", seed: int = 0):
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **config)
+    return tiny._spread(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval())
+
+
+@torch.no_grad()
+def hush(layers, factor: float) -> None:
+    for layer in layers:
+        for name, weight in layer.named_parameters():
+            if {"o_proj", "down_proj"} & set(name.split(".")):
+                weight.mul_(factor)
+
+
+@torch.no_grad()
+def with_mtp(
+    path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", factor=0.3, **config
+):
+    """A target loaded from a checkpoint at `path` that also holds MTP layers, as the real ones do."""
+    from transformers.modeling_layers import MtpModel
+
+    model = build(model_type, MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}, attention)
+    hush(model.model.layers, factor)
+    heads = MtpModel(model, num_mtp_layers)
+    hidden = model.config.hidden_size
+    for layer in heads.layers:
+        for name, tensor in layer.state_dict().items():
+            if ".gate." in name or ".experts." in name:  # MtpModel leaves these uninitialised
+                tensor.normal_(std=0.02)
+        # The embedding alone goes on, with a little of the state.
+        layer.eh_proj.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
+        hush([layer.mtp_block], factor)
+        for weight in layer.mtp_block.self_attn.parameters():
+            if weight.ndim > 1:
+                weight.mul_(5.0)
+    model.save_pretrained(path)
+    state = load_file(path / "model.safetensors")
+    first = model.config.num_hidden_layers
+    for name, weight in heads.layers.state_dict().items():
+        index, rest = name.split(".", 1)
+        state[f"model.layers.{first + int(index)}.{rest.removeprefix('mtp_block.')}"] = weight.clone()
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    # transformers knows the MTP layers of a checkpoint by these patterns, which name the real models' layer numbers.
+    patterns = [rf"model\.layers\.{first + i}\." for i in range(num_mtp_layers)]
+    with patch.object(type(model), "_keys_to_ignore_on_load_unexpected", patterns):
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention).eval()
+    model._keys_to_ignore_on_load_unexpected = patterns
+    return model
+
+
+GEMMA4 = tiny.GATED | {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": tiny.VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
+
+
+@torch.no_grad()
+def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **config):
+    """A Gemma 4 target and an assistant with its embeddings."""
+    from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
+
+    config = GEMMA4 | config
+    model = build("gemma4_text", config, attention)
+    hidden = model.config.hidden_size
+    own = {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2], "num_kv_shared_layers": 2}
+    none = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    text_config = Gemma4TextConfig(**config | own | none)
+    assistant_config = Gemma4AssistantConfig(
+        text_config=text_config, backbone_hidden_size=hidden, tie_word_embeddings=False
+    )
+    # transformers 5.23.0 itself fails to build a model in which all layers share, as those of all assistants do.
+    with patch.object(Gemma4TextConfig, "kv_sharing_modes", ["reuse"] * 2, create=True):
+        assistant = Gemma4AssistantForCausalLM._from_config(assistant_config, attn_implementation=attention).eval()
+    for layers in (model.model.layers, assistant.model.layers):
+        for layer in layers:
+            for name, weight in layer.named_parameters():
+                if name.startswith("post_"):  # the norms after each branch
+                    weight.mul_(factor)
+    assistant.pre_projection.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
+    assistant.post_projection.weight.copy_(torch.eye(hidden))
+    assistant.lm_head.weight.copy_(model.lm_head.weight)
+    return model, assistant
+
+
+def with_dflash(block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, **config):
+    """A target and a DFlash draft that was trained on its continuations for a moment: a random one guesses nothing."""
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    model = tiny.build("llama", attention=attention, **config)
+    hush(model.model.layers, factor)
+    torch.manual_seed(1)
+    draft_config = MuseGlimmerAssistantConfig(
+        hidden_size=model.config.hidden_size,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        block_size=block_size,
+        mask_token_id=model.config.vocab_size - 1,
+        target_layer_ids=[0, 1],
+    )
+    draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()
+    _train_dflash(model, draft, steps)
+    return model, draft
+
+
+@torch.enable_grad()
+def _train_dflash(model, draft, steps: int) -> None:
+    block_size, ids = draft.config.block_size, torch.randint(1, model.config.vocab_size, (64, 3))
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+    with torch.no_grad():
+        hidden = model(text, output_hidden_states=True).hidden_states
+    states = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
+    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
+    for step in range(steps):
+        anchor = 3 + step % (text.shape[1] - 2 - block_size)
+        block = torch.full((len(text), block_size), draft.config.mask_token_id)
+        block[:, 0] = text[:, anchor]
+        with torch.no_grad():
+            noise = model.get_input_embeddings()(block)
+        outputs = draft(noise_embeds=noise, context_hidden_states=states[:, :anchor])
+        logits = model.lm_head(outputs.last_hidden_state[:, 1:])
+        labels = text[:, anchor + 1 : anchor + block_size]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    draft.requires_grad_(False)

@@ -1,0 +1,119 @@
+"""Trees of draft tokens for the tests: random ones, in which the right continuation is often some branch."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+import hf_speculative as hs
+
+
+def random_parents(num_nodes: int, generator: random.Random) -> list[int]:
+    """Parents come first; chains, stars and everything between."""
+    return [generator.randint(max(-1, i - 4), i - 1) for i in range(num_nodes)]
+
+
+class KnowingDrafter(hs.Drafter):
+    """Proposes random trees over texts that it knows: a node on the right path has the right token below it, often.
+
+    Args:
+        texts: what plain decoding makes of the prompts, these included, without padding.
+    """
+
+    one_hot_proposals = True
+    branches = True
+
+    def __init__(self, texts: list[list[int]], vocab_size: int, seed: int = 0, num_nodes: int = 9):
+        self.texts, self.vocab_size, self.num_nodes = texts, vocab_size, num_nodes
+        self.random = random.Random(seed)
+        self.num_branching = 0
+
+    def propose(self, batch, num_tokens, schedule, sampler):
+        assert self.may_branch
+        known = [next((t for t in self.texts if t[: len(text)] == text), text) for text in batch.history]
+        num_nodes = min(self.num_nodes, max(num_tokens))
+        trees = [self._tree(text[len(own) :], num_nodes) for own, text in zip(batch.history, known, strict=True)]
+        tokens, parents, counts = zip(*trees, strict=True)
+        self.num_branching += any(len(set(row)) < len(row) for row in parents)
+        depth = max(map(depth_of, parents))
+        return hs.Draft(torch.tensor(tokens), None, torch.tensor(counts), torch.tensor(parents), depth)
+
+    def _tree(self, right: list[int], num_nodes: int):
+        parents = random_parents(num_nodes, self.random)
+        tokens, is_right = [], []
+        for i, parent in enumerate(parents):
+            depth = depth_of(parents[: i + 1], i)
+            may_be = (parent < 0 or is_right[parent]) and depth <= len(right)
+            token = (
+                right[depth - 1] if may_be and self.random.random() < 0.7 else self.random.randrange(self.vocab_size)
+            )
+            tokens.append(token)  # siblings may repeat each other
+            is_right.append(may_be and token == right[depth - 1])
+        return tokens, parents, self.random.randint(num_nodes // 2, num_nodes)
+
+
+class DrawingDrafter(hs.Drafter):
+    """Draws trees of one shape, siblings without replacement, from a table of what follows a token.
+
+    Args:
+        logits: `(vocab, vocab)`.
+        parents: of the tree's nodes.
+    """
+
+    branches = True
+
+    def __init__(self, logits: torch.Tensor, parents: list[int]):
+        self.logits, self.parents = logits, parents
+
+    def propose(self, batch, num_tokens, schedule, sampler):
+        assert self.may_branch
+        newest = batch.tokens.gather(1, batch.lengths[:, None] - 1)
+        tokens, probs = [], []
+        for node, parent in enumerate(self.parents):
+            way = [tokens[i] for i in path_to(self.parents, parent)]
+            if way:
+                batch.put(torch.cat(way, 1))
+            last = (way or [newest])[-1][:, 0]
+            q = sampler.probs(sampler.draft_scores(batch, self.logits[last], len(way)))
+            for elder in range(node):
+                if self.parents[elder] == parent:
+                    q = q.scatter(1, tokens[elder], 0)
+            q = q / q.sum(1, keepdim=True).clamp(min=1e-30)
+            tokens.append(sampler.categorical(q[:, None]))
+            probs.append(q)
+        parents = torch.tensor(self.parents).expand(len(newest), -1)
+        counts = torch.tensor([len(self.parents) if num else 0 for num in num_tokens])
+        return hs.Draft(torch.cat(tokens, 1), torch.stack(probs, 1), counts, parents, depth_of(self.parents))
+
+
+def dynamic_tree(probs, top_k: int, depth: int, num_nodes: int) -> dict[tuple, float]:
+    """EAGLE-2's tree as it is written down: its nodes' paths, the most confident first, with their confidences.
+
+    `probs(path)` is the distribution after a path, `(vocab,)`.
+    """
+    beams, candidates = {(): 1.0}, {}
+    for _ in range(depth):
+        level = {}
+        for path, confidence in beams.items():
+            best = probs(path).topk(top_k)
+            following = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            level |= {(*path, token): confidence * prob for token, prob in following}
+        candidates |= level
+        beams = dict(sorted(level.items(), key=lambda item: -item[1])[:top_k])
+    return dict(sorted(candidates.items(), key=lambda item: -item[1])[:num_nodes])
+
+
+def paths_of(tokens, parents) -> list[tuple]:
+    """The tokens on the way to each node of one row."""
+    return [tuple(tokens[i] for i in path_to(parents, node)) for node in range(len(tokens))]
+
+
+def depth_of(parents, node: int | None = None) -> int:
+    if node is None:
+        return max(depth_of(parents, node) for node in range(len(parents)))
+    return 1 if parents[node] < 0 else 1 + depth_of(parents, parents[node])
+
+
+def path_to(parents, node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(parents, parents[node]), node]

@@ -1,0 +1,491 @@
+"""What tests/distributed/test_two_ranks.py has two processes do: checks that run on both at once, over gloo on the CPU.
+
+A process is started with its rank, a port and a folder, and leaves there what became of each check. The two are seeded
+differently, and a collective that the other one does not come to fails after TIMEOUT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.distributed import DistributedConfig
+
+import hf_speculative as hs
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import timings
+from hf_speculative.interfaces import Drafter, Schedule
+from hf_speculative.models import probe, why_eager
+from hf_speculative.schedules import Adaptive
+from hf_speculative.types import Costs, Draft
+from tests.support import tiny
+
+TIMEOUT = timedelta(seconds=60)
+CHECKS: dict = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def run(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+
+    torch.set_num_threads(1)
+    # They meet in a file: a port that is free now may be taken when they come to use it.
+    meeting = f"file://{folder / 'meeting'}"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=TIMEOUT)
+    MODELS["folder"] = folder
+    results: dict[str, str] = {}
+    for name, function in CHECKS.items():
+        torch.manual_seed(rank)
+        random.seed(rank)
+        start = time.perf_counter()
+        try:
+            function(rank)
+            results[name] = ""
+        except (Exception, pytest.fail.Exception):
+            results[name] = traceback.format_exc()
+        (folder / f"{rank}.json").write_text(json.dumps(results))
+        print(name, round(time.perf_counter() - start, 2), flush=True)
+        with contextlib.suppress(RuntimeError):
+            distributed.barrier()
+        if "waited for the other ranks" in results[name] or "Timed out" in results[name]:
+            break  # what comes after would only wait as well
+    with contextlib.suppress(RuntimeError):
+        distributed.destroy_process_group()
+
+
+SETTINGS = {"max_new_tokens": 16, "pad_token_id": 0}
+MODELS: dict = {}
+
+
+def saved(name: str) -> Path:
+    """A checkpoint of a model that both ranks hold."""
+    folder = MODELS["folder"] / name
+    if distributed.get_rank() == 0 and not folder.exists():
+        MODELS[name].save_pretrained(folder)
+    distributed.barrier()
+    return folder
+
+
+def from_both(value) -> list:
+    gathered = [None, None]
+    distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+# ---------------------------------------------------------------------------------------------- tensor parallel
+
+
+def parallel() -> dict:
+    """The target and its draft, whole and split over the ranks."""
+    if "split target" not in MODELS:
+        target = tiny.llama(vocab_size=62)  # older transformers split even numbers only
+        MODELS.update(target=target, draft=tiny.noisy_copy(target, noise=0.1))
+        for name in ("target", "draft"):
+            MODELS[f"split {name}"] = AutoModelForCausalLM.from_pretrained(
+                saved(name), distributed_config=DistributedConfig(tp_plan="auto")
+            )
+    return MODELS
+
+
+def decide_alike(models, draft: str, **settings):
+    """One call on both ranks: the same tokens, rounds and drafts. Returns the tokens and the statistics."""
+    given = {"draft_model": models[draft]} if draft else {}
+    with hs.record() as stats:
+        out = hs.generate(models["split target"], **tiny.prompts(3), **given, **SETTINGS | settings)
+    one, other = from_both((out.tolist(), [row.to_dict() for row in stats.rows]))
+    assert one == other
+    return out, stats
+
+
+@check
+def greedy_is_the_whole_models(rank):
+    models = parallel()
+    plain = models["target"].generate(**tiny.prompts(3), do_sample=False, **SETTINGS)
+    for draft in ("draft", "split draft"):
+        out, stats = decide_alike(models, draft, do_sample=False, num_draft_tokens=4)
+        assert out.tolist() == plain.tolist()
+        assert stats.num_accepted_draft_tokens > 0 and stats.num_rejections > 0
+
+
+@check
+def sampled_tokens_are_the_same_on_all_ranks(rank):
+    models = parallel()
+    for draft in ("draft", "split draft"):
+        first, _ = decide_alike(models, draft, do_sample=True, num_assistant_tokens_schedule="heuristic")
+        again, _ = decide_alike(models, draft, do_sample=True, num_draft_tokens=4)
+        assert first.tolist() != again.tolist(), "drawn anew"
+    one, other = from_both(torch.rand(1).item())
+    assert one != other, "what else is drawn stays each rank's own"
+
+
+@check
+def ranks_that_were_seeded_alike_still_are(rank):
+    """Plain sampling, which may come next, needs it."""
+    models = parallel()
+    torch.manual_seed(3)
+    for settings in ({}, {"reproducible": True}):
+        decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, **settings)
+        one, other = from_both(torch.rand(1).item())
+        assert one == other
+
+
+@check
+def reproducible_is_plain_under_the_first_ranks_seed(rank):
+    models = parallel()
+    torch.manual_seed(0)
+    plain = models["target"].generate(**tiny.prompts(3), do_sample=True, **SETTINGS)
+    accepted = []
+    for draft in ("draft", "split draft"):
+        torch.manual_seed(rank)
+        out, stats = decide_alike(models, draft, do_sample=True, reproducible=True, num_draft_tokens=4)
+        assert out.tolist() == plain.tolist()
+        accepted.append([row.num_accepted_draft_tokens for row in stats.rows])
+    assert accepted[0] == accepted[1], "a draft that all ranks run has read the same tokens on each of them"
+
+
+@check
+def clocks_of_their_own_do_not_lead_ranks_apart(rank):
+    """Costs are measured on both; the second rank's clock jumps."""
+    models, clock = parallel(), timings.time
+    try:
+        if rank == 1:
+            timings.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+        for _ in range(2):
+            decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
+        (found,) = costs._known[models["split target"]][models["split draft"]].values()
+        one, other = from_both({num_rows: times.samples for num_rows, times in found.items()})
+        assert one == other and {1, 3} == set(one) and all(times[0] for times in one.values())
+    finally:
+        timings.time = clock
+
+
+class EndsAt(StoppingCriteria):
+    def __init__(self, length: int):
+        self.length = length
+
+    def __call__(self, ids, scores):
+        return ids.shape[1] >= self.length
+
+
+@check
+def a_criterion_that_answers_by_rank(rank):
+    models = parallel()
+    for lengths in ((6, 11), (11, 6)):
+        out, _ = decide_alike(
+            models,
+            "draft",
+            do_sample=False,
+            num_draft_tokens=6,
+            stopping_criteria=StoppingCriteriaList([EndsAt(7 + lengths[rank])]),
+        )
+        assert out.shape[1] == 7 + lengths[0]
+
+
+class ByRank(Schedule):
+    """A schedule of a user's that each rank has its own idea of."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+
+    def num_draft_tokens(self, row: int) -> int:
+        return 3 + self.rank
+
+    def should_stop(self, scores, tokens):
+        return tokens % 2 == self.rank
+
+
+@check
+def a_schedule_that_plans_by_rank(rank):
+    models, config = parallel(), hs.SpeculativeConfig(schedule=ByRank(rank))
+    for draft in ("draft", "split draft"):
+        _, stats = decide_alike(models, draft, do_sample=True, speculative_config=config)
+        assert stats.num_draft_tokens < 3 * stats.num_spec_steps
+
+
+class Guesses(Drafter):
+    """A drafter of a user's that guesses at random."""
+
+    one_hot_proposals = True
+
+    def propose(self, batch, num_tokens, schedule, sampler):
+        width = random.randint(0, max(num_tokens))
+        tokens = torch.randint(tiny.VOCAB, (len(batch.rows), width))
+        return Draft(tokens, None, torch.tensor(num_tokens).clamp(max=width))
+
+
+@check
+def other_drafters_and_caches(rank):
+    models = parallel()
+    guesses = hs.SpeculativeConfig(drafter=Guesses(), num_draft_tokens=4)
+    decide_alike(models, "", do_sample=True, speculative_config=guesses)
+    decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, num_return_sequences=2)
+    without_a_model = {"prompt_lookup_num_tokens": 3}, {"method": "auto", "num_draft_tokens": 3}
+    for settings in (*without_a_model, {"assistant_early_exit": 1, "num_draft_tokens": 3}):
+        _, stats = decide_alike(models, "", do_sample=True, **settings)
+        assert stats.num_draft_tokens > 0
+
+
+@check
+def the_universal_path(rank):
+    """Hidden states are asked for, which transformers' own cache is kept for."""
+    models = parallel()
+    out = hs.generate(
+        models["split target"],
+        **tiny.prompts(3),
+        draft_model=models["draft"],
+        do_sample=True,
+        num_draft_tokens=4,
+        return_dict_in_generate=True,
+        output_hidden_states=True,
+        **SETTINGS,
+    )
+    one, other = from_both((out.sequences.tolist(), out.statistics.num_accepted_draft_tokens))
+    assert one == other and one[1] > 0
+
+
+@check
+def rows_that_are_done_are_replaced(rank):
+    models, inputs = parallel(), tiny.prompts(5)
+    prompts = [tiny.unpadded(inputs, row)["input_ids"][0].tolist() for row in range(5)]
+    settings = {"do_sample": True, "num_draft_tokens": 3, "eos_token_id": list(range(8))}
+    completions = hs.generate_batches(
+        models["split target"], prompts, draft_model=models["draft"], batch_size=2, **settings, **SETTINGS
+    )
+    one, other = from_both([completion.new_ids for completion in completions])
+    assert one == other and len(set(map(len, one))) > 1
+
+
+@check
+def a_round_takes_three_broadcasts(rank):
+    models, broadcast, sizes = parallel(), distributed.broadcast, []
+
+    def counted(tensor, *args, **kwargs):
+        sizes.append(tensor.numel())
+        return broadcast(tensor, *args, **kwargs)
+
+    try:
+        distributed.broadcast = counted
+        _, stats = decide_alike(models, "draft", do_sample=True, num_draft_tokens=4)
+    finally:
+        distributed.broadcast = broadcast
+    assert len(sizes) <= 2 + 3 * stats.num_target_forwards, "two for the state of the generator"
+    assert (stats.num_draft_forwards > 0) == (rank == 0), "the first rank drafts for all"
+
+
+@check
+def passes_are_not_compiled(rank):
+    models = parallel()
+    assert "several processes" in why_eager(models["split target"]) and why_eager(models["target"]) is None
+
+
+@check
+def stages_of_a_pipeline(rank):
+    """Each rank has some of the layers, and all get the logits."""
+    models = parallel()
+    models["staged target"] = AutoModelForCausalLM.from_pretrained(
+        saved("target"), distributed_config=DistributedConfig(pp_size=2)
+    )
+    plain = models["target"].generate(**tiny.prompts(3), do_sample=False, **SETTINGS)
+    given = tiny.prompts(3) | {"draft_model": models["draft"], "num_draft_tokens": 4}
+    assert hs.generate(models["staged target"], **given, do_sample=False, **SETTINGS).tolist() == plain.tolist()
+    with pytest.raises(ValueError, match="`assistant_early_exit` drafts with parts of the target"):
+        hs.generate(models["staged target"], **tiny.prompts(1), assistant_early_exit=1, **SETTINGS)
+    out = hs.generate(models["staged target"], **given, do_sample=True, **SETTINGS)
+    one, other = from_both(out.tolist())
+    assert one == other
+
+
+# ---------------------------------------------------------------------------------------------- sharded
+
+
+def sharded() -> dict:
+    """A target and a draft, whole and sharded by FSDP2."""
+    if "sharded target" not in MODELS:
+        parallel()
+        for name in ("target", "draft"):
+            MODELS[f"sharded {name}"] = fully_sharded(MODELS[name])
+    return MODELS
+
+
+def fully_sharded(model):
+    twin = copy.deepcopy(model)
+    for layer in twin.model.layers:
+        fully_shard(layer)
+    return fully_shard(twin)
+
+
+def unequal(rank: int, fewest: int = 4) -> dict:
+    """Another prompt on each rank, and more tokens on the second."""
+    return tiny.prompts(1 + 2 * rank, seed=rank) | {"max_new_tokens": (fewest, 16)[rank], "pad_token_id": 0}
+
+
+def is_plain(rank: int, draft, target="sharded target", fewest: int = 4, **settings) -> None:
+    """One call on both ranks gives what the whole model gives on each."""
+    models = sharded()
+    torch.manual_seed(rank)
+    plain = models["target"].generate(**unequal(rank, fewest), **settings)
+    torch.manual_seed(rank)
+    given = {"draft_model": models[draft]} if draft else {"prompt_lookup_num_tokens": 3}
+    own = {"reproducible": True} if settings.get("do_sample") else {}
+    if draft:
+        own["speculative_config"] = hs.SpeculativeConfig(schedule=Adaptive(4, Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}})))
+    with hs.record() as stats:
+        out = hs.generate(models[target], **unequal(rank, fewest), **given, **settings, **own)
+    (one, _), (other, num_accepted) = from_both((stats.num_target_forwards, stats.num_accepted_draft_tokens))
+    assert out.tolist() == plain.tolist()
+    assert one < other and (num_accepted or draft is None), "the work was unequal"
+
+
+@check
+def ranks_with_unequal_work(rank):
+    is_plain(rank, "sharded draft", fewest=1, do_sample=True)  # no draft on the first rank, ever
+    for draft in ("sharded draft", "draft", None):
+        is_plain(rank, draft, do_sample=False)
+
+
+@check
+def a_sharded_draft_of_a_whole_target(rank):
+    is_plain(rank, "sharded draft", target="target", do_sample=False)
+
+
+@check
+def forwards_that_only_one_rank_needs(rank):
+    """The second rank tries both models on random tokens first, as it does with a type it does not know."""
+    known = probe.TESTED_TYPES
+    try:
+        if rank == 1:
+            probe.TESTED_TYPES = ()
+        is_plain(rank, "sharded draft", do_sample=False)
+        assert len(probe._ragged) == 2 * rank
+    finally:
+        probe.TESTED_TYPES = known
+
+
+@check
+def windows_that_only_one_rank_has(rank):
+    models, inputs = sharded(), tiny.prompts(5, seed=3)
+    prompts = [tiny.unpadded(inputs, row)["input_ids"][0].tolist() for row in range(5)]
+    mine = prompts if rank == 1 else []
+    settings = {"max_new_tokens": 9, "pad_token_id": 0, "do_sample": False}
+    for draft in ("sharded draft", None):
+        found = hs.generate_batches(
+            models["sharded target"], mine, draft_model=draft and models[draft], batch_size=2, window=2, **settings
+        )
+        found = [completion.new_ids for completion in found]
+        expected = [
+            models["target"].generate(**tiny.unpadded(inputs, row), **settings)[0, len(ids) :].tolist()
+            for row, ids in enumerate(mine)
+        ]
+        assert found == expected
+
+
+class Broken:
+    """A streamer that fails in the middle of the text."""
+
+    num_tokens = 0
+
+    def put(self, tokens):
+        self.num_tokens += 1
+        if self.num_tokens == 4:
+            raise OSError("nobody listens any more")
+
+    def end(self):
+        pass
+
+
+@check
+def an_error_on_one_rank_does_not_hold_up_the_other(rank):
+    models = sharded()
+    settings = SETTINGS | {"do_sample": False, "num_draft_tokens": 2}
+    try:
+        out = hs.generate(
+            models["sharded target"],
+            **tiny.prompts(1),
+            draft_model=models["sharded draft"],
+            streamer=Broken() if rank == 0 else None,
+            **settings,
+        )
+    except OSError:
+        assert rank == 0
+    else:
+        assert rank == 1 and out.shape[1] == 7 + SETTINGS["max_new_tokens"]
+    is_plain(rank, "sharded draft", do_sample=False)
+
+
+@check
+def an_encoder_decoder_model(rank):
+    torch.manual_seed(5)
+    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 128}
+    ids = {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
+    config = BartConfig(vocab_size=61, forced_eos_token_id=None, **sizes, **heads, **ids)
+    target = tiny._spread(BartForConditionalGeneration(config).eval())
+    draft = tiny.noisy_copy(target)
+    inputs = tiny.prompts(1 + rank, seed=rank)
+    settings = {"min_new_tokens": (3, 12)[rank], "max_new_tokens": (3, 12)[rank], "do_sample": False}
+    plain = target.generate(**inputs, **settings)
+    shared = []
+    for model in (target, draft):
+        twin = copy.deepcopy(model)
+        for layer in (*twin.model.encoder.layers, *twin.model.decoder.layers):
+            fully_shard(layer)
+        shared.append(fully_shard(twin))
+        with torch.no_grad():  # FSDP wants the whole model to run before its encoder does
+            twin(input_ids=inputs["input_ids"], decoder_input_ids=inputs["input_ids"])
+    with pytest.raises(ValueError, match="encoders run once a window"):
+        hs.generate_batches(shared[0], [[5, 6]], draft_model=shared[1], **SETTINGS)
+    out = hs.generate(shared[0], **inputs, draft_model=shared[1], num_draft_tokens=3 + rank, **settings)
+    assert out.tolist() == plain.tolist()
+
+
+@check
+def loaded_by_transformers(rank):
+    models = sharded()
+    models["loaded"] = AutoModelForCausalLM.from_pretrained(
+        saved("target"), distributed_config=DistributedConfig(fsdp_size=2)
+    )
+    is_plain(rank, "draft", target="loaded", do_sample=False)
+
+
+@check
+def what_is_refused_and_warned_about(rank):
+    target, draft = sharded()["sharded target"], sharded()["sharded draft"]
+    with pytest.raises(ValueError, match="`assistant_early_exit` drafts with parts of the target"):
+        hs.generate(target, **tiny.prompts(1), assistant_early_exit=1, **SETTINGS)
+    with pytest.raises(ValueError, match="token_healing"):
+        hs.generate(target, **tiny.prompts(1), draft_model=draft, token_healing=True, **SETTINGS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hs.generate(target, **unequal(rank), draft_model=draft, synced_gpus=False)
+    assert any("FSDP2 has sharded" in str(warning.message) for warning in caught)
+    known = [times for found in costs._known[target][draft].values() for times in found.values()]
+    assert known and all(times.best() == {0: 1.0, 1: 2.0 + costs.ASSUMED_VERIFICATION} for times in known)
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,298 @@
+"""Every rule gives exactly the target's distribution: enumerated over all drafts and all random decisions, in float64."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from hf_speculative import Draft, Rule, Verdict
+from hf_speculative.sampling.samplers import Greedy, Independent
+from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification
+from hf_speculative.verification.residual import draw_next_token, is_proposed, probability_of
+from tests.support.branching import Table, distance, one_hot, one_round, plain_sequences, sequences
+
+EXACT = 1e-12
+WRONG = 1e-3
+BY_DISTRIBUTION = (TokenVerification, BlockVerification)
+
+
+def pair(seed, zeros=False):
+    p = Table(seed, zeros=zeros)
+    return p, Table(seed + 1000, zeros=zeros, like=p if seed % 2 else None)
+
+
+def expected_accepted(rule, p, q, gamma, **options):
+    return sum(w * (len(tokens) - 1) for tokens, w in one_round(rule, p, q, [()], gamma, **options)[()].items())
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_every_shipped_rule_is_declared_lossless(rule):
+    assert rule.lossless is True
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("rule", RULES.values())
+def test_output_has_the_targets_distribution(rule, gamma, zeros):
+    for seed in range(6 if gamma < 3 else 2):
+        p, q = pair(seed, zeros)
+        length = gamma + 2  # so that a second round begins inside
+        assert distance(sequences(rule(), p, q, gamma, length), plain_sequences(p, length)) < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+@pytest.mark.parametrize("gamma", [0, 1, 2])
+def test_one_hot_proposals_keep_the_targets_distribution(rule, gamma):
+    for seed in range(6):
+        p, q = pair(seed, zeros=seed % 2 == 1)
+        found = sequences(rule(), p, one_hot(q), gamma, gamma + 3, deterministic=True)
+        assert distance(found, plain_sequences(p, gamma + 3)) < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_extreme_distributions(rule):
+    p, q = pair(3)
+    hot, cold = Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
+    for target, proposal in [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]:
+        for gamma in (1, 2):
+            found = sequences(rule(), target, proposal, gamma, 4)
+            assert distance(found, plain_sequences(target, 4)) < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_ragged_drafts(rule):
+    """Rows of a batch propose different numbers of tokens, here by their prefix."""
+    for seed in range(3):
+        p, q = pair(seed, zeros=True)
+        ragged = sequences(rule(), p, q, 2, 4, num_tokens=lambda prefix, tokens: (sum(prefix) + len(prefix)) % 3)
+        assert distance(ragged, plain_sequences(p, 4)) < EXACT
+
+
+@pytest.mark.parametrize("rule", BY_DISTRIBUTION)
+def test_stopping_a_draft_after_an_unsure_token_is_exact(rule):
+    for seed in range(4):
+        p, q = pair(seed)
+
+        def after_unsure(prefix, tokens, q=q):
+            for i, token in enumerate(tokens):
+                if q(prefix + tokens[:i])[token] < 0.4:
+                    return i + 1
+            return len(tokens)
+
+        assert distance(sequences(rule(), p, q, 3, 4, num_tokens=after_unsure), plain_sequences(p, 4)) < EXACT
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_a_stop_inside_the_block_keeps_the_distribution(rule):
+    """Cutting the emitted tokens after the first end token is a stopping time of the output."""
+    end = 2
+    p, q = pair(5)
+
+    def cut(distribution):
+        ended = {}
+        for tokens, probability in distribution.items():
+            kept = tokens[: tokens.index(end) + 1] if end in tokens else tokens
+            ended[kept] = ended.get(kept, 0.0) + probability
+        return ended
+
+    assert distance(cut(sequences(rule(), p, q, 2, 4)), cut(plain_sequences(p, 4))) < EXACT
+
+
+# How much is accepted: numbers of the papers
+
+
+def test_toy_fractions():
+    p, q = Table(0, iid=[1 / 2, 1 / 3, 1 / 6]), Table(0, iid=[1 / 6, 1 / 3, 1 / 2])
+    token = [Fraction(2, 3), Fraction(10, 9), Fraction(38, 27)]
+    block = [Fraction(2, 3), Fraction(7, 6), Fraction(14, 9)]
+    for gamma, (by_token, by_block) in enumerate(zip(token, block, strict=True), start=1):
+        assert math.isclose(expected_accepted(TokenVerification(), p, q, gamma), by_token, abs_tol=1e-12)
+        assert math.isclose(expected_accepted(BlockVerification(), p, q, gamma), by_block, abs_tol=1e-12)
+
+
+def test_the_block_papers_example():
+    """Sun et al. 2025, section 2: p = (1/3, 2/3), q = (2/3, 1/3); A is 0 and B is 1."""
+    p, q = Table(0, iid=[1 / 3, 2 / 3]), Table(0, iid=[2 / 3, 1 / 3])
+    assert math.isclose(expected_accepted(TokenVerification(), p, q, 2), 10 / 9)
+    assert math.isclose(expected_accepted(BlockVerification(), p, q, 2), 11 / 9)
+    distribution = one_round(BlockVerification(), p, q, [()], 2)[()]
+    twenty_sevenths = {"000": 1, "001": 2, "010": 2, "011": 4, "1": 9, "100": 1, "101": 2, "11": 3, "110": 1, "111": 2}
+    expected = {tuple(map(int, tokens)): count / 27 for tokens, count in twenty_sevenths.items()}
+    assert distance(distribution, expected) < EXACT
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_block_accepts_at_least_what_token_accepts(gamma):
+    for seed in range(5):
+        p, q = pair(seed)
+        by_token, by_block = (expected_accepted(rule(), p, q, gamma) for rule in BY_DISTRIBUTION)
+        assert by_block > by_token - EXACT
+        if gamma == 1:
+            assert math.isclose(by_token, by_block)
+
+
+def test_all_rules_accept_alike_for_one_hot_proposals():
+    p, q = pair(4)
+    accepted = [expected_accepted(rule(), p, one_hot(q), 3, deterministic=True) for rule in RULES.values()]
+    assert max(accepted) - min(accepted) < EXACT
+
+
+# Negative controls: the enumeration sees the bugs it is there for
+
+
+class DropsCorrection(Rule):
+    """Redraws from p after a rejection, instead of from the residual."""
+
+    def __call__(self, draft, target_probs, sampler):
+        p, q = probability_of(target_probs, draft.tokens), probability_of(draft.probs, draft.tokens)
+        accepted = sampler.bernoulli((p / q).clamp(max=1)) & is_proposed(draft)
+        tau = accepted.long().cumprod(1).sum(1)
+        return Verdict(tau, sampler.categorical(target_probs[torch.arange(len(tau)), tau][:, None])[:, 0])
+
+
+class GreedyBlock(Rule):
+    """The block paper's appendix rule, without the change of the target that it needs."""
+
+    def __call__(self, draft, target_probs, sampler):
+        p, q = probability_of(target_probs, draft.tokens), probability_of(draft.probs, draft.tokens)
+        ratio = torch.nn.functional.pad((p / q).cumprod(1), (1, 0), value=1.0)
+        residual = (ratio[:, :-1, None] * target_probs[:, :-1] - draft.probs).clamp(min=0)
+        gain = residual.sum(-1)
+        loss = (draft.probs - ratio[:, :-1, None] * target_probs[:, :-1]).clamp(min=0).sum(-1)
+        keep = torch.cat([(gain / loss).nan_to_num(1.0).clamp(max=1)[:, 1:], ratio[:, -1:].clamp(max=1)], 1)
+        sizes = torch.arange(1, draft.width + 1)
+        tau = torch.nn.functional.pad(sampler.bernoulli(keep) * sizes, (1, 0)).amax(1)
+        return draw_next_token(draft, target_probs, residual, tau, sampler)
+
+
+@pytest.mark.parametrize("rule", [DropsCorrection, GreedyBlock])
+def test_control_wrong_rules_are_caught(rule):
+    p, q = pair(0)
+    assert distance(sequences(rule(), p, q, 2, 4), plain_sequences(p, 4)) > WRONG
+
+
+@pytest.mark.parametrize("rule", BY_DISTRIBUTION)
+def test_control_leaving_out_the_unsure_token_is_caught(rule):
+    p, q = pair(0)
+
+    def before_unsure(prefix, tokens):
+        for i, token in enumerate(tokens):
+            if q(prefix + tokens[:i])[token] < 0.4:
+                return i
+        return len(tokens)
+
+    # The dropped token was drawn: its weight counts, so the drafts are enumerated in full and then cut short.
+    class Anticipating(Rule):
+        def __call__(self, draft, target_probs, sampler):
+            n = torch.tensor([before_unsure((), tuple(tokens)) for tokens in draft.tokens.tolist()])
+            return rule()(Draft(draft.tokens, draft.probs, n), target_probs, sampler)
+
+    distribution = one_round(Anticipating(), p, q, [()], 2)[()]
+    first = [sum(w for tokens, w in distribution.items() if tokens[0] == v) for v in range(3)]
+    assert max(abs(f - e) for f, e in zip(first, p(()).tolist(), strict=True)) > WRONG
+
+
+@pytest.mark.parametrize("rule", BY_DISTRIBUTION)
+def test_control_argmax_drafts_judged_by_softmax_are_caught(rule):
+    p, q = pair(0)
+    assert distance(sequences(rule(), p, one_hot(q), 2, 4, judged_by=q), plain_sequences(p, 4)) > WRONG
+
+
+class PositionKeyed:
+    """Noise by (sample, absolute position): what `(seed, position)` keys amount to. The draw of y has noise of its own."""
+
+    def __init__(self, num_samples, length, vocab):
+        self.coins = torch.rand(num_samples, length)
+        self.draft_noise = torch.empty(num_samples, length, vocab).exponential_()
+        self.noise = torch.empty(num_samples, length, vocab).exponential_()
+
+    def at(self, table, positions):
+        return table[torch.arange(len(positions)), positions]
+
+
+@pytest.mark.parametrize(("keyed", "is_caught"), [(True, True), (False, False)])
+def test_control_position_keyed_noise_is_caught_in_block_verification(keyed, is_caught):
+    """Block verification looks past a rejection; noise met again in the next round biases it (seen at TV 0.065)."""
+    num, gamma, length, vocab = 60_000, 2, 3, 2
+    p, q = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])
+    noise = PositionKeyed(num, length + gamma + 2, vocab)
+    out = torch.zeros(num, length + gamma + 2, dtype=torch.long)
+    position = torch.zeros(num, dtype=torch.long)
+
+    class Keyed(Independent):
+        def bernoulli(self, probability):
+            u = torch.stack([noise.at(noise.coins, position + i) for i in range(gamma)], 1)
+            return u < probability
+
+        def categorical(self, probs, ahead=0):
+            return (probs[:, 0] / noise.at(noise.noise, position + num_accepted)).argmax(-1)[:, None]
+
+    while int(position.min()) < length:
+        position = position.clamp(max=length)  # rows that are done idle in place
+        if not keyed:
+            noise = PositionKeyed(num, length + gamma + 2, vocab)
+        tokens = torch.stack([(q / noise.at(noise.draft_noise, position + i)).argmax(-1) for i in range(gamma)], 1)
+        draft = Draft(tokens, q.expand(num, gamma, vocab), torch.full((num,), gamma))
+        probs = p.expand(num, gamma + 1, vocab)
+        num_accepted = torch.zeros(num, dtype=torch.long)
+        sampler = Keyed(None, vocab)
+        num_accepted = BlockVerification()(draft, probs, sampler).num_accepted
+        verdict = BlockVerification()(draft, probs, sampler)
+        assert torch.equal(verdict.num_accepted, num_accepted)  # coins are keyed: asked twice, they say the same
+        running = position < length
+        for i in range(gamma + 1):
+            token = torch.where(verdict.num_accepted == i, verdict.next_token, draft.tokens[:, min(i, gamma - 1)])
+            write = running & (i <= verdict.num_accepted)
+            rows = torch.arange(num)[write]
+            out[rows, position[write] + i] = token[write]
+        position = torch.where(running, position + verdict.num_accepted + 1, position)
+    cells = out[:, 0] * 4 + out[:, 1] * 2 + out[:, 2]
+    found = torch.bincount(cells, minlength=8) / num
+    expected = torch.tensor([math.prod((1 / 3, 2 / 3)[int(bit)] for bit in f"{cell:03b}") for cell in range(8)])
+    total_variation = (found - expected).abs().sum() / 2
+    assert (total_variation > 0.03) == is_caught, total_variation
+
+
+# Numerics
+
+
+def test_zero_residual_falls_back_to_the_target():
+    """p == q up to rounding, and a coin that still says no: transformers divides by the zero sum and raises."""
+    distribution = torch.tensor([0.25, 0.75])
+    draft = Draft(torch.tensor([[1]]), distribution.view(1, 1, 2), torch.tensor([1]))
+
+    class Refuses(Independent):
+        def bernoulli(self, probability):
+            return torch.zeros_like(probability, dtype=torch.bool)
+
+    for rule in BY_DISTRIBUTION:
+        verdict = rule()(draft, distribution.expand(1, 2, 2), Refuses(None, 2))
+        assert verdict.num_accepted.item() == 0 and verdict.next_token.item() in (0, 1)
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_a_token_of_probability_zero_is_never_emitted(rule):
+    p = torch.tensor([0.0, 0.5, 0.5]).expand(512, 3, 3)
+    q = torch.tensor([0.9, 0.05, 0.05]).expand(512, 2, 3)
+    draft = Draft(torch.zeros(512, 2, dtype=torch.long), q, torch.full((512,), 2))
+    verdict = rule()(draft, p, Independent(None, 3))
+    assert verdict.num_accepted.max() == 0 and verdict.next_token.min() > 0
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_greedy_is_a_one_hot_distribution_for_every_rule(rule):
+    scores = torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 0.0], [0.0, 0.0, 9.0]]])
+    sampler = Greedy(None, 3)
+    for tokens, num_accepted, next_token in [([1, 0], 2, 2), ([1, 1], 1, 0), ([0, 0], 0, 1)]:
+        draft = Draft(torch.tensor([tokens]), None, torch.tensor([2]))
+        verdict = rule()(draft, sampler.probs(scores), sampler)
+        assert (verdict.num_accepted.item(), verdict.next_token.item()) == (num_accepted, next_token)
+
+
+def test_sampled_verification_knows_the_chance_of_what_it_kept():
+    probs = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]]])
+    draft = Draft(torch.tensor([[0, 1]]), None, torch.tensor([2]))
+    verdict = SampledVerification()(draft, probs, Independent(None, 3))
+    torch.testing.assert_close(verdict.survival, torch.tensor([[0.5, 0.4]]))
+    assert SampledVerification()(draft, probs, Greedy(None, 3)).survival is None  # what came of it stands for it
