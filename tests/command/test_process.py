@@ -83,7 +83,7 @@ for name in hf_speculative.__all__:
 
 def stopped(process, is_ready):
     """Output and messages of a process that got SIGINT once `is_ready()`, what that has read left out."""
-    with ThreadPoolExecutor(1) as reader:
+    with process, ThreadPoolExecutor(1) as reader:
         messages = reader.submit(process.stderr.read)
         try:
             while not is_ready():
