@@ -10,11 +10,12 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .files import HeadFiles
 from .layout import Layout
 
 #: in the order in which they are asked whether files are theirs
-LAYOUTS: tuple[type[Layout], ...] = ()
+LAYOUTS: tuple[type[Layout], ...] = (ZLabLayout, SpeculatorsDFlashLayout, SavedDFlashLayout)
 
 
 def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:

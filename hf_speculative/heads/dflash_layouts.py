@@ -1,0 +1,222 @@
+"""The layouts in which DFlash heads and their kin are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig, PreTrainedModel
+
+from .dflash import Block, DFlashHead, DFlashHeadConfig
+from .dflash_parts import MARKOV_HEADS
+from .layout import Layout
+
+#: tensors that have other names in transformers' class
+RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+#: parts of the target that some files hold a copy of
+OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
+#: fields of the layers
+LAYER_FIELDS = (
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+)
+#: fields of what heads add, by the same names in both layouts
+CONVOLUTION = ("conv_kernel_size", "conv_group_size")
+SELECTOR = ("selector_rank", "selector_top_k")
+MARKOV = ("markov_rank", "markov_head_type")
+CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
+ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+#: what the files of some other kinds of heads say, which nothing here runs
+UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
+KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
+
+
+class DFlashLayout(Layout):
+    """What both have in common."""
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `DFlashHeadConfig` beside those of the layers."""
+        raise NotImplementedError
+
+    def layers(self) -> PreTrainedConfig:
+        """The config of the layers, as the file has it."""
+        raise NotImplementedError
+
+    def config(self) -> MuseGlimmerAssistantConfig:
+        layers, own = self.layers(), self.fields()
+        own = {name: value for name, value in own.items() if value is not None}
+        self._check_fields(layers, own)
+        fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
+        fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
+        fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
+        dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
+        ids = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(name) for name in ADDED if name != SELECTOR[1])
+        kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
+        return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
+
+    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
+        return DFlashHead if isinstance(config, DFlashHeadConfig) else MuseGlimmerAssistantModel
+
+    def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
+        has_own_ids = config.draft_vocab_size < config.vocab_size
+        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
+        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
+        # Some files have codebooks as embeddings.
+        found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
+        return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
+
+    def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
+        def refuse(reason: str) -> None:
+            raise ValueError(f"{self.files.name}: {reason}.")
+
+        for name in ("block_size", "mask_token_id", "target_layer_ids"):
+            if own.get(name) is None:
+                refuse(f"its config.json does not say `{name}`: give the draft as it was published")
+        for name in UNKNOWN:
+            if self.value(name):
+                refuse(f"`{name}={self.value(name)!r}` belongs to a kind of head that cannot be run: use another draft")
+        width = self.value("target_hidden_size")
+        if width not in (None, layers.hidden_size):
+            refuse(f"`target_hidden_size={width}` and `hidden_size={layers.hidden_size}` differ, which no layer here joins")
+        if getattr(layers, "attention_bias", False):
+            refuse("`attention_bias=True`: DFlash heads with biases cannot be run")
+        kinds = set(getattr(layers, "layer_types", None) or ()) - set(KINDS_OF_LAYERS)
+        if kinds:
+            refuse(f"`layer_types` has {', '.join(sorted(kinds))}, and only {' and '.join(KINDS_OF_LAYERS)} can be run")
+        if own.get("markov_head_type", "vanilla") not in MARKOV_HEADS:
+            refuse(f"`markov_head_type={own['markov_head_type']!r}` is not one of {', '.join(MARKOV_HEADS)}")
+        if own.get("confidence_head_with_markov") and not own.get("markov_rank"):
+            refuse("`confidence_head_with_markov=True` needs a `markov_rank` above 0")
+        size, group = layers.hidden_size, own.get("conv_group_size", 1)
+        if own.get("conv_kernel_size") and size % group:
+            refuse(f"`conv_group_size={group}` does not divide `hidden_size={size}`")
+
+    def value(self, name: str):
+        """A field by the name that it has in the file."""
+        return self.files.fields.get(name)
+
+
+class ZLabLayout(DFlashLayout):
+    """z-lab's: a Qwen3 config with `dflash_config`; `z-lab/*-DFlash`, JetSpec's heads, DFlash 2; DeepSpec's DSpark heads.
+
+    Read as the packages `dflash` 0.1.0 and DeepSpec do.
+    """
+
+    ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel", "Gemma4DSparkModel")
+
+    @classmethod
+    def recognises(cls, files) -> bool:
+        names = files.fields.get("architectures") or ()
+        is_named = "dflash_config" in files.fields or any(name in cls.ARCHITECTURES for name in names)
+        return is_named and "speculators_model_type" not in files.fields
+
+    def value(self, name: str):
+        own = self.files.fields.get("dflash_config") or self.files.fields.get("dspark_config") or {}
+        return own.get(name, self.files.fields.get(name))
+
+    def layers(self) -> PreTrainedConfig:
+        fields = {name: value for name, value in self.files.fields.items() if name != "model_type"}
+        kind = self.files.fields.get("model_type", "qwen3")
+        if kind != "qwen3":
+            raise ValueError(f"{self.files.name}: its layers are of type {kind!r}, and only Qwen3's can be run.")
+        return AutoConfig.for_model(kind, **fields)
+
+    def fields(self) -> dict[str, Any]:
+        layers, is_dspark = self.layers(), any("DSpark" in name for name in self.files.fields.get("architectures") or ())
+        fields = {name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES)}
+        names = [name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group]
+        window = getattr(layers, "sliding_window", None)
+        return fields | {
+            **{name: self.value(name) for name in names},
+            "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
+            "sample_from_anchor": is_dspark,
+            "causal_layer_types": self._causal_layer_types(),
+            # A window of w reaches w - 1 tokens from a place here, and w in transformers.
+            "sliding_window": (window or layers.max_position_embeddings + 1) - 1,
+            "vocab_size": layers.vocab_size,
+            "draft_vocab_size": self.value("draft_vocab_size") or layers.vocab_size,
+        }
+
+    def _causal_layer_types(self) -> list[str]:
+        """All kinds of layers in JetSpec's heads; else those with a window, unless the file says otherwise."""
+        is_causal = True if self.value("causal_head") else self.files.fields.get("is_causal")
+        if is_causal is None:
+            return KINDS_OF_LAYERS[1:]
+        return KINDS_OF_LAYERS if is_causal else []
+
+    def _default_layers(self, num_layers: int) -> list[int] | None:
+        num_target_layers = self.value("num_target_layers")
+        if num_target_layers is None:
+            return None
+        if num_layers == 1:
+            return [num_target_layers // 2]
+        first, last = 1, num_target_layers - 3
+        return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
+
+
+class SpeculatorsDFlashLayout(DFlashLayout):
+    """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
+
+    speculators_types = ("dflash", "dflash2", "dspark")
+
+    def layers(self) -> PreTrainedConfig:
+        fields = dict(self.files.fields.get("transformer_layer_config") or {})
+        return AutoConfig.for_model(fields.pop("model_type", "qwen3"), **fields)
+
+    def fields(self) -> dict[str, Any]:
+        layers, kind = self.layers(), self.files.fields["speculators_model_type"]
+        added = {
+            "dflash": {},
+            "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+            "dspark": {
+                "markov_rank": 256,
+                "markov_head_type": "vanilla",
+                "enable_confidence_head": True,
+                "confidence_head_with_markov": True,
+            },
+        }[kind]
+        states = self.value("aux_hidden_state_layer_ids")
+        is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
+        return {
+            **{name: self._or(name, default) for name, default in added.items()},
+            "block_size": self._or("block_size", 8),
+            "mask_token_id": self.value("mask_token_id"),
+            "target_layer_ids": None if states is None else [index - 1 for index in states],
+            "sample_from_anchor": self._or("sample_from_anchor", kind == "dspark"),
+            "causal_layer_types": [] if is_bidirectional else KINDS_OF_LAYERS[1:],
+            "window_from_anchor": True,
+            "sliding_window": getattr(layers, "sliding_window", None) or layers.max_position_embeddings,
+            "vocab_size": layers.vocab_size,
+            "draft_vocab_size": self._or("draft_vocab_size", 32000),
+        }
+
+    def _or(self, name: str, default):
+        value = self.value(name)
+        return default if value is None else value
+
+
+class SavedDFlashLayout(Layout):
+    """What `DFlashHead.save_pretrained` writes."""
+
+    @classmethod
+    def recognises(cls, files) -> bool:
+        return files.fields.get("model_type") == DFlashHeadConfig.model_type
+
+    def config(self) -> DFlashHeadConfig:
+        fields = {name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")}
+        return DFlashHeadConfig(**fields)
+
+    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
+        return DFlashHead
+
+
+__all__ = ["Block", "SavedDFlashLayout", "SpeculatorsDFlashLayout", "ZLabLayout"]
