@@ -6,7 +6,7 @@ from .draft_model import DraftModel
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
-from .mtp import Mtp
+from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
 from .prompt_lookup import PromptLookup
 from .string_match import StringMatch
@@ -16,7 +16,7 @@ from .tree_drafter import TreeDrafter
 
 DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
-TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
+TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp, RecursiveMtp)
 
 __all__ = [
     "DEFAULT_MAX_DEPTH",
@@ -34,6 +34,7 @@ __all__ = [
     "OwnText",
     "PromptLookup",
     "Recycling",
+    "RecursiveMtp",
     "StringMatch",
     "SuffixStore",
     "TokenIntersection",

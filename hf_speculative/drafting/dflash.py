@@ -10,13 +10,14 @@ position, and the rule gets the processed distributions.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
 from ..interfaces import CachedModel, Sampler
-from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
+from ..models import AttentionLayers, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch
+from .raw_embedding import raw_embedding
 from .stepwise import Stepwise
 
 
@@ -120,14 +121,3 @@ class DFlash(Stepwise):
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         for lane in lanes:
             self.seen[lane] = 0
-
-
-def raw_embedding(embedding: nn.Module) -> nn.Module:
-    """The target's embeddings as they stand in its weights, which is how masks are embedded: without a norm or a scale."""
-    if hasattr(embedding, "embed_norm"):
-        embedding = exchanged(embedding, {"embed_norm": nn.Identity()})
-    if hasattr(embedding, "embed_scale"):
-        scale, embedding = torch.as_tensor(embedding.embed_scale), exchanged(embedding, {})
-        embedding._buffers = dict(embedding._buffers)  # the copy shares those of the original
-        embedding.embed_scale = torch.ones_like(scale)
-    return embedding

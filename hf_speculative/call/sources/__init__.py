@@ -13,6 +13,7 @@ from .draft_model import DraftModelSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
 from .mtp import MtpSource
+from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
 from .prompt_lookup import PromptLookupSource
 from .recycling import RecyclingSource
@@ -22,6 +23,7 @@ from .suffix import SuffixSource
 SOURCES: tuple[type[Source], ...] = (
     DFlashSource,
     Gemma4AssistantSource,
+    MtpHeadSource,
     DraftModelSource,
     EarlyExitSource,
     PromptLookupSource,
