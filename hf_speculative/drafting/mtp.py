@@ -106,7 +106,10 @@ class RecursiveMtp(Mtp):
 
     def __init__(self, head: PreTrainedModel, target_model: PreTrainedModel):
         self.head = with_folded_attention(head)
-        self.embed, self.output = raw_embedding(target_model.get_input_embeddings()), target_model.get_output_embeddings()
+        self.embed, self.output = (
+            raw_embedding(target_model.get_input_embeddings()),
+            target_model.get_output_embeddings(),
+        )
         self.attention, self.depth = AttentionLayers(head), head.config.max_draft_tokens
         self.device, self.dtype = head.device, head.dtype
 
@@ -115,9 +118,14 @@ class RecursiveMtp(Mtp):
             inputs_embeds=self.embed(ids.to(self.embed.weight.device)).to(self.device),
             states=self.states,
             position_ids=self.slots,
-            attention_mask=self.masks if self.attention.types is None else self.masks["full_attention"],
+            attention_mask=self._of_layer(self.masks),
             past_key_values=CacheOfDepth(self.cache, depth),
         )
+
+    @staticmethod
+    def _of_layer(masks) -> Tensor:
+        """Its own of the masks by the target's types of layers: it attends to everything where any of them does."""
+        return masks.get("full_attention", next(iter(masks.values()))) if isinstance(masks, dict) else masks
 
     def project(self, states: Tensor) -> Tensor:
         return self.output(states.to(self.output.weight.device))

@@ -1,14 +1,21 @@
-"""The layouts in which DFlash heads and their kin are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
+"""The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from .dflash import Block, DFlashHead, DFlashHeadConfig
+from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
+from .draft_ids import why_wrong
 from .layout import Layout
 
 #: tensors that have other names in transformers' class
@@ -40,7 +47,13 @@ KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 
 class DFlashLayout(Layout):
-    """What both have in common."""
+    """What both have in common.
+
+    Attributes:
+        names: fields that files call otherwise than `DFlashHeadConfig`.
+    """
+
+    names: ClassVar[dict[str, str]] = {}
 
     def fields(self) -> dict[str, Any]:
         """Fields of `DFlashHeadConfig` beside those of the layers."""
@@ -58,8 +71,10 @@ class DFlashLayout(Layout):
         fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
-        ids = {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(name) for name in ADDED if name != SELECTOR[1])
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(
+            own.get(name) for name in ADDED if name != SELECTOR[1]
+        )
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
@@ -68,37 +83,44 @@ class DFlashLayout(Layout):
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         has_own_ids = config.draft_vocab_size < config.vocab_size
+        if not has_own_ids and "d2t" in tensors and tensors["d2t"].any():
+            raise ValueError(
+                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} reorders a draft vocabulary that is as large as the "
+                "target's: give the draft as it was published."
+            )
         of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
         return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
 
-    def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
-        def refuse(reason: str) -> None:
-            raise ValueError(f"{self.files.name}: {reason}.")
+    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
+        if "d2t" in tensors and (reason := why_wrong(tensors["d2t"], config.vocab_size)):
+            raise ValueError(
+                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} {reason}: give the draft as it was published."
+            )
 
-        for name in ("block_size", "mask_token_id", "target_layer_ids"):
-            if own.get(name) is None:
-                refuse(f"its config.json does not say `{name}`: give the draft as it was published")
-        for name in UNKNOWN:
-            if self.value(name):
-                refuse(f"`{name}={self.value(name)!r}` belongs to a kind of head that cannot be run: use another draft")
+    def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
+        missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
+        unknown = [name for name in UNKNOWN if self.value(name)]
+        kinds = sorted(set(getattr(layers, "layer_types", None) or ()) - set(KINDS_OF_LAYERS))
+        markov, group, size = own.get("markov_head_type", "vanilla"), own.get("conv_group_size", 1), layers.hidden_size
         width = self.value("target_hidden_size")
-        if width not in (None, layers.hidden_size):
-            refuse(f"`target_hidden_size={width}` and `hidden_size={layers.hidden_size}` differ, which no layer here joins")
-        if getattr(layers, "attention_bias", False):
-            refuse("`attention_bias=True`: DFlash heads with biases cannot be run")
-        kinds = set(getattr(layers, "layer_types", None) or ()) - set(KINDS_OF_LAYERS)
-        if kinds:
-            refuse(f"`layer_types` has {', '.join(sorted(kinds))}, and only {' and '.join(KINDS_OF_LAYERS)} can be run")
-        if own.get("markov_head_type", "vanilla") not in MARKOV_HEADS:
-            refuse(f"`markov_head_type={own['markov_head_type']!r}` is not one of {', '.join(MARKOV_HEADS)}")
-        if own.get("confidence_head_with_markov") and not own.get("markov_rank"):
-            refuse("`confidence_head_with_markov=True` needs a `markov_rank` above 0")
-        size, group = layers.hidden_size, own.get("conv_group_size", 1)
-        if own.get("conv_kernel_size") and size % group:
-            refuse(f"`conv_group_size={group}` does not divide `hidden_size={size}`")
+        reasons = {
+            f"its config.json does not say {', '.join(self.names.get(name, name) for name in missing)}": missing,
+            f"{', '.join(f'`{name}={self.value(name)!r}`' for name in unknown)} belongs to another kind of head": unknown,
+            f"`target_hidden_size={width}` is not its `hidden_size={size}`": width not in (None, size),
+            "its attention has biases (`attention_bias=True`)": getattr(layers, "attention_bias", False),
+            f"`layer_types` has {', '.join(kinds)}": kinds,
+            f"`markov_head_type={markov!r}` is not one of {', '.join(MARKOV_HEADS)}": markov not in MARKOV_HEADS,
+            "`confidence_head_with_markov=True` needs a `markov_rank` above 0": (
+                own.get("confidence_head_with_markov") and not own.get("markov_rank")
+            ),
+            f"`conv_group_size={group}` does not divide `hidden_size={size}`": own.get("conv_kernel_size")
+            and size % group,
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+            raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
 
     def value(self, name: str):
         """A field by the name that it has in the file."""
@@ -111,7 +133,13 @@ class ZLabLayout(DFlashLayout):
     Read as the packages `dflash` 0.1.0 and DeepSpec do.
     """
 
-    ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel", "Gemma4DSparkModel")
+    ARCHITECTURES = (
+        "DFlashDraftModel",
+        "DFlash2DraftModel",
+        "Qwen3DSparkModel",
+        "DSparkDraftModel",
+        "Gemma4DSparkModel",
+    )
 
     @classmethod
     def recognises(cls, files) -> bool:
@@ -131,9 +159,14 @@ class ZLabLayout(DFlashLayout):
         return AutoConfig.for_model(kind, **fields)
 
     def fields(self) -> dict[str, Any]:
-        layers, is_dspark = self.layers(), any("DSpark" in name for name in self.files.fields.get("architectures") or ())
+        layers, is_dspark = (
+            self.layers(),
+            any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
+        )
         fields = {name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES)}
-        names = [name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group]
+        names = [
+            name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group
+        ]
         window = getattr(layers, "sliding_window", None)
         return fields | {
             **{name: self.value(name) for name in names},
@@ -167,6 +200,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     speculators_types = ("dflash", "dflash2", "dspark")
+    names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
     def layers(self) -> PreTrainedConfig:
         fields = dict(self.files.fields.get("transformer_layer_config") or {})
@@ -212,11 +246,10 @@ class SavedDFlashLayout(Layout):
         return files.fields.get("model_type") == DFlashHeadConfig.model_type
 
     def config(self) -> DFlashHeadConfig:
-        fields = {name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")}
+        fields = {
+            name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")
+        }
         return DFlashHeadConfig(**fields)
 
     def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
         return DFlashHead
-
-
-__all__ = ["Block", "SavedDFlashLayout", "SpeculatorsDFlashLayout", "ZLabLayout"]

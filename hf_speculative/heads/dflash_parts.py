@@ -1,7 +1,7 @@
 """What published heads add to a DFlash block: convolutions inside it, and corrections by the draft tokens in it.
 
-A correction is called a chain here: it turns the logits of a place, which the block gives at once, into those of that place given
-the draft token before it. What it keeps from place to place is its state.
+A correction is called a chain here: it turns the logits of a place, which the block gives at once, into those of that place
+given the draft token before it. What it keeps from place to place is its state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class BlockConvolution(nn.Module):
 
     def _convolved(self, states: Tensor, taps: Tensor, base: Tensor) -> Tensor:
         kernel = base.to(states.dtype) + taps.repeat_interleave(states.shape[-1] // taps.shape[-1], -1)
-        windows = functional.pad(states, (0, 0, len(base) - 1, 0)).unfold(1, len(base), 1)  # the last is the token's own
+        windows = functional.pad(states, (0, 0, len(base) - 1, 0)).unfold(
+            1, len(base), 1
+        )  # the last is the token's own
         return (windows.flip(-1).transpose(-1, -2) * kernel).sum(-2)
 
 

@@ -42,7 +42,9 @@ class MtpHeadConfig(PreTrainedConfig):
             self.speculators_config = speculators_config("mtp")
         super().__post_init__(**kwargs)
         if self.num_nextn_predict_layers != 1:
-            raise ValueError(f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: heads of one layer can be run.")
+            raise ValueError(
+                f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: heads of one layer can be run."
+            )
 
     @property
     def max_draft_tokens(self) -> int:
@@ -87,8 +89,9 @@ class MtpHead(PreTrainedModel):
 
     def __init__(self, config: MtpHeadConfig):
         super().__init__(config)
+        config.transformer_layer_config._attn_implementation = config._attn_implementation
         one = config.one_layer()
-        body = AutoModel.from_config(one, attn_implementation=config.get_text_config()._attn_implementation)
+        body = AutoModel.from_config(one, attn_implementation=config._attn_implementation)
         layer, norm = body.layers[0], type(body.norm)
         for name in ("hidden_layernorm", "token_layernorm", "final_layernorm"):
             layer.add_module(name, norm(one.hidden_size, eps=one.rms_norm_eps))

@@ -10,9 +10,10 @@ from torch import nn
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import Beams, DFlash
+from hf_speculative.drafting.raw_embedding import raw_embedding
 from hf_speculative.heads import load_head
 from hf_speculative.types import Batch
-from tests.support import blocks, tiny
+from tests.support import blocks, distributions, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
@@ -90,7 +91,9 @@ def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monke
     """After every round, in every row, whoever has left; each token after those drafted before it."""
     plain = blocks.Plain(folders / kind, target)
     compared, steps, original_step, original = [], [], DFlash.step, DFlash.propose
-    monkeypatch.setattr(DFlash, "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone())
+    monkeypatch.setattr(
+        DFlash, "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
+    )
 
     def propose(self, batch, num_tokens, *args):
         steps.clear()
@@ -165,3 +168,50 @@ def test_trees_of_a_block(kind, folders, target):
         DFlash.level = original
     config = SpeculativeConfig(drafter=Beams(DFlash(head, target), top_k=3, depth=4), num_draft_tokens=6)
     assert same_as_plain(target, tiny.prompts(4), speculative_config=config).draft_acceptance_rate > 0.05
+
+
+@pytest.fixture(scope="module")
+def small():
+    """For the exact distribution: a target of a few tokens, and drafts for it."""
+    return blocks.pairs(vocab_size=distributions.VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("speculators, reduced", "temperature and top_k"),
+        ("DFlash 2", "top_p"),
+        ("DSpark, rnn", "repetition penalty"),
+        ("DSpark, gated", "a stop"),
+    ],
+)
+def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
+    """With proposals from what a selector leaves, a Markov head makes of it, or a part of the vocabulary holds."""
+    target, draft = small[blocks.from_anchor(kind)]
+    blocks.write(kind, tmp_path / "head", target, draft, num_ids=4)
+    head = load_head(tmp_path / "head")
+    distributions.assert_exact(target, {"draft_model": head, "num_draft_tokens": 2}, **distributions.SETTINGS[settings])
+
+
+@pytest.mark.parametrize("kind", ["z-lab, causal windows", "DSpark, rnn"])
+def test_refill(kind, folders, target):
+    """Rows that take the place of others are as drafted for alone."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 14, 5, 7)]
+    settings = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": [7, 11, 20]}
+    head = load_head(folders / kind)
+    with hs.record() as statistics:
+        rows = list(hs.generate_batches(target, prompts, batch_size=2, draft_model=head, **settings))
+    for row, prompt in zip(rows, prompts, strict=True):
+        plain = target.generate(torch.tensor([prompt]), pad_token_id=0, **settings)[0, len(prompt) :]
+        assert row.new_ids == plain.tolist()
+    assert statistics.num_accepted_draft_tokens > 0
+
+
+def test_scaled_embeddings_are_read_raw():
+    """Gemma's table is multiplied in its forward, which masks are not; the model's own module stays as it is."""
+    model = tiny.build("gemma3_text")
+    embedding, ids = model.get_input_embeddings(), torch.tensor([3])
+    scaled = embedding(ids)
+    torch.testing.assert_close(raw_embedding(embedding)(ids), embedding.weight[ids])
+    assert embedding(ids).equal(scaled) and not scaled.equal(embedding.weight[ids])

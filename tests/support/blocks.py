@@ -16,9 +16,9 @@ from tests.support import tied
 
 RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 LAYERS = (
-    "head_dim hidden_act hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads "
-    "num_hidden_layers num_key_value_heads rms_norm_eps rope_parameters"
-).split()
+    *("head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
+)
 RANK, BLOCK = 4, 5
 #: kinds of heads: layout, parts, fields. A window of 8 in transformers is one of 9 at z-lab
 KINDS = {
@@ -88,7 +88,9 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
         own = block | {"target_layer_ids": config.target_layer_ids} | fields.pop("dflash_config", {})
         place = {} if kind == "DeepSpec" else {"dflash_config": own}
         given = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_target_layers": 2}
-        given |= layers | {"sliding_window": config.sliding_window + 1} | (own if kind == "DeepSpec" else place) | fields
+        given |= (
+            layers | {"sliding_window": config.sliding_window + 1} | (own if kind == "DeepSpec" else place) | fields
+        )
     else:
         given = block | {
             "transformer_layer_config": layers | {"model_type": "qwen3", "sliding_window": config.sliding_window},
@@ -99,7 +101,10 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
     num_ids = num_ids if "vocabulary" in parts else size
     if "vocabulary" in parts:
         ids = torch.randperm(size)[:num_ids].sort().values
-        tensors |= {"d2t": ids - torch.arange(num_ids), "t2d": torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True)}
+        tensors |= {
+            "d2t": ids - torch.arange(num_ids),
+            "t2d": torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True),
+        }
         tensors["lm_head.weight"] = target.lm_head.weight[ids].clone()
     if "convolutions" in parts:
         taps = given.get("conv_kernel_size", given.get("dflash_config", {}).get("conv_kernel_size"))
@@ -108,7 +113,8 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
                 base = 0.05 * torch.randn(2, taps, hidden)
                 base[:, 0] += 1
                 tensors[f"layers.{index}.{branch}.base_kernel"] = base
-                tensors[f"layers.{index}.{branch}.kernel_projection.weight"] = 0.03 * torch.randn(2 * taps * hidden // 8, hidden)
+                projection = 0.03 * torch.randn(2 * taps * hidden // 8, hidden)
+                tensors[f"layers.{index}.{branch}.kernel_projection.weight"] = projection
     if "selector" in parts:
         tensors["candidate_selector.hidden_projection.weight"] = 0.5 * torch.randn(RANK, hidden)
         for name in ("predecessor_codebook", "successor_codebook"):
@@ -123,7 +129,10 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
             tensors[f"markov_head.{name}.bias"] = 0.3 * torch.randn(narrow)
     if "confidence" in parts:
         wide = hidden + (RANK if given.get("confidence_head_with_markov", True) else 0)
-        tensors |= {"confidence_head.proj.weight": 0.3 * torch.randn(1, wide), "confidence_head.proj.bias": torch.zeros(1)}
+        tensors |= {
+            "confidence_head.proj.weight": 0.3 * torch.randn(1, wide),
+            "confidence_head.proj.bias": torch.zeros(1),
+        }
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(given))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -131,7 +140,9 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
 
 def pairs(steps: int = 60, **config) -> dict[bool, tuple]:
     """One target with two drafts trained for it, to be written in the layouts: whether the newest token's place predicts."""
-    return {anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)}
+    return {
+        anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)
+    }
 
 
 def from_anchor(kind: str) -> bool:
@@ -155,7 +166,9 @@ class Plain:
 
     def norm(self, x, name):
         x = x.float()
-        return x * (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt() * self.tensors[f"{name}.weight"]
+        return (
+            x * (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt() * self.tensors[f"{name}.weight"]
+        )
 
     def linear(self, x, name):
         bias = self.tensors.get(f"{name}.bias")
@@ -252,7 +265,8 @@ class Plain:
                 if kind == "gated":
                     latent = torch.sigmoid(self.linear(torch.cat([state, latent]), "markov_head.gate_proj")) * latent
                 elif kind == "rnn":
-                    gate, candidate, output = self.linear(torch.cat([memory, latent, state]), "markov_head.joint_proj").view(3, -1)
+                    joint = self.linear(torch.cat([memory, latent, state]), "markov_head.joint_proj")
+                    gate, candidate, output = joint.view(3, -1)
                     memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(candidate)
                     latent = torch.tanh(output)
                 scores = scores + self.linear(latent, "markov_head.markov_w2")

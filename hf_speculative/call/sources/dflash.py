@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from transformers import PreTrainedModel
 
 from ...drafting import DFlash
@@ -33,7 +34,7 @@ class DFlashSource(HeadSource):
     def _last_id(self) -> int:
         """The last of the target's ids that it proposes by a map of its own."""
         d2t = getattr(self.draft_model, "d2t", None)
-        return 0 if d2t is None else int(d2t[-1]) + len(d2t) - 1
+        return 0 if d2t is None else int((d2t + torch.arange(len(d2t), device=d2t.device)).max())
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.block.max_draft_tokens
