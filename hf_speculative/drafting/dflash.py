@@ -31,6 +31,10 @@ class DFlash(Stepwise):
 
     num_forwards = 0
     scores_levels = True
+    #: of a round: states in the block and logits of the places that predict, and the chain's states so far
+    hidden: Tensor
+    logits: Tensor
+    states: Tensor
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
@@ -80,10 +84,7 @@ class DFlash(Stepwise):
         return self.over_target(logits).expand(-1, previous.shape[1], -1)
 
     def _denoise(self, batch: Batch) -> None:
-        """The states `(batch, places, hidden)` and logits `(batch, places, own vocab)` of the places that predict.
-
-        The first of them is that of the token after each row's newest one.
-        """
+        """`hidden (batch, places, hidden)` and `logits (batch, places, own vocab)`; the first is after a row's newest token."""
         ends = [len(history) - 1 for history in batch.history]
         context, is_filler = fed_slots(self.seen, ends, self.device)
         size = self.block.block_size

@@ -208,7 +208,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
 
     def fields(self) -> dict[str, Any]:
         layers, kind = self.layers(), self.files.fields["speculators_model_type"]
-        added = {
+        added: dict[str, Any] = {
             "dflash": {},
             "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
             "dspark": {
