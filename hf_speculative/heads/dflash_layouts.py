@@ -15,32 +15,26 @@ from transformers import (
 
 from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
+from .dflash_written import (
+    CONFIDENCE,
+    CONVOLUTION,
+    LAYER_FIELDS,
+    MARKOV,
+    RENAMED,
+    SCALES,
+    SELECTOR,
+    for_speculators,
+    for_z_lab,
+    is_dflash,
+    why_not_speculators,
+    why_not_z_lab,
+)
 from .draft_ids import why_wrong
 from .layout import Layout
 
-#: tensors that have other names in transformers' class
-RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
-#: fields of the layers
-LAYER_FIELDS = (
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-)
-#: fields of what heads add, by the same names in both layouts
-CONVOLUTION = ("conv_kernel_size", "conv_group_size")
-SELECTOR = ("selector_rank", "selector_top_k")
-MARKOV = ("markov_rank", "markov_head_type")
-CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
 ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
-SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
@@ -133,6 +127,7 @@ class ZLabLayout(DFlashLayout):
     Read as the packages `dflash` 0.1.0 and DeepSpec do.
     """
 
+    name = "z-lab"
     ARCHITECTURES = (
         "DFlashDraftModel",
         "DFlash2DraftModel",
@@ -171,6 +166,7 @@ class ZLabLayout(DFlashLayout):
         return fields | {
             **{name: self.value(name) for name in names},
             "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
+            "num_target_layers": self.value("num_target_layers"),
             "sample_from_anchor": is_dspark,
             "causal_layer_types": self._causal_layer_types(),
             # A window of w reaches w - 1 tokens from a place here, and w in transformers.
@@ -195,10 +191,21 @@ class ZLabLayout(DFlashLayout):
         first, last = 1, num_target_layers - 3
         return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
 
+    @classmethod
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return why_not_z_lab(config) if is_dflash(config) else super().why_not_written(config)
+
+    @classmethod
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return for_z_lab(config, tensors)
+
 
 class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
+    name = "speculators"
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -236,6 +243,16 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     def _or(self, name: str, default):
         value = self.value(name)
         return default if value is None else value
+
+    @classmethod
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return why_not_speculators(config) if is_dflash(config) else super().why_not_written(config)
+
+    @classmethod
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return for_speculators(config, tensors)
 
 
 class SavedDFlashLayout(Layout):

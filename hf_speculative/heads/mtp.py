@@ -151,9 +151,11 @@ class SpeculatorsMtpLayout(Layout):
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        return None if isinstance(model, MtpHead) else super().why_not_written(model)
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, MtpHeadConfig) else super().why_not_written(config)
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return model.config.to_diff_dict(), model.state_dict()
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config.to_diff_dict(), tensors

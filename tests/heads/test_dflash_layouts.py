@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantModel
 
 import hf_speculative as hs
-from hf_speculative.heads import load_head
+from hf_speculative.heads import layout_of, load_head, write_head
 from hf_speculative.heads.dflash import Block, DFlashHead
 from hf_speculative.models.loading import load_model
 from tests.support import blocks, heads, tiny
@@ -63,6 +63,50 @@ def test_what_is_saved_loads_again(kind, write, tmp_path, pairs):
     settings = {"do_sample": False, "max_new_tokens": 8, **tiny.prompts(2)}
     found = hs.generate(pairs[False][0], **settings, draft_model=again)
     assert found.tolist() == pairs[False][0].generate(**settings).tolist()
+
+
+@pytest.mark.parametrize("kind", blocks.KINDS)
+def test_there_and_back(kind, write, tmp_path):
+    """Bit for bit, by way of a model and from file to file."""
+    folder, layout = write(kind), blocks.KINDS[kind][0]
+    if kind == "DeepSpec":
+        with pytest.raises(
+            ValueError, match="'z-lab' has no place for this head: it is a DSpark head, and DeepSpec's files"
+        ):
+            write_head(load_head(folder), tmp_path / "again", layout)
+        return
+    head = load_head(folder)
+    write_head(head, tmp_path / "again", layout)
+    write_head(layout_of(folder), tmp_path / "copied", layout)
+    published = load_file(folder / "model.safetensors")
+    for name in ("again", "copied"):
+        found = load_file(tmp_path / name / "model.safetensors")
+        assert found.keys() == published.keys() and all(tensor.equal(published[key]) for key, tensor in found.items())
+        other = load_head(tmp_path / name)
+        assert type(other) is type(head) and other.config.to_dict() == head.config.to_dict()
+
+
+def test_from_one_layout_to_the_other(write, tmp_path):
+    write_head(load_head(heads.FIXTURES / "dflash2_zlab"), tmp_path / "speculators", "speculators")
+    fields = json.loads((tmp_path / "speculators" / "config.json").read_text())
+    assert fields["speculators_model_type"] == "dflash2" and fields["aux_hidden_state_layer_ids"] == [2, 4, 6]
+    write_head(load_head(tmp_path / "speculators"), tmp_path / "z-lab", "z-lab")
+    one, other = (load_head(folder).state_dict() for folder in (heads.FIXTURES / "dflash2_zlab", tmp_path / "z-lab"))
+    assert one.keys() == other.keys() and all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "message"),
+    [
+        ("JetSpec", "speculators", "its block is causal in layers without a window"),
+        ("z-lab", "speculators", "its windows reach from each place"),
+        ("speculators, reduced", "z-lab", "it has a draft vocabulary of its own"),
+        ("speculators", "z-lab", "its windows reach from the first place"),
+    ],
+)
+def test_what_a_layout_has_no_place_for(kind, layout, message, write, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_head(load_head(write(kind)), tmp_path / "other", layout)
 
 
 def test_other_weights_and_types(write):
