@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
 from ..interfaces import Sampler, Schedule, Stopping
+from ..sampling.samplers import ProcessedSampler
 from ..types import Batch, Costs, Round, Tree
 from .requests import Request
 
@@ -40,8 +41,33 @@ class Rows(Batch):
         return Rows(requests, self.max_length, self.pad, self.take) if requests else None
 
 
+class Alike:
+    """Lanes that can be asked about together, because the same key stands for all that the answer depends on.
+
+    Args:
+        keys: one a lane; `None` is like no other.
+    """
+
+    def __init__(self, keys: list[Hashable | None]):
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for lane, key in enumerate(keys):
+            groups[("alone", lane) if key is None else key].append(lane)
+        self.groups = list(groups.values())
+        in_turn = [lane for lanes in self.groups for lane in lanes]
+        self.back = None if in_turn == sorted(in_turn) else [in_turn.index(lane) for lane in range(len(in_turn))]
+
+    def ask(self, answer: Callable[[list[int], Tensor], tuple[Tensor, ...]], values: Tensor) -> tuple[Tensor, ...]:
+        """The answers for all lanes, `answer(lanes, values of these)` being given some at a time."""
+        if len(self.groups) == 1:
+            return answer(self.groups[0], values)
+        answers = [
+            torch.cat(parts) for parts in zip(*(answer(some, values[some]) for some in self.groups), strict=True)
+        ]
+        return tuple(answers) if self.back is None else tuple(part[self.back] for part in answers)
+
+
 class OwnSamplers(Sampler):
-    """Each row's tokens are drawn by its own request's sampler.
+    """Each row's tokens are drawn by its own request's sampler, rows with the same settings together.
 
     Whatever a request's processors raise ends that request alone.
     """
@@ -60,76 +86,67 @@ class OwnSamplers(Sampler):
 
     def begin_round(self, batch: Batch) -> None:
         self.lanes = [self.running[row] for row in batch.rows]
-        for request, own in self._own(batch):
-            request.sampler.begin_round(own)
+        for lane, request in enumerate(self.lanes):
+            request.sampler.begin_round(request.own(batch, lane))
+        self.processed_alike = Alike([request.sampler.processors.settings for request in self.lanes])
+        self.drawn_alike = Alike([request.sampler.settings for request in self.lanes])
 
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        for (request, own), new in zip(self._own(batch), tokens, strict=True):
+        for lane, (request, new) in enumerate(zip(self.lanes, tokens, strict=True)):
             if not request.is_over:
-                request.sampler.end_round(own, [new])
+                request.sampler.end_round(request.own(batch, lane), [new])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
-        return self._processed(batch, logits, lambda sampler, own, one: sampler.target_scores(own, one))
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.target_scores(own, some))
 
     def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        return self._processed(batch, logits, lambda sampler, own, one: sampler.draft_scores(own, one, ahead))
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.draft_scores(own, some, ahead))
 
     def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
-        return self._processed(batch, logits, lambda sampler, own, one: sampler.level_scores(own, one, first))
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.level_scores(own, some, first))
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        probs, is_valid = zip(*self._each(lambda sampler, one: sampler.target_probs(one), scores), strict=True)
-        return torch.cat(probs), torch.cat(is_valid)
+        probs, is_valid = self._drawn(scores, lambda sampler, some: sampler.target_probs(some))
+        return probs, is_valid
 
     def probs(self, scores: Tensor) -> Tensor:
-        return torch.cat(list(self._each(lambda sampler, one: sampler.probs(one), scores)))
+        return self._drawn(scores, lambda sampler, some: (sampler.probs(some),))[0]
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:
-        return torch.cat(list(self._each(lambda sampler, one: sampler.confidences(one, ahead), scores)))
+        return self._drawn(scores, lambda sampler, some: (sampler.confidences(some, ahead),))[0]
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
-        return torch.cat([tokens for tokens, _ in self._each(lambda s, one: s.propose(one, ahead), scores)]), None
+        return self._drawn(scores, lambda sampler, some: (sampler.propose(some, ahead)[0],))[0], None
 
     def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
-        trees = [None if tree is None else Tree(parents[None], tree.depth) for parents in _rows_of(tree, len(probs))]
-        drawn = [
-            request.sampler.categorical(probs[lane : lane + 1], ahead, trees[lane])
-            for lane, request in enumerate(self.lanes)
-        ]
-        return torch.cat(drawn)
+        def draw(lanes: list[int], some: Tensor) -> tuple[Tensor]:
+            own = None if tree is None else Tree(tree.parents[lanes], tree.depth)
+            return (self.lanes[lanes[0]].sampler.categorical(some, ahead, own),)
+
+        return self.drawn_alike.ask(draw, probs)[0]
 
     def bernoulli(self, probability: Tensor) -> Tensor:
         raise TypeError("the requests of a server flip no coins: they need the rule SampledVerification")
 
-    def _own(self, batch: Batch) -> Iterator[tuple[Request, Batch]]:
-        for lane, request in enumerate(self.lanes):
-            yield request, request.own(batch, lane)
+    def _drawn(
+        self, scores: Tensor, ask: Callable[[ProcessedSampler, Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        return self.drawn_alike.ask(lambda lanes, some: ask(self.lanes[lanes[0]].sampler, some), scores)
 
-    def _each(self, ask: Callable[[Any, Tensor], Any], scores: Tensor) -> Iterator[Any]:
-        for lane, request in enumerate(self.lanes):
-            yield ask(request.sampler, scores[lane : lane + 1])
-
-    def _processed(self, batch: Batch, logits: Tensor, ask: Callable[[Any, Batch, Tensor], Tensor]) -> Tensor:
-        scores = []
-        for lane, (request, own) in enumerate(self._own(batch)):
-            one = logits[lane : lane + 1]
+    def _processed(
+        self, batch: Batch, logits: Tensor, ask: Callable[[ProcessedSampler, Batch, Tensor], Tensor]
+    ) -> Tensor:
+        def process(lanes: list[int], some: Tensor) -> tuple[Tensor]:
+            first = self.lanes[lanes[0]]
             try:
-                if not request.is_over:
-                    one = ask(request.sampler, own, one)
+                if not first.is_over or len(lanes) > 1:
+                    return (ask(first.sampler, first.own(batch, lanes[0]), some),)
             except Exception as error:  # delivered by `Request.finish`
-                request.error = error
-            scores.append(self._as_wide(one, batch))
-        return torch.cat(scores)
+                for lane in lanes:
+                    self.lanes[lane].error = error
+            return (torch.zeros(*some.shape[:-1], self.vocab_size, device=batch.tokens.device),)  # nobody reads them
 
-    def _as_wide(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Those of a request that is over: it matters no more what they say."""
-        if scores.dtype == torch.float32 and scores.shape[-1] == self.vocab_size:
-            return scores
-        return torch.zeros(*scores.shape[:-1], self.vocab_size, device=batch.tokens.device)
-
-
-def _rows_of(tree: Tree | None, num_rows: int):
-    return [None] * num_rows if tree is None else tree.parents
+        return self.processed_alike.ask(process, logits)[0]
 
 
 class OwnStopping(Stopping):
