@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ..command.arguments import DTYPES, check_device, check_dtype, load_named, naming, with_drafting_options
+from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -57,7 +58,6 @@ def serve(
     Ask it:  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "def main():"}'
     """
     check_dtype(dtype)
-    check_device(device)
     console = Console(stderr=True)
     try:
         import fastapi  # noqa: F401
@@ -65,8 +65,9 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
-    quiet_transformers()
-    with console.status("loading"):
+    with ends_at_once(), console.status("loading"):
+        quiet_transformers()
+        check_device(device)
         import torch
         from transformers import AutoProcessor
 

@@ -28,6 +28,8 @@ WITHOUT_EFFECT: dict[str, tuple] = {
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
 }
+#: who says how long an answer may get
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class OneModel(ModelManager):
@@ -92,6 +94,9 @@ class _Handler(BaseHandler):
         config = super()._build_generation_config(rest, model_generation_config, use_cb=use_cb)
         if body.get("temperature"):  # as the API has it: a temperature above 0 samples
             config.do_sample = True
+        config.may_be_shorter = (
+            all(body.get(name) is None for name in LENGTHS) and body.get("generation_config") is None
+        )
         config.seed = body.get("seed")
         if config.seed is not None and not isinstance(config.seed, int):
             raise ValueError(f"`seed={config.seed!r}`: give a whole number.")

@@ -122,8 +122,12 @@ class EngineManager(BaseGenerateManager):
 
     def _submit(self, request_id: str, inputs, gen_config, receive, finish) -> Request:
         assert self.engine is not None
-        seed = gen_config.__dict__.pop("seed", None)
-        if gen_config.pad_token_id is None:  # the handler's own copy
+        ids = inputs["input_ids"][0].tolist()
+        # What the handler has set on its own copy of the config.
+        seed, may_be_shorter = (gen_config.__dict__.pop(name, None) for name in ("seed", "may_be_shorter"))
+        if may_be_shorter:
+            gen_config.max_new_tokens = max(1, min(gen_config.max_new_tokens, self.engine.max_length - len(ids)))
+        if gen_config.pad_token_id is None:
             gen_config.pad_token_id = self.engine.pad
 
         def finished(error: BaseException | None) -> None:
@@ -140,7 +144,6 @@ class EngineManager(BaseGenerateManager):
         with self._lock:
             if request_id in self._requests:
                 raise ValueError(f"a request with the id {request_id!r} is running: give another `x-request-id`.")
-            ids = inputs["input_ids"][0].tolist()
             request = self.engine.submit(ids, receive, finished, seed, generation_config=gen_config)
             self._requests[request_id] = request
         return request

@@ -71,8 +71,11 @@ class Request:
         """From any thread."""
         self.is_cancelled = True
 
-    def own(self, batch: Batch, lane: int) -> Batch:
-        """Row `lane` of `batch` as the only row of its call, without the padding that other prompts brought; shares memory."""
+    def own(self, batch: Batch, lane: int, ends_round: bool = False) -> Batch:
+        """Row `lane` of `batch` as the only row of its call, without the padding that other prompts brought; shares memory.
+
+        The path of a tree that was kept counts where a round ends; lanes may have changed hands since.
+        """
         pad = batch.host_padding[lane]
         own = copy.copy(batch)
         own.prompt_width, own.max_length, own.max_position = len(self.ids), self.max_length, self.max_length - 1
@@ -82,7 +85,8 @@ class Request:
         own.history, own.waiting = [batch.history[lane]], None
         if batch.tree is not None:
             own.tree = Tree(batch.tree.parents[lane : lane + 1], batch.tree.depth)
-        if batch.path is not None and batch.host_path is not None:
+        own.path = own.host_path = None
+        if ends_round and batch.path is not None and batch.host_path is not None:
             own.path, own.host_path = batch.path[lane : lane + 1], [batch.host_path[lane]]
         return own
 
@@ -109,6 +113,8 @@ def prepare_request(
     Raises:
         ValueError, TypeError: what a call of `generate` would refuse.
     """
+    if not prompt:
+        raise ValueError("the prompt is empty: it needs at least one token.")
     input_ids = torch.tensor([list(prompt)], device=device_of(model))
     input_checks.check_known_ids(model, list(prompt), "the prompt")
     options = replace(options, generate_kwargs=settings)

@@ -94,7 +94,7 @@ class OwnSamplers(Sampler):
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
         for lane, (request, new) in enumerate(zip(self.lanes, tokens, strict=True)):
             if not request.is_over:
-                request.sampler.end_round(request.own(batch, lane), [new])
+                request.sampler.end_round(request.own(batch, lane, ends_round=True), [new])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
         return self._processed(batch, logits, lambda sampler, own, some: sampler.target_scores(own, some))
