@@ -144,7 +144,7 @@ class PEagle(Eagle3):
     """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        num_tokens = [min(n, self.config.max_draft_tokens) for n in super().limit(batch, num_tokens)]
+        num_tokens = [min(n, self.config.num_depths) for n in super().limit(batch, num_tokens)]
         self.num_ahead = max(num_tokens)
         return num_tokens
 

@@ -55,7 +55,7 @@ class PEagleSource(Eagle3Source):
         return super().takes(value) and value.config.is_parallel
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
-        return self.draft_model.config.max_draft_tokens
+        return self.draft_model.config.num_depths
 
     def drafter(self, call: PreparedCall) -> Drafter:
         return PEagle(self.draft_model, call.model)
