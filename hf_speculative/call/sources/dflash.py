@@ -20,10 +20,6 @@ class DFlashSource(HeadSource):
     def block(self) -> Block:
         return Block.of(self.draft_model.config)
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self.block.hidden_layers
-
     def why_not(self, config) -> str | None:
         size, layers = self.draft_model.config.hidden_size, max(self.block.target_layer_ids)
         if layers >= config.num_hidden_layers or size != config.hidden_size:

@@ -13,7 +13,6 @@ from .given_model import HeadSource
 class MtpHeadSource(HeadSource):
     method = "mtp_head"
     config_fields = ("transformer_layer_config", "num_nextn_predict_layers")
-    hidden_layers = RecursiveMtp.hidden_layers
 
     def why_not(self, config) -> str | None:
         own = self.draft_model.config.get_text_config(decoder=True)
