@@ -115,24 +115,20 @@ def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monke
 
     monkeypatch.setattr(DFlash, "propose", propose)
     inputs = tiny.prompts(4)
-    settings = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
-    eos = target.generate(**inputs, **settings)[2, 14].item()  # rows end at different times
-    found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
+    settings = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+    eos = target.generate(**inputs, **settings)[2, 11].item()  # rows end at different times
+    with hs.record() as statistics:
+        found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
+    assert 0.1 < statistics.draft_acceptance_rate < 1
     assert found.tolist() == target.generate(**inputs, **settings, eos_token_id=eos).tolist()
     assert len(compared) > 10 and max(compared) == blocks.BLOCK - 1
 
 
-@pytest.mark.parametrize("kind", blocks.KINDS)
-def test_greedy(kind, folders, target):
-    head = load_head(folders / kind)
-    for batch_size in (1, 4):
-        statistics = same_as_plain(target, tiny.prompts(batch_size), draft_model=head)
-        assert 0.1 < statistics.draft_acceptance_rate < 1
-
-
 @pytest.mark.parametrize("kind", ["JetSpec", "DFlash 2", "speculators, reduced", "DSpark, rnn"])
-def test_sampling_reproduces_plain(kind, folders, target):
-    reproduces_plain(target, (1, 4), draft_model=load_head(folders / kind))
+def test_greedy_and_reproducible(kind, folders, target):
+    head = load_head(folders / kind)
+    assert same_as_plain(target, tiny.prompts(1), draft_model=head).num_accepted_draft_tokens > 0
+    reproduces_plain(target, (1, 4), draft_model=head)
 
 
 @pytest.mark.parametrize("kind", ["JetSpec", "DFlash 2", "DSpark, gated", "DSpark, rnn"])
