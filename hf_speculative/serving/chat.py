@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..command.arguments import DTYPES, check_dtype, load_pair, with_drafting_options
+from ..command.arguments import DTYPES, check_dtype, from_table, load_pair, with_drafting_options
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -33,7 +33,7 @@ def chat(
         str | None, typer.Argument(help="The model to talk to: a Hub name or folder. Default: the embedded pair.")
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Option(help="What drafts for it: a Hub name or folder. Default: text, as --method auto.")
+        str | None, from_table("draft_model", also="A Hub name or folder. Default: text, as --method auto.")
     ] = None,
     system: Annotated[str, typer.Option(help="The system's message, if the model has a chat template.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
