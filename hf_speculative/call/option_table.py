@@ -125,6 +125,12 @@ OPTIONS = (
     Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
            "End a draft after a token that the draft gave a probability below this."),
     # of one source
+    Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
+           "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "
+           "`num_draft_tokens` counts the nodes.", aliases=("speculative_eagle_topk",), page="trees.md#trees-of-a-draft-model"),
+    Option("tree_depth", WholeNumber(), _SETTING, "5; where the depth is chosen by cost, 8 at most",
+           "How many draft tokens may follow one another in a draft model's tree, each level a pass of it.",
+           aliases=("speculative_num_steps",), page="trees.md#trees-of-a-draft-model"),
     Option("max_matching_ngram_size", WholeNumber("matches nothing: give 1 or more, or leave it out."), _AS_CONFIGURED, "3",
            "The longest run of tokens that prompt lookup looks for."),
     Option("corpus", _CORPUS, _SETTING, "none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -54,16 +54,17 @@ class Source:
         hidden_layers: which of transformers' `hidden_states` of the target it reads (-1 is the last).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
-        adaptive_schedule: how the schedule "adaptive" chooses among its drafts, of up to `most_tokens`.
+        most_tokens: of the drafts among which the schedule "adaptive" chooses.
         timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
+        timed_trees: likewise numbers of nodes, by the number of levels of a tree whose levels are drafted one after another.
     """
 
     argument: ClassVar[str]
     method: ClassVar[str]
     runs_target: ClassVar[bool] = False
-    adaptive_schedule: ClassVar[type[Schedule]] = Adaptive
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
+    timed_trees: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
 
@@ -97,6 +98,11 @@ class Source:
         return self.runs_target or bool(self.hidden_layers)
 
     @property
+    def counts_nodes(self) -> bool:
+        """A number of draft tokens is that of a tree's nodes, more than its longest path has."""
+        return False
+
+    @property
     def cost_key(self) -> Hashable:
         return self.method
 
@@ -121,6 +127,10 @@ class Source:
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         """The longest draft that it can propose for the target `model`; `None` for any. Called after `check`."""
         return None
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        """How "adaptive" chooses among drafts of up to `max_tokens`, a number that nobody gave if it `is_default`."""
+        return Adaptive(max_tokens)
 
     def cost_of_token(self, model: PreTrainedModel) -> float:
         """What a draft token is assumed to cost, in passes of the target `model`, until that is measured.

@@ -80,7 +80,8 @@ class TreeDrafter(Drafter):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         self._learn_successors()
         self.lengths = [len(text) for text in batch.history]
-        self.grown = [self._grow(lane, batch, num) for lane, num in enumerate(num_tokens)]
+        rooms = zip(num_tokens, batch.rooms, strict=True)
+        self.grown = [self._grow(lane, batch, num, min(self.max_depth, room)) for lane, (num, room) in enumerate(rooms)]
         counts = schedule.num_nodes(batch, [growth.chances for growth in self.grown])
         self.proposed = [growth.tokens[:n] for growth, n in zip(self.grown, counts, strict=True)]
         if not any(counts):
@@ -137,7 +138,7 @@ class TreeDrafter(Drafter):
         for guesser in self.guessers:
             guesser.learn(prompt, answer)
 
-    def _grow(self, lane: int, batch: Batch, num_nodes: int) -> Growth:
+    def _grow(self, lane: int, batch: Batch, num_nodes: int, max_depth: int) -> Growth:
         """The likeliest nodes first; without branches, only the likeliest after each."""
         growth, row = Growth(), batch.rows[lane]
         waiting: list[tuple] = []
@@ -164,7 +165,7 @@ class TreeDrafter(Drafter):
             growth.parents.append(parent)
             growth.chances.append(-chance)
             growth.depths.append(level)
-            if level < self.max_depth and node + 1 < num_nodes:
+            if level < max_depth and node + 1 < num_nodes:
                 reach(self._places_after(places, token), node, -chance, level + 1)
         return growth
 

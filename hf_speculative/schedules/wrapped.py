@@ -25,6 +25,13 @@ class WrappedSchedule(Schedule):
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
         return self.schedule.num_nodes(batch, chances)
 
+    @property
+    def chooses_nodes(self) -> bool:
+        return self.schedule.chooses_nodes
+
+    def num_levels(self, batch: Batch) -> int | None:
+        return self.schedule.num_levels(batch)
+
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)
 

@@ -36,6 +36,7 @@ class Batch:
         rows: which row of the call each row is.
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
+        branches: drafts may be trees.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
@@ -43,6 +44,7 @@ class Batch:
     """
 
     is_unread: bool = True
+    branches: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
     path: Tensor | None = None
@@ -67,6 +69,11 @@ class Batch:
         if history is None:
             history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
         self.history = [list(row) for row in history]
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many draft tokens, one after another, each row has room for beside the token that the target adds."""
+        return [max(0, self.max_length - length - 1) for length in self.host_lengths]
 
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""

@@ -107,7 +107,7 @@ def at_once(ids, scores):
 def known(target) -> dict[int, timings.Timings]:
     """What is known of the only pair and kind of call."""
     ((found,),) = (pairs.values() for pairs in costs._known[target].values())
-    return found
+    return {num_rows: timed for (num_rows, num_levels), timed in found.items() if not num_levels}
 
 
 SPEEDS = {

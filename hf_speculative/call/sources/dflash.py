@@ -12,6 +12,7 @@ from .given_model import HeadSource
 
 class DFlashSource(HeadSource):
     method = "dflash"
+    scores_levels = True
     config_fields = ("target_layer_ids", "block_size", "mask_token_id")
 
     @property
@@ -28,4 +29,4 @@ class DFlashSource(HeadSource):
         return self.draft_model.config.block_size - 1
 
     def drafter(self, call: PreparedCall) -> Drafter:
-        return DFlash(self.draft_model, call.model)
+        return self.in_trees(DFlash(self.draft_model, call.model))

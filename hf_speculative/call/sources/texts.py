@@ -28,12 +28,15 @@ class GuessingSource(Source):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
     argument = "method"
-    adaptive_schedule, most_tokens = BestNodes, 64
-    timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8)
+    most_tokens = 64
+    timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)
 
     @classmethod
     def takes(cls, value) -> bool:
         return value == cls.method
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        return BestNodes(max_tokens)
 
     def tree_drafter(self, model: PreTrainedModel, guessers: Sequence[Guesser]) -> TreeDrafter:
         key = tuple(type(guesser) for guesser in guessers)
