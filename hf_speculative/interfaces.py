@@ -303,6 +303,9 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    #: tokens per second, of all rows together, that the last plan promises; `None` where nothing is known of time
+    speed: float | None = None
+
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
 
@@ -320,8 +323,13 @@ class Schedule:
         return type(self).num_nodes is not Schedule.num_nodes
 
     def num_levels(self, batch: Batch) -> int | None:
-        """How deep the next tree of a drafter that asks for each level is to be, 0 for a chain; `None`: as the drafter is set."""
+        """How deep the next tree is to be, of a drafter that asks for each level, 0 for a chain; `None`: as that is set."""
         return None
+
+    @property
+    def parts(self) -> tuple[Schedule, Schedule]:
+        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do."""
+        return self, self
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.

@@ -10,6 +10,7 @@ own: nothing that the call will use is touched. No draft token is kept, so that 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from ..types import Batch, Costs, Draft, NoDistribution, Verdict
 from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
+from .source import Source
 from .timings import Budget, Timings
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
@@ -74,16 +76,39 @@ class Probe:
 
     def __call__(self) -> Costs:
         source = self.options.source
+        if source.parts:
+            return self._of_parts(source.parts)
         with _lock:
-            of_target = _known.setdefault(self.model, WeakKeyDictionary())
-            kinds, kind = of_target.setdefault(source.costs_end_with(self.model), {}), self._kind()
-            if kind not in kinds:
-                kinds[kind] = {(len(self.batch.rows), 0): self._timings()}
-            known = kinds[kind]
+            known = self._found()
             # Ranks that wait for each other's forwards would measure each other's work.
             if not (self.options["synced_gpus"] or is_sharded(self.model) or is_sharded(source.draft_model)):
                 self._measure(known)
             return _costs(known)
+
+    def _of_parts(self, parts: tuple[Source, Source]) -> Costs:
+        """Of drafts and of guesses. Each has its own share of the time, and a call measures one of them."""
+        of_drafts, of_guesses = (copy.copy(self) for _ in parts)
+        of_guesses.options, of_drafts.options = (replace(self.options, source=source) for source in parts)
+        costs = of_drafts()
+        self.seconds = of_drafts.seconds
+        if not self.seconds:
+            guesses = of_guesses()
+            self.seconds = of_guesses.seconds
+        else:
+            guesses = of_guesses.known()
+        return replace(costs, guesses=guesses)
+
+    def known(self) -> Costs:
+        """What was measured before, or is assumed."""
+        with _lock:
+            return _costs(self._found())
+
+    def _found(self) -> dict[Shape, Timings]:
+        of_target = _known.setdefault(self.model, WeakKeyDictionary())
+        kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
+        if kind not in kinds:
+            kinds[kind] = {(len(self.batch.rows), 0): self._timings()}
+        return kinds[kind]
 
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""

@@ -106,9 +106,9 @@ OPTIONS = (
            "Draft by copying what followed the same tokens earlier in the text, up to so many tokens a round.", is_source=True),
     Option("use_mtp", Flag(), _SOURCE, "off",
            "Draft with the multi-token prediction layers of the target's checkpoint.", is_source=True, page="self-drafting.md"),
-    Option("method", Name(("auto", "suffix", "recycling")), _SETTING, "none",
+    Option("method", Name(("auto", "suffix", "recycling", "ngram")), _SETTING, "none",
            "Draft without a model: `suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; "
-           "`recycling` tries what the target found likely after the same token; `auto` does both.",
+           "`recycling` tries what the target found likely after the same token; `auto` does both; `ngram` is prompt lookup.",
            is_source=True, page="suffix.md"),
     Option("drafter", _DRAFTER, (CONFIG,), "none",
            "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="add-a-drafter.md"),

@@ -56,7 +56,9 @@ def make_schedule(options: Options) -> Schedule:
     else:
         schedule = SCHEDULE_NAMES[options.schedule_name](options.num_draft_tokens)
     threshold = options["assistant_confidence_threshold"]
-    return ConfidenceStop(schedule, threshold) if threshold else schedule
+    if threshold:
+        schedule = ConfidenceStop(schedule, threshold)
+    return options.source.around(schedule, options.num_draft_tokens, options.length_is_default)
 
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:

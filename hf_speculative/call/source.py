@@ -53,6 +53,7 @@ class Source:
         num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
         hidden_layers: which of transformers' `hidden_states` of the target it reads (-1 is the last).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
+        knows_chances: each of its guesses comes with a chance to be right, and takes no pass.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
@@ -62,11 +63,14 @@ class Source:
     argument: ClassVar[str]
     method: ClassVar[str]
     runs_target: ClassVar[bool] = False
+    knows_chances: ClassVar[bool] = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
     timed_trees: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
+    #: what guesses without a pass, and what drafts, where it is two sources in one
+    parts: tuple[Source, Source] | None = None
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -131,6 +135,10 @@ class Source:
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         """How "adaptive" chooses among drafts of up to `max_tokens`, a number that nobody gave if it `is_default`."""
         return Adaptive(max_tokens)
+
+    def around(self, schedule: Schedule, max_tokens: int, is_default: bool) -> Schedule:
+        """The call's `schedule`, made from such a number of tokens, or one around it."""
+        return schedule
 
     def cost_of_token(self, model: PreTrainedModel) -> float:
         """What a draft token is assumed to cost, in passes of the target `model`, until that is measured.

@@ -11,7 +11,6 @@ from .levels import Levels
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
-
 #: candidates after a node, and levels of a tree, where nobody says more
 DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
 
@@ -44,6 +43,10 @@ class Beams(WrappedDrafter):
         self.stepwise, self.top_k, self.depth = drafter, top_k, depth
         self.branches = drafter.scores_levels
         self.expanded_as: Tensor | None = None
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        batch.grows_levels = self.may_branch
+        super().begin(batch, sampler)
 
     def branches_with(self, sampler: Sampler) -> bool:
         is_drawn = sampler.keeps_draft_probs and not sampler.one_hot_proposals
@@ -85,4 +88,5 @@ class Beams(WrappedDrafter):
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
             batch = batch.as_fed(self.expanded_as)
+        self.expanded_as = None
         super().rollback(batch)

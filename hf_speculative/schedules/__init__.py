@@ -6,10 +6,11 @@ from .best_nodes import BestNodes
 from .chain_or_tree import ChainOrTree
 from .confidence import ConfidenceStop
 from .constant import Constant
+from .free_or_paid import FreeOrPaid
 from .heuristic import Heuristic
 from .together import Together
 
-SCHEDULES = (Adaptive, BestNodes, ChainOrTree, Constant, Heuristic, ConfidenceStop, Together)
+SCHEDULES = (Adaptive, BestNodes, ChainOrTree, Constant, FreeOrPaid, Heuristic, ConfidenceStop, Together)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -27,6 +28,7 @@ __all__ = [
     "ConfidenceStop",
     "Constant",
     "Costs",
+    "FreeOrPaid",
     "Heuristic",
     "Together",
 ]

@@ -97,7 +97,8 @@ class Adaptive(Schedule):
     def plan(self, batch: Batch) -> list[int]:
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
-        length, _ = self.choose(rooms, longest, [self.survival(row) for row in batch.rows]) if longest else (0, 0.0)
+        survivals = [self.survival(row) for row in batch.rows]
+        length, self.speed = self.choose(rooms, longest, survivals) if longest else (0, 0.0)
         return [min(length, room) for room in rooms]
 
     def choose(self, rooms: list[int], longest: int, survivals: list[list[float]]) -> tuple[int, float]:

@@ -1,8 +1,8 @@
 """Chains or trees of a drafter that pays for each level: whichever promises more tokens per second.
 
-How long a chain, how deep a tree and which of them is decided before anything is drafted, as in `adaptive.py`: by measured costs
-and by what came of earlier rounds. How many of a tree's nodes are proposed is decided once the draft has said how confident it
-is of each, as in `best_nodes.py`. Neither depends on chance, so that the output stays exact.
+How long a chain, how deep a tree and which of them is decided before anything is drafted, as in `adaptive.py`: by measured
+costs and by what came of earlier rounds. How many of a tree's nodes are proposed is decided once the draft has said how
+confident it is of each, as in `best_nodes.py`. Neither depends on chance, so that the output stays exact.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FIRST_NODES, MEMORY = 8.0, 0.9
 class ChainOrTree(Schedule):
     """Each round the chain or the tree with the best expected tokens per second, or nothing.
 
-    A tree is kept at least as far as a chain, and each of its levels takes a pass over more columns. Where the two have not been
-    compared of late, the one that was not used is taken to be as good as it can be: a chain as good as trees were, a tree to know
-    what follows where half of the chains broke. So it is tried where it might pay, and there only.
+    A tree is kept at least as far as a chain, and each of its levels takes a pass over more columns. The one that was not used
+    of late is taken to be as good as it can be: a chain as good as trees were, a tree to know what follows where half of the
+    chains broke. So it is tried where it might pay, and there only.
 
     Args:
         max_tokens: the longest chain.
@@ -50,25 +50,25 @@ class ChainOrTree(Schedule):
         self.costs = self.chains.costs
 
     def plan(self, batch: Batch) -> list[int]:
-        self.levels, rooms = 0, batch.rooms
+        self.levels, self.speed, rooms = 0, 0.0, batch.rooms
         if batch.is_unread or not any(rooms):
             return [0] * len(rooms)
         longest = min(self.chains.max_tokens, max(rooms))
         survivals = self._survivals(batch, self.chains, self.trees, self.rounds_since_chain, lambda kept: kept)
-        length, speed = self.chains.choose(rooms, longest, survivals)
-        if batch.branches and self._costs.trees:
-            self.levels = self._levels_above(speed, batch, rooms)
+        length, self.speed = self.chains.choose(rooms, longest, survivals)
+        if batch.grows_levels and self._costs.trees:
+            self.levels, self.speed = self._levels_above(self.speed, batch, rooms)
         if self.levels:
             return [min(self.max_nodes, room) for room in self.rooms(batch)]
         return [min(length, room) for room in rooms]
 
-    def _levels_above(self, speed: float, batch: Batch, rooms: list[int]) -> int:
-        """How many levels the best tree has; 0 if it promises no more than `speed`."""
+    def _levels_above(self, speed: float, batch: Batch, rooms: list[int]) -> tuple[int, float]:
+        """How many levels the best tree has and its speed; 0 if it promises no more than `speed`."""
         deepest = min(self.trees.max_tokens, max(rooms))
         survivals = self._survivals(batch, self.trees, self.chains, self.rounds_since_tree, _rescued)
         tokens = expected_tokens(survivals, rooms, deepest)
         speeds = [tokens[n] / self._times(len(rooms), n)[round(self.typical)] for n in range(1, deepest + 1)]
-        return speeds.index(max(speeds)) + 1 if max(speeds) > speed else 0
+        return (speeds.index(max(speeds)) + 1, max(speeds)) if max(speeds) > speed else (0, speed)
 
     @staticmethod
     def _survivals(

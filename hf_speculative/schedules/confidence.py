@@ -21,6 +21,10 @@ class ConfidenceStop(WrappedSchedule):
         super().__init__(schedule)
         self.threshold = threshold
 
+    @property
+    def parts(self) -> tuple[Schedule, Schedule]:
+        return self, self
+
     def num_levels(self, batch: Batch) -> int | None:
         return 0  # the draft ends with a token
 

@@ -36,7 +36,7 @@ class Batch:
         rows: which row of the call each row is.
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
-        branches: drafts may be trees.
+        branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
@@ -45,6 +45,7 @@ class Batch:
 
     is_unread: bool = True
     branches: bool = False
+    grows_levels: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
     path: Tensor | None = None

@@ -69,6 +69,7 @@ class Costs:
             batch sizes given, the nearest of them.
         trees: `{batch_size: {num_levels: {num_nodes: time}}}`, of rounds that draft a tree a level at a time. Of two numbers of
             levels at least; each level is taken to cost the same.
+        guesses: of rounds whose draft takes no pass, where a call has both kinds.
 
     Raises:
         ValueError: nothing given, no time of a plain step, trees of one number of levels, or a time that is not above 0.
@@ -76,6 +77,7 @@ class Costs:
 
     rounds: Mapping[int, Mapping[int, float]]
     trees: Mapping[int, Mapping[int, Mapping[int, float]]] = field(default_factory=dict)
+    guesses: Costs | None = None
 
     def __post_init__(self):
         if not self.rounds:

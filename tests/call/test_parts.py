@@ -14,6 +14,7 @@ from hf_speculative.schedules import (
     ConfidenceStop,
     Constant,
     Costs,
+    FreeOrPaid,
     Heuristic,
     Together,
 )
@@ -27,6 +28,7 @@ MAKE_SCHEDULE = {
     BestNodes: lambda: BestNodes(6, costs=CHEAP),
     ChainOrTree: lambda: ChainOrTree(4, 8, 3, costs=CHEAP),
     Constant: lambda: Constant(3),
+    FreeOrPaid: lambda: FreeOrPaid(ChainOrTree(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
     Together: lambda: Together(Constant(4), max_lead=2),

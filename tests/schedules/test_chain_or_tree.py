@@ -1,5 +1,6 @@
 """Chains where they pay more, trees elsewhere: in simulated texts, and through `generate` with costs that are given."""
 
+import functools
 import random
 
 import pytest
@@ -21,7 +22,8 @@ DEAR = Costs(CHAINS, {1: {2: {4: 1.8, 8: 2.4, 32: 6.0}, 5: {8: 3.9}}})
 
 def batch_at(position, branches=True):
     batch = Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=10_000)
-    batch.host_lengths, batch.is_unread, batch.branches = [position], False, branches
+    batch.host_lengths, batch.is_unread = [position], False
+    batch.branches = batch.grows_levels = branches
     return batch
 
 
@@ -72,11 +74,21 @@ def test_a_tree_where_it_pays_and_a_chain_elsewhere(seed):
         assert time < (0.95 if kind == 2 else 1.1) * chains_alone
 
 
+def changing(first, last, position):
+    return first if position < 300 else last
+
+
 def test_what_did_not_pay_is_tried_again():
     """From position 300 on, the branches are right. And the other way round."""
     for first, last in ((0.0, 0.3), (0.3, 0.0)):
         _, before = simulate(ChainOrTree(), EVEN, always(0.6), always(first), num_tokens=300)
-        _, counts = simulate(ChainOrTree(), EVEN, always(0.6), lambda p: first if p < 300 else last, num_tokens=900)
+        _, counts = simulate(
+            ChainOrTree(),
+            EVEN,
+            always(0.6),
+            lambda p, first=first, last=last: first if p < 300 else last,
+            num_tokens=900,
+        )
         later = [n - m for n, m in zip(counts, before, strict=True)]
         assert later[2 if last else 1] > 0.6 * sum(later)
 

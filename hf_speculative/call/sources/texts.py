@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
+from ...interfaces import Schedule
 from ...models import num_logits
 from ...schedules import BestNodes
 from ...tokenizers.loading import tokenizer_of
@@ -28,7 +29,7 @@ class GuessingSource(Source):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
     argument = "method"
-    most_tokens = 64
+    most_tokens, knows_chances = 64, True
     timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)
 
     @classmethod
