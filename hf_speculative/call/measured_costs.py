@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,7 @@ from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
 from .source import Source
-from .timings import Budget, Timings
+from .timings import Budget, Shape, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1
@@ -42,8 +42,6 @@ SHORT = 8
 #: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
-#: rows, and levels of the tree that is drafted, 0 for a chain
-Shape = tuple[int, int]
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, dict[Shape, Timings]]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
@@ -83,7 +81,7 @@ class Probe:
             # Ranks that wait for each other's forwards would measure each other's work.
             if not (self.options["synced_gpus"] or is_sharded(self.model) or is_sharded(source.draft_model)):
                 self._measure(known)
-            return _costs(known)
+            return costs_of(known)
 
     def _of_parts(self, parts: tuple[Source, Source]) -> Costs:
         """Of drafts and of guesses. Each has its own share of the time, and a call measures one of them."""
@@ -92,8 +90,7 @@ class Probe:
         costs = of_drafts()
         self.seconds = of_drafts.seconds
         if not self.seconds:
-            guesses = of_guesses()
-            self.seconds = of_guesses.seconds
+            guesses, self.seconds = of_guesses(), of_guesses.seconds
         else:
             guesses = of_guesses.known()
         return replace(costs, guesses=guesses)
@@ -101,7 +98,7 @@ class Probe:
     def known(self) -> Costs:
         """What was measured before, or is assumed."""
         with _lock:
-            return _costs(self._found())
+            return costs_of(self._found())
 
     def _found(self) -> dict[Shape, Timings]:
         of_target = _known.setdefault(self.model, WeakKeyDictionary())
@@ -228,20 +225,6 @@ class Probe:
     def _spare(self, kept: int) -> int:
         """Columns beside a draft at the end: the `kept` ones, and a token a round, those included that compile and read."""
         return kept + 2 + len(self.options.source.timed_lengths) + MAX_STEPS
-
-
-def _costs(known: Mapping[Shape, Timings]) -> Costs:
-    chains = {num_rows: timings for (num_rows, num_levels), timings in known.items() if num_levels == 0}
-    rounds = {num_rows: timings.best() for num_rows, timings in chains.items() if timings.are_measured}
-    trees: dict[int, dict[int, dict[int, float]]] = {}
-    for (num_rows, num_levels), timings in known.items():
-        if num_levels and timings.are_measured_beyond_plain:
-            times = {n: seconds for n, seconds in timings.best().items() if n}
-            trees.setdefault(num_rows, {})[num_levels] = times
-    return Costs(
-        rounds or {num_rows: timings.best() for num_rows, timings in chains.items()},
-        {num_rows: by_levels for num_rows, by_levels in trees.items() if len(by_levels) > 1},
-    )
 
 
 class _NoRoom(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..distributed.tensor_parallel import Alone
 from ..types import Costs
@@ -14,6 +14,9 @@ MAX_REPEATS, CLOSE = 6, 1.1
 CAUTION = 2.0
 #: drafts of more tokens are timed only where a round is expected to take at most so many plain steps
 LONG, CHEAP = 16, 2.0
+
+#: rows, and levels of the tree that is drafted, 0 for a chain
+Shape = tuple[int, int]
 
 
 class Timings:
@@ -97,6 +100,21 @@ class Timings:
     def _others(self, length: int) -> list[int]:
         """Other draft lengths that were timed."""
         return [n for n in self.lengths if n not in (0, length) and self.samples[n]]
+
+
+def costs_of(known: Mapping[Shape, Timings]) -> Costs:
+    """What is known, or assumed as long as nothing was measured."""
+    chains = {num_rows: timings for (num_rows, num_levels), timings in known.items() if num_levels == 0}
+    rounds = {num_rows: timings.best() for num_rows, timings in chains.items() if timings.are_measured}
+    trees: dict[int, dict[int, dict[int, float]]] = {}
+    for (num_rows, num_levels), timings in known.items():
+        if num_levels and timings.are_measured_beyond_plain:
+            times = {n: seconds for n, seconds in timings.best().items() if n}
+            trees.setdefault(num_rows, {})[num_levels] = times
+    return Costs(
+        rounds or {num_rows: timings.best() for num_rows, timings in chains.items()},
+        {num_rows: by_levels for num_rows, by_levels in trees.items() if len(by_levels) > 1},
+    )
 
 
 class Budget:

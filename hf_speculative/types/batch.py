@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .rounds import Appended
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
@@ -191,21 +192,6 @@ class Batch:
             self.host_lengths[lane] = newcomers.host_lengths[i]
             self.host_padding[lane] = newcomers.host_padding[i]
             self.history[lane] = newcomers.history[i]
-
-
-@dataclass
-class Appended:
-    """What `Batch.append` read from the device, one entry a row.
-
-    Attributes:
-        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
-        num_drafted: draft tokens proposed.
-        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
-    """
-
-    tokens: list[list[int]]
-    num_drafted: list[int]
-    survival: list[list[float]]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,21 @@ class NoDistribution(RuntimeError):
 
 
 @dataclass
+class Appended:
+    """What `Batch.append` read from the device, one entry a row.
+
+    Attributes:
+        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
+        num_drafted: draft tokens proposed.
+        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+    """
+
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    survival: list[list[float]]
+
+
+@dataclass
 class Round:
     """What one round did, for whoever follows the loop. Lists have one entry a running row.
 

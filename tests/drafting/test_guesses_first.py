@@ -7,7 +7,7 @@ from transformers import set_seed
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import measured_costs
-from hf_speculative.drafting import Beams, DraftModel, GuessesFirst, OwnText, Recycling, TreeDrafter
+from hf_speculative.drafting import Beams, DraftModel, GuessesFirst, Recycling, TreeDrafter
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import ChainOrTree, Constant, Costs, FreeOrPaid
 from tests.support import distributions, tiny

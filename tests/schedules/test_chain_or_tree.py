@@ -1,6 +1,5 @@
 """Chains where they pay more, trees elsewhere: in simulated texts, and through `generate` with costs that are given."""
 
-import functools
 import random
 
 import pytest
