@@ -37,7 +37,7 @@ class Timings:
     def __init__(
         self, per_token: float, lengths: Sequence[int], depth: int | None = None, plain_of: Timings | None = None
     ):
-        self.per_token, self.lengths, self.depth = per_token, lengths, depth
+        self.per_token, self.lengths, self.depth, self.chains = per_token, lengths, depth, plain_of
         self.samples: dict[int, list[float]] = {n: [] for n in lengths}
         if plain_of is not None:
             self.samples[0] = plain_of.samples[0]
@@ -94,6 +94,11 @@ class Timings:
         if self.depth is not None and (wider := [n for n in others if n > length]):
             others = {0: others[min(wider)]}  # the first node of a tree may cost as much as all of them
         by_others = Costs({1: others}).curve(1, length)[length] / self.plain_step
+        if self.depth is not None and self.chains is not None and not self._others(length):
+            chain = Costs({1: self.chains.best()}).curve(1, self.depth)[self.depth] / self.plain_step
+            by_others = (
+                max(by_others, chain + self.per_token * length) / CAUTION
+            )  # a chain as long takes no more passes
         expected = by_others if self._others(length) else CAUTION * by_others
         return min([expected, *(seconds / self.plain_step for seconds in self.samples[length])])
 

@@ -119,7 +119,8 @@ class Adaptive(Schedule):
         return evidence.survival(evidence.rate(self.all_rows.rate(), ROW_WEIGHT))
 
     def update(self, round: Round) -> None:
-        drafts = {row: survival for row, survival in zip(round.rows, round.survival, strict=True) if survival}
+        rows = zip(round.rows, round.survival, strict=True)
+        drafts = {row: survival[: self.max_tokens] for row, survival in rows if survival}
         self.credit += CREDIT_A_ROUND
         if not drafts:
             return
