@@ -23,6 +23,7 @@ class GuessesFirstSource(Source):
         self.parts = guesses, paid
         self.draft_model, self.num_draft_tokens = paid.draft_model, paid.num_draft_tokens
         self.runs_target, self.most_tokens = paid.runs_target, paid.most_tokens  # type: ignore[misc]
+        self.reads_states = paid.reads_states
         self.timed_lengths = paid.timed_lengths  # type: ignore[misc]
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -35,10 +36,6 @@ class GuessesFirstSource(Source):
     @property
     def label(self) -> str:
         return f"{self.paid.label} and {self.guesses.label}"
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self.paid.hidden_layers
 
     @property
     def counts_nodes(self) -> bool:
