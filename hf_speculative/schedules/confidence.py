@@ -5,6 +5,8 @@ then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "ke
 (.55, .45). Reads one flag a draft token from the device, to stop the draft model early.
 """
 
+import copy
+
 from torch import Tensor
 
 from ..interfaces import Schedule
@@ -25,8 +27,13 @@ class ConfidenceStop(WrappedSchedule):
     def parts(self) -> tuple[Schedule, Schedule]:
         return self, self
 
+    def plan(self, batch: Batch) -> list[int]:
+        chains = copy.copy(batch)
+        chains.grows_levels = False  # the draft ends with a token
+        return self.schedule.plan(chains)
+
     def num_levels(self, batch: Batch) -> int | None:
-        return 0  # the draft ends with a token
+        return 0
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor:
         return scores.softmax(-1).gather(1, tokens[:, None])[:, 0] < self.threshold

@@ -229,3 +229,15 @@ def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkey
     same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
     assert not shapes["tree"]
     assert Constant(1).num_levels(None) is None
+
+
+@pytest.mark.parametrize("method", [None, "recycling"])
+def test_drafts_that_end_early_are_chains(method):
+    """However much trees would pay: their plan would be of nodes, and what came of a chain would be taken for a tree's."""
+    target = tiny.llama()
+    schedule = hs.schedules.ConfidenceStop(ChainOrTree(4, 12, 2, costs=CHEAP), 1e-4)
+    schedule = hs.schedules.FreeOrPaid(schedule, 4, costs=CHEAP) if method else schedule
+    options = {"draft_model": tiny.noisy_copy(target, noise=0), "speculative_config": SpeculativeConfig(schedule=schedule)}
+    options |= {"method": method} if method else {}
+    stats = same_as_plain(target, tiny.prompts(2), **options)
+    assert stats.num_accepted_draft_tokens > 20
