@@ -32,7 +32,7 @@ from ..schedules import Constant
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from .requests import Request, prepare_request
-from .rows import OwnRoom, OwnSamplers, OwnStopping, Rows, Running
+from .rows import OwnRoom, OwnSamplers, OwnStopping, OwnTrees, Rows, Running
 
 #: where nothing says how long a text may get
 DEFAULT_MAX_LENGTH = 2**15
@@ -209,11 +209,14 @@ class Engine:
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
+        trees = OwnTrees(batch, drafter, running)
+        trees.begin_round()
         rounds = speculate(batch, target, drafter, SampledVerification(), schedule, sampler, OwnStopping(running))
         try:
             for round in rounds:
                 self._deliver(round, drafter)
                 self._add_lanes(batch, target, drafter)
+                trees.begin_round()
         finally:
             rounds.close()
             target.release()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from ..interfaces import Sampler, Schedule, Stopping
+from ..interfaces import Drafter, Sampler, Schedule, Stopping
 from ..sampling.samplers import ProcessedSampler
-from ..types import Batch, Costs, Round, Tree
+from ..schedules.wrapped import WrappedSchedule
+from ..types import Batch, Tree
 from .requests import Request
 
 #: by the row of the batch that is theirs
@@ -171,29 +172,31 @@ class OwnStopping(Stopping):
         return done
 
 
-class OwnRoom(Schedule):
+class OwnRoom(WrappedSchedule):
     """`schedule`, with each row's room up to its own maximum length."""
 
     def __init__(self, schedule: Schedule, running: Running):
-        self.schedule, self.running = schedule, running
-
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        self.schedule.begin(batch, costs)
+        super().__init__(schedule)
+        self.running = running
 
     def plan(self, batch: Batch) -> list[int]:
         lengths = zip(batch.rows, batch.host_lengths, batch.host_padding, strict=True)
         rooms = [max(0, self.running[row].max_length - (length - pad) - 1) for row, length, pad in lengths]
         return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
 
-    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
-        return self.schedule.num_nodes(batch, chances)
 
-    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        return self.schedule.should_stop(scores, tokens)
+class OwnTrees:
+    """Drafts are trees in rounds in which all requests take them; those with a processor that has a memory may not.
 
-    @property
-    def may_stop(self) -> bool:
-        return self.schedule.may_stop
+    Args:
+        batch, drafter: as they begin, with what they could do for any request.
+    """
 
-    def update(self, round: Round) -> None:
-        self.schedule.update(round)
+    def __init__(self, batch: Batch, drafter: Drafter, running: Running):
+        self.batch, self.drafter, self.running = batch, drafter, running
+        self.may_branch, self.grows_levels = drafter.may_branch, batch.grows_levels
+
+    def begin_round(self) -> None:
+        samplers = [self.running[row].sampler for row in self.batch.rows]
+        self.drafter.may_branch = self.may_branch and all(sampler.takes_trees for sampler in samplers)
+        self.batch.grows_levels = self.grows_levels and all(sampler.drafts_trees for sampler in samplers)

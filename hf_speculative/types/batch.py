@@ -182,7 +182,7 @@ class Batch:
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
         width = newcomers.tokens.shape[1]
-        self._reserve(width)
+        self._reserve(width + 1)  # and the token that the target will add
         index = torch.tensor(lanes, device=self.tokens.device)
         self.tokens[index, :width] = newcomers.tokens
         self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)

@@ -7,8 +7,11 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
+from hf_speculative.call import measured_costs
+from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.requests import Request
+from hf_speculative.types import Draft
 from tests.support.served import PATIENCE, alone, running, submit
 
 SETTINGS = (
@@ -28,13 +31,15 @@ def drafts(name, draft):
     return {
         "chain": {"draft_model": draft, "num_draft_tokens": 3},
         "adaptive": {"draft_model": draft},
+        "trees": {"draft_model": draft, "num_draft_tokens": 6, "tree_top_k": 3},
+        "guesses first": {"draft_model": draft, "method": "recycling"},
         "auto": {"method": "auto"},
         "recycling": {"method": "recycling"},
         "plain": {},
     }[name]
 
 
-@pytest.mark.parametrize("kind", ["chain", "adaptive", "auto", "recycling", "plain"])
+@pytest.mark.parametrize("kind", ["chain", "adaptive", "guesses first", "auto", "recycling", "plain"])
 def test_requests_get_what_they_would_get_alone(kind, target, draft):
     with running(target, max_lanes=4, **drafts(kind, draft)) as engine:
         answers = []
@@ -75,6 +80,45 @@ def test_a_cancelled_request_gives_its_lane_back(target):
         assert second.wait() == alone(target, [9], max_new_tokens=3)
         assert len(first.wait()) < 120 and waiting.wait() == []
         assert engine.ended["abort"] == 2
+
+
+class Remembers(LogitsProcessor):
+    """Forbids another token in each call."""
+
+    num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        return scores.index_fill(1, torch.tensor([7 * self.num_calls % scores.shape[1]]), -torch.inf)
+
+
+class TakesBack(Remembers):
+    """A processor that is never copied, and so sees no trees."""
+
+    def rollback(self, num_calls):
+        self.num_calls -= num_calls
+
+
+@pytest.mark.parametrize("kind", ["trees", "adaptive", "guesses first", "recycling"])
+def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monkeypatch):
+    """A request with a memory runs beside others, which then get chains: first without it, then with it."""
+    costs = Costs({1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}}))
+    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: costs)
+    original, num_trees = Draft.tree_for, []
+    monkeypatch.setattr(Draft, "tree_for", lambda *args: num_trees.append(original(*args)) or num_trees[-1])
+    settings = {"max_new_tokens": 40, "seed": 1}
+    with running(target, max_lanes=4, **drafts(kind, draft)) as engine:
+        answers = [submit(engine, [5, i], **settings) for i in (9, 7)]
+        assert [answer.wait() for answer in answers] == [alone(target, [5, i], **settings) for i in (9, 7)]
+        assert any(tree is not None for tree in num_trees)
+        answers = [submit(engine, [5, i], **settings, logits_processor=[own()]) for i, own in WITH_MEMORY]
+        other = submit(engine, [5, 9], **settings)
+        for (i, own), answer in zip(WITH_MEMORY, answers, strict=True):
+            assert answer.wait() == alone(target, [5, i], **settings, logits_processor=[own()])
+        assert other.wait() == alone(target, [5, 9], **settings)
+
+
+WITH_MEMORY = [(9, Remembers), (7, TakesBack), (3, Remembers)]
 
 
 class Fails(LogitsProcessor):
