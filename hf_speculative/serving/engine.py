@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..call import checks
 from ..call.configuration import Options, SpeculativeConfig
@@ -27,7 +27,7 @@ from ..drafting import Nothing
 from ..generation import attached_to
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
-from ..models import choose, fits_trees, max_positions_of, modes_of_a_call, num_logits
+from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
 from ..schedules import Constant
 from ..types import Batch, Round
 from ..verification import SampledVerification
@@ -86,6 +86,7 @@ class Engine:
         self.max_lanes, self.max_waiting = max_lanes, max_waiting
         self.options = self._options(kwargs, tokenizer)
         checks.check_ragged(self.model, choose(self.model), "a server's engine")
+        self._check_drafts()
         limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
         self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
         eos = setting_of(self.model, {}, "eos_token_id")
@@ -108,6 +109,20 @@ class Engine:
         if tokenizer is not None and options.config.tokenizer is None:
             options = replace(options, config=replace(options.config, tokenizer=tokenizer))
         return options
+
+    def _check_drafts(self) -> None:
+        """Whatever can be said against drafts for any request is said now, not to every request."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(self.model))
+        inputs = Inputs(ids, GenerationConfig(max_length=2), {"attention_mask": torch.ones_like(ids)})
+        target, drafter = target_and_drafter(self.options, self.model, inputs, ids)
+        target.release()
+        drafter.release()
+        if drafter.keeps_rows_together:
+            draft = self.options.source.draft_model
+            raise ValueError(
+                f"a server's requests come and go, and {type(draft).__name__} has one cache length for all of them: use another "
+                "`draft_model`, or leave it out."
+            )
 
     @property
     def num_running(self) -> int:

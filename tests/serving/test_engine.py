@@ -5,13 +5,14 @@ import threading
 
 import pytest
 import torch
-from transformers import LogitsProcessor
+from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
 
 from hf_speculative.call import measured_costs
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.requests import Request
 from hf_speculative.types import Draft
+from tests.support import tiny
 from tests.support.served import PATIENCE, alone, running, submit
 
 SETTINGS = (
@@ -208,6 +209,13 @@ def test_what_is_over_is_forgotten(target, draft, monkeypatch):
         gc.collect()
         assert len(alive) >= 6
         long.wait()
+
+
+def test_drafts_that_no_request_could_use(target):
+    """Refused at once: their passes would fail for all requests."""
+    bloom = BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=1, n_head=2)).eval()
+    with pytest.raises(ValueError, match="requests come and go, and BloomForCausalLM"), running(target, draft_model=bloom):
+        pass
 
 
 @pytest.mark.parametrize("name", ["max_lanes", "max_waiting", "max_length"])
