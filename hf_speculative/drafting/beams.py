@@ -58,7 +58,8 @@ class Beams(WrappedDrafter):
         if levels is None:
             levels = self.depth or 0
         rooms = [min(n, room) for n, room in zip(num_tokens, batch.rooms, strict=True)]
-        may_grow = self.may_branch and sampler.drafts_trees  # not in every round, where requests have samplers of their own
+        # Whether the sampler takes trees may change where requests have samplers of their own.
+        may_grow = self.may_branch and sampler.drafts_trees
         if not levels or not may_grow or schedule.may_stop:
             return super().propose(batch, rooms, schedule, sampler)
         depth = max(self.stepwise.limit(batch, [min(levels, room) for room in rooms]))

@@ -120,8 +120,8 @@ class Engine:
         if drafter.keeps_rows_together:
             draft = self.options.source.draft_model
             raise ValueError(
-                f"a server's requests come and go, and {type(draft).__name__} has one cache length for all of them: use another "
-                "`draft_model`, or leave it out."
+                f"a server's requests come and go, and {type(draft).__name__} has one cache length for all of them: use "
+                "another `draft_model`, or leave it out."
             )
 
     @property

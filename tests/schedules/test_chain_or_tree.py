@@ -237,7 +237,10 @@ def test_drafts_that_end_early_are_chains(method):
     target = tiny.llama()
     schedule = hs.schedules.ConfidenceStop(ChainOrTree(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.FreeOrPaid(schedule, 4, costs=CHEAP) if method else schedule
-    options = {"draft_model": tiny.noisy_copy(target, noise=0), "speculative_config": SpeculativeConfig(schedule=schedule)}
+    options = {
+        "draft_model": tiny.noisy_copy(target, noise=0),
+        "speculative_config": SpeculativeConfig(schedule=schedule),
+    }
     options |= {"method": method} if method else {}
     stats = same_as_plain(target, tiny.prompts(2), **options)
     assert stats.num_accepted_draft_tokens > 20

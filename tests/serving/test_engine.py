@@ -103,7 +103,9 @@ class TakesBack(Remembers):
 @pytest.mark.parametrize("kind", ["trees", "adaptive", "guesses first", "recycling"])
 def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monkeypatch):
     """A request with a memory runs beside others, which then get chains: first without it, then with it."""
-    costs = Costs({1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}}))
+    costs = Costs(
+        {1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}})
+    )
     monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: costs)
     original, num_trees = Draft.tree_for, []
     monkeypatch.setattr(Draft, "tree_for", lambda *args: num_trees.append(original(*args)) or num_trees[-1])
@@ -214,7 +216,10 @@ def test_what_is_over_is_forgotten(target, draft, monkeypatch):
 def test_drafts_that_no_request_could_use(target):
     """Refused at once: their passes would fail for all requests."""
     bloom = BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=1, n_head=2)).eval()
-    with pytest.raises(ValueError, match="requests come and go, and BloomForCausalLM"), running(target, draft_model=bloom):
+    with (
+        pytest.raises(ValueError, match="requests come and go, and BloomForCausalLM"),
+        running(target, draft_model=bloom),
+    ):
         pass
 
 
