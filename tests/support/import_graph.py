@@ -20,6 +20,7 @@ FLOORS = (
     ("batches", "command", "compatibility"),
     ("benchmark", "evaluation", "integrations"),
     ("hub", "side_by_side"),
+    ("training",),
     ("cli",),
     ("__main__",),
 )
