@@ -74,8 +74,8 @@ class Journal:
         for name, value in asked.items():
             if theirs[name] != value:
                 raise ValueError(
-                    f"{self.path} holds answers of another run, whose {name} is {theirs[name]!r} and not {value!r}: name another "
-                    "folder, or delete this file."
+                    f"{self.path} holds answers of another run, whose {name} is {theirs[name]!r} and not {value!r}: name "
+                    "another folder, or delete this file."
                 )
         self.found = found
 

@@ -95,5 +95,5 @@ class DraftTrainer(Trainer):
             return {}
         metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
