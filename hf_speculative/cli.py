@@ -18,6 +18,7 @@ from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
 from .side_by_side.cli import generate
+from .training.cli import train_command
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ for _name, _command in (
     ("check", check),
     ("bench", bench),
     ("eval", eval_command),
+    ("train", train_command),
     ("card", hub.card),
     ("export-generate", hub.export_generate),
     ("export-vllm", hub.export_vllm),

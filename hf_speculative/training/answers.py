@@ -50,16 +50,19 @@ class Journal:
     Args:
         path: continued if it is there.
         asked: what it is about.
+        writes: this process adds to it.
 
     Raises:
         ValueError: it is about something else, or no journal.
     """
 
-    def __init__(self, path: Path, asked: Asked):
+    def __init__(self, path: Path, asked: Asked, writes: bool = True):
         self.path, self.found = path, {}  # type: Path, dict[tuple[int, int], tuple[int, ...]]
         header = json.dumps(asked.to_dict())
         if path.exists() and path.stat().st_size:
             self._read(json.loads(header))
+        if not writes:
+            return
         lines = [header, *(_line(key, ids) for key, ids in self.found.items())]
         files.write(path, "\n".join(lines) + "\n")  # without what a kill left of a last line
 

@@ -7,13 +7,12 @@ import time
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-
 #: in the log
 SECONDS = "training_seconds"
 
 
 class Clock(TrainerCallback):
-    """Seconds of training steps alone, without measuring and saving. They are kept in the log, where a resumed run finds them."""
+    """Seconds of training steps alone, without measuring and saving; kept in the log, where a resumed run finds them."""
 
     def __init__(self):
         self.seconds, self._start = 0.0, 0.0
@@ -35,7 +34,8 @@ class Shown(TrainerCallback):
     """The progress bar: steps, the loss, and the acceptance length on held-out prompts, first and last."""
 
     def __init__(self, is_shown: bool):
-        self.is_shown, self.told = is_shown, {}
+        self.is_shown = is_shown
+        self.told: dict[str, str] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         is_shown = self.is_shown and state.is_world_process_zero

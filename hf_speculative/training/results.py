@@ -101,7 +101,9 @@ class Trained:
             losses = [(step, loss) for step, loss in values["losses"]]
             return cls(**values | {"folder": folder, "curve": points, "losses": losses})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder} holds no run of training that could be read ({error}): name another.") from error
+            raise ValueError(
+                f"{folder} holds no run of training that could be read ({error}): name another."
+            ) from error
 
 
 def _point(step: int, entry: dict[str, Any]) -> Point:
@@ -110,7 +112,8 @@ def _point(step: int, entry: dict[str, Any]) -> Point:
         if (length := entry.get(f"eval_{way}_acceptance_length")) is not None:
             lengths[way] = float(length)
             names = sorted(
-                (name for name in entry if name.startswith(f"eval_{way}_position_")), key=lambda n: int(n.split("_")[-1])
+                (name for name in entry if name.startswith(f"eval_{way}_position_")),
+                key=lambda n: int(n.split("_")[-1]),
             )
             positions[way] = [float(entry[name]) for name in names]
     return Point(step, lengths, positions)

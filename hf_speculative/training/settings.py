@@ -57,7 +57,9 @@ class Settings:
         if self.kind == "draft" and not self.value:
             raise ValueError("`head='draft:'` names no model: give a folder or a Hub name, 'draft:FOLDER'.")
         if self.lora_rank is not None and self.kind != "draft":
-            raise ValueError(f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`.")
+            raise ValueError(
+                f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
+            )
         if self.loss not in LOSSES:
             raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSSES)}.")
         if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
@@ -97,7 +99,7 @@ class Settings:
         return default if self.learning_rate is None else self.learning_rate
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"learning_rate": self.rate}
 
 
 #: at least 1 each
