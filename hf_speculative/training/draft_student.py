@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,9 @@ def _with_lora(draft: PreTrainedModel, rank: int):
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ImportError("a LoRA needs peft: pip install 'hf_speculative[peft]'.") from error
-    return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ALL_LINEAR))
+    with warnings.catch_warnings():  # peft asks for names that transformers is about to change
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ALL_LINEAR))
 
 
 def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
@@ -92,7 +95,7 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
             "of your own, `head='draft:FOLDER'`."
         )
     draft.generation_config = copy.deepcopy(target.generation_config)
-    return draft
+    return draft.eval()
 
 
 def _tied(model: PreTrainedModel) -> set[str]:

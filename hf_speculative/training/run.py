@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
 from ..call import checks
+from ..embedded import FOLDER
 from ..evaluation.fingerprint import fingerprint
 from ..models import num_parameters
 from ..reports import files
@@ -90,7 +91,7 @@ class Run:
     target: PreTrainedModel
     output: str | Path
     settings: Settings
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Any
     watch: Watch
     examples: list[Example] = field(default_factory=list)
 
@@ -98,7 +99,7 @@ class Run:
         self.target = checks.unwrap(self.target, "target")
         checks.check_model(self.target, "target")
         self.folder = Path(self.output)
-        self.tokenizer: Any = self.tokenizer or tokenizer_of(self.target)
+        self.tokenizer = self.tokenizer or tokenizer_of(self.target)
 
     def begin(self, resume: bool) -> None:
         """Refuses what cannot work, before anything is computed."""
@@ -145,7 +146,7 @@ class Run:
             self.examples = unique(self.data.examples(), self.settings.max_length)
             return
         settings, rank, count = self.settings, *place()
-        name = f"{self.target.config.name_or_path} {fingerprint(self.target)}"
+        name = f"{name_of(self.target)} {fingerprint(self.target)}"
         asked = Asked(
             name, self.data.digest, settings.use, settings.max_new_tokens, settings.answers_per_prompt, settings.seed
         )
@@ -238,7 +239,7 @@ class Run:
         num_steps = steps_of(self.settings, self.estimate)
         return Trained(
             folder=self.folder,
-            target=self.target.config.name_or_path or type(self.target).__name__,
+            target=name_of(self.target),
             kind=self.student.kind,
             settings=self.settings.to_dict(),
             data={
@@ -256,3 +257,9 @@ class Run:
             num_steps=num_steps,
             notes=self.notes(len(self.examples), num_steps),
         )
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a report calls it."""
+    name = model.config.name_or_path
+    return "the embedded target" if Path(name) == FOLDER / "target" else name or type(model).__name__

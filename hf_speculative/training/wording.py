@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
@@ -12,9 +11,9 @@ from .results import Point, Trained
 MEANINGS = {
     "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
     "never right. Measured by the real loop on prompts that were not learned from.",
-    "position": "The share of rounds that kept the draft up to its first, second, ... token.",
-    "loss": "Between the target's distribution and the draft's, a mean over the tokens of answers. Those of different losses, or "
-    "heads, cannot be compared.",
+    "1, 2, ...": "The share of rounds that kept the draft up to its first, second, ... token.",
+    "loss": "Between the target's distribution and the draft's, a mean over the tokens of answers. Those of different losses, "
+    "or heads, cannot be compared.",
 }
 
 
@@ -91,7 +90,7 @@ def table(result: Trained) -> list[tuple[str, list[str]]]:
 
 def heads(result: Trained) -> list[str]:
     """The columns of that table."""
-    return ["acceptance length", *(f"position {i + 1}" for i in range(result.settings["num_draft_tokens"]))]
+    return ["acceptance length", *map(str, range(1, result.settings["num_draft_tokens"] + 1))]
 
 
 def curve(result: Trained) -> list[tuple[str, list[str]]]:
@@ -106,9 +105,9 @@ def _cells(point: Point, way: str) -> list[str]:
 
 
 def usage(result: Trained) -> str:
-    """Lines to paste."""
-    folder: Any = str(result.folder)
+    """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
+    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in (result.target, result.folder))
     return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={result.target!r})
+pipe = transformers.pipeline('text-generation', model={target!r})
 hf_speculative.attach(pipe.model, draft_model={folder!r})
 print(pipe('def main():', max_new_tokens=64)[0]['generated_text'])"""
