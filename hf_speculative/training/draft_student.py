@@ -74,13 +74,9 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     Raises:
         ValueError: it has fewer layers, or is not made of layers that can be left out.
     """
+    total = check_layers(target, num_layers)
     config = copy.deepcopy(target.config)
     text = config.get_text_config(decoder=True)
-    total = getattr(text, "num_hidden_layers", None)
-    if not isinstance(total, int) or not 1 <= num_layers < total:
-        raise ValueError(
-            f"`head='layers:{num_layers}'`: the target has {total} layers, give 1 or more and fewer than that."
-        )
     for name, value in list(vars(text).items()):  # `layer_types` and its kin say something of each layer
         if isinstance(value, list) and len(value) == total:
             setattr(text, name, value[:num_layers])
@@ -96,6 +92,20 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
         )
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.eval()
+
+
+def check_layers(target: PreTrainedModel, num_layers: int) -> int:
+    """How many layers the target has.
+
+    Raises:
+        ValueError: not more than `num_layers`.
+    """
+    total = getattr(target.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if not isinstance(total, int) or not 1 <= num_layers < total:
+        raise ValueError(
+            f"`head='layers:{num_layers}'`: the target has {total} layers, give 1 or more and fewer than that."
+        )
+    return total
 
 
 def _tied(model: PreTrainedModel) -> set[str]:

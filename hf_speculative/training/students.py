@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.loading import load_model
+from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft
-from .draft_student import DraftStudent, truncated
+from .draft_student import DraftStudent, check_layers, truncated
 from .eagle3_student import Eagle3Student, layers_read, new_head, num_layers
 from .examples import Example, token_counts
 from .settings import Settings
@@ -30,7 +30,9 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
     if settings.kind == "eagle3":
         new_head(target, torch.zeros(_vocab_size(target)), draft_vocab_size=1)
         Teacher(target, layers_read(num_layers(target)))
-    elif settings.kind == "draft" and tokenizer_of_draft(settings.value, tokenizer) is not None:
+    elif settings.kind == "layers":
+        check_layers(target, int(settings.value))
+    elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(
             f"`head={settings.head!r}`: its tokenizer is not the target's, so that its distributions are over other tokens. "
             "Give a model with the target's tokenizer, or `head='layers:N'`."
