@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,31 @@ LOGS = 50
 WARMUP = 0.05
 
 
-def defaults(settings: Settings, folder: Path, num_steps: int, every: int, device: str) -> dict[str, Any]:
+def texts_of_a_pass(settings: Settings, num_processes: int) -> int:
+    """How many texts go through the draft at once.
+
+    Raises:
+        ValueError: a step cannot be split like this.
+    """
+    num_passes = settings.accumulate * num_processes
+    if settings.batch_size % num_passes:
+        of_processes = f" of {num_processes} processes" if num_processes > 1 else ""
+        raise ValueError(
+            f"`batch_size={settings.batch_size}` texts cannot be split evenly into {num_passes} passes{of_processes}: give a "
+            "multiple."
+        )
+    return settings.batch_size // num_passes
+
+
+def defaults(
+    settings: Settings, folder: Path, num_steps: int, every: int, device: str, num_processes: int
+) -> dict[str, Any]:
     """Arguments of a run that measures, and keeps a checkpoint, `every` so many steps."""
     return {
         "output_dir": str(folder),
         "max_steps": num_steps,
-        "per_device_train_batch_size": settings.batch_size,
+        "per_device_train_batch_size": texts_of_a_pass(settings, num_processes),
+        "gradient_accumulation_steps": settings.accumulate,
         "learning_rate": settings.rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": max(1, int(WARMUP * num_steps)),
@@ -73,11 +91,6 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def step_of(checkpoint: Path | str) -> int:
     return int(str(checkpoint).rpartition("-")[2])
-
-
-def place() -> tuple[int, int]:
-    """Rank and number of processes, as launched."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager

@@ -181,8 +181,6 @@ def train_command(
         raise ValueError("--data is missing: name a file, a folder or a Hub data set with prompts.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
-    if batch_size % accumulate:
-        raise ValueError(f"--batch-size {batch_size} cannot be split into {accumulate} passes: give a multiple.")
     settings = Settings(
         head=head,
         lora_rank=lora_rank,
@@ -192,6 +190,7 @@ def train_command(
         minutes=MINUTES if steps is None and minutes is None else minutes,
         num_evaluations=evaluations,
         batch_size=batch_size,
+        accumulate=accumulate,
         max_length=max_length,
         max_new_tokens=max_new_tokens,
         answers_per_prompt=answers_per_prompt,
@@ -205,8 +204,6 @@ def train_command(
     arguments: dict[str, Any] = {
         "bf16": bf16,
         "report_to": [] if report_to == "none" else [report_to],
-        "per_device_train_batch_size": batch_size // accumulate,
-        "gradient_accumulation_steps": accumulate,
     }
     with ends_at_once(), err.status("loading the target"):
         import torch

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from ..call import checks
 from ..embedded import FOLDER
 from ..evaluation.fingerprint import fingerprint
+from ..evaluation.processes import Processes
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
@@ -20,7 +21,7 @@ from ..tokenizers.loading import tokenizer_of
 from . import card, page, students
 from .acceptance import Meter
 from .answers import Asked, Journal, answer, examples_of
-from .arguments import as_os_error, defaults, last_checkpoint, place, step_of, steps_of
+from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of, texts_of_a_pass
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .progress import Clock, Shown
@@ -117,6 +118,12 @@ class Run:
                         f"`output={str(self.folder)!r}` holds a run whose {name} is {theirs.get(name)!r} and not {value!r}: "
                         "resume it as it was begun, or name another folder."
                     )
+        self.processes = Processes.of(self.target)
+        if self.processes.shares_model:
+            raise ValueError(
+                "the target is sharded over processes, each of which trains on texts of its own: load it whole."
+            )
+        texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -142,10 +149,11 @@ class Run:
         Args:
             only: to the first so many prompts, for an estimate.
         """
+        settings, rank, count = self.settings, self.processes.rank, self.processes.count
         if self.data.answers:
-            self.examples = unique(self.data.examples(), self.settings.max_length)
+            self.examples = unique(self.data.examples(), settings.max_length)
+            self.processes.gather([])  # none begins before all have looked into the folder
             return
-        settings, rank, count = self.settings, *place()
         name = f"{name_of(self.target)} {fingerprint(self.target)}"
         asked = Asked(
             name, self.data.digest, settings.use, settings.max_new_tokens, settings.answers_per_prompt, settings.seed
@@ -154,10 +162,7 @@ class Run:
         journal = Journal(paths[rank], asked)
         prompts = dict(list(self.data.prompts.items())[:only])
         answer(self.target, prompts, asked, journal, settings.batch_size, self.watch.answers, (rank, count))
-        if count > 1:
-            from accelerate import PartialState
-
-            PartialState().wait_for_everyone()
+        self.processes.gather([])  # all have written theirs
         journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
         self.examples = unique(list(examples_of(journals, prompts)), settings.max_length)
 
@@ -166,7 +171,7 @@ class Run:
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         trainer = self._trainer(1, 1)
-        self.estimate = estimate(trainer)
+        self.estimate = self.processes.gather([estimate(trainer)])[0]
         return self.estimate
 
     def train(self, resume: bool) -> Trained:
@@ -205,7 +210,9 @@ class Run:
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings = self.settings
-        chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type)
+        chosen = defaults(
+            settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
+        )
         trainer = DraftTrainer(
             self.student,
             Teacher(self.target, self.student.hidden_layers),

@@ -25,6 +25,8 @@ class Settings:
         steps: of the optimizer; `None`: as many as fit into `minutes`.
         minutes: of training alone, without answers and measuring.
         num_evaluations: how often acceptance is measured, evenly over the steps; and once before them.
+        batch_size: texts in a step, of all processes together.
+        accumulate: each process splits its part of a step into so many passes, to save memory.
         answers_per_prompt: how many answers are sampled to each prompt.
         ttt_steps, ttt_decay: steps of EAGLE-3's training-time test, and by what each counts less than the one before.
         draft_vocab_size: of a head: so many tokens, the most frequent of the answers.
@@ -38,6 +40,7 @@ class Settings:
     minutes: float | None = None
     num_evaluations: int = 4
     batch_size: int = 8
+    accumulate: int = 1
     max_length: int = 2048
     max_new_tokens: int = 128
     answers_per_prompt: int = 1
@@ -108,6 +111,7 @@ COUNTS = (
     "steps",
     "num_evaluations",
     "batch_size",
+    "accumulate",
     "max_length",
     "max_new_tokens",
     "answers_per_prompt",

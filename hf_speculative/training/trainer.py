@@ -45,7 +45,8 @@ class DraftTrainer(Trainer):
         self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
         self.loss = LOSSES[loss] if isinstance(loss, str) else loss
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
-        teacher.target.to(self.args.device)
+        if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
+            teacher.target.to(self.args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         lesson = self.teacher(**inputs)
