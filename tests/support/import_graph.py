@@ -18,7 +18,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command", "compatibility"),
-    ("benchmark", "evaluation", "integrations"),
+    ("benchmark", "evaluation", "integrations", "serving"),
     ("hub", "side_by_side"),
     ("training",),
     ("cli",),
