@@ -129,6 +129,7 @@ for _name, _command in (
     ("eval", eval_command),
     ("train", train_command),
     ("card", hub.card),
+    ("export", hub.export),
     ("export-generate", hub.export_generate),
     ("export-vllm", hub.export_vllm),
 ):

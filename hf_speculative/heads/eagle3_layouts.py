@@ -91,12 +91,14 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
         return Eagle3Config(**fields | {"has_embed_tokens": "embed_tokens.weight" in names})
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        return None if isinstance(model, Eagle3Model) else super().why_not_written(model)
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, Eagle3Config) else super().why_not_written(config)
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return model.config.to_diff_dict(), model.state_dict()
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config.to_diff_dict() | {"dtype": _dtype(tensors)}, tensors
 
 
 class EagleLayout(Eagle3Layout):
@@ -138,10 +140,10 @@ class EagleLayout(Eagle3Layout):
         )
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        if not isinstance(model, Eagle3Model):
-            return super().why_not_written(model)
-        config, layers = model.config, model.config.transformer_layer_config
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        if not isinstance(config, Eagle3Config):
+            return super().why_not_written(config)
+        layers = config.transformer_layer_config
         reasons = {
             "it drafts all tokens in one pass (P-EAGLE)": config.is_parallel,
             f"its layers are of type {layers.model_type}": layers.model_type != "llama",
@@ -154,8 +156,10 @@ class EagleLayout(Eagle3Layout):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config, layers = model.config, model.config.transformer_layer_config.to_dict()
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        layers = config.transformer_layer_config.to_dict()
         own: dict[str, Any] = {name: True for name in NORMS if getattr(config, name)}
         if (ids := config.eagle_aux_hidden_state_layer_ids) is not None:
             outputs = [index - 1 for index in ids] if ids[0] == FIRST_STATE else list(ids)
@@ -163,13 +167,12 @@ class EagleLayout(Eagle3Layout):
         fields = {name: layers[name] for name in LAYER_FIELDS if layers.get(name) is not None}
         fields |= _rope(layers.get("rope_parameters") or {})
         fields |= {"architectures": [EAGLE_ARCHITECTURES[0]], "model_type": "llama", "tie_word_embeddings": False}
-        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": str(model.dtype).removeprefix("torch.")}
+        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": _dtype(tensors)}
         if config.target_hidden_size is not None:
             fields["target_hidden_size"] = config.target_hidden_size
         if own:
             fields["eagle_config"] = own
-        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in model.state_dict().items()}
-        return fields, tensors
+        return fields, {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
 
 
 def _renamed(name: str) -> str:
@@ -185,6 +188,10 @@ def _states_read(ids: list[int] | None) -> list[int] | None:
     the first is 1, as its default [1, L/2 - 1, L - 4] is EAGLE's [2, L/2, L - 3] (sglang PR#25454); so it is done here.
     """
     return [index + 1 for index in ids] if ids and ids[0] == FIRST_OUTPUT else ids
+
+
+def _dtype(tensors: dict[str, Tensor]) -> str:
+    return str(tensors["fc.weight"].dtype).removeprefix("torch.")
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
