@@ -61,6 +61,27 @@ def test_the_folder_drafts(trained):
     assert said == ["10 answers are few for a model that lost most of its layers: expect little."]
 
 
+def test_a_head_by_the_same_steps(tokenizer, tmp_path):
+    """EAGLE-3 over a part of the vocabulary; the folder is what `draft_model=` takes, and what speculators and vLLM read."""
+    target = tiny.llama(layers=6)
+    result = train(
+        target,
+        PROMPTS,
+        tmp_path,
+        Settings(**SETTINGS | {"head": "eagle3", "draft_vocab_size": 40}),
+        tokenizer=tokenizer,
+    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 40
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3 and "too few for a head" in result.notes[0]
+    ids = torch.tensor([PROMPTS[0]["prompt"]])
+    with hs.record() as stats:
+        found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
+    assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
+
+
 def test_what_is_kept_of_a_run(trained):
     _, result, _ = trained
     again = Trained.read(result.folder)
