@@ -27,4 +27,4 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert [loss for _, loss in two["losses"]] == pytest.approx([loss for _, loss in one["losses"]], rel=1e-4)
     assert two["lengths"] == other["lengths"]
     assert two["lengths"] == one["lengths"]
-    assert len((tmp_path / "two" / "run" / "answers.jsonl.rank1").read_text().splitlines()) == 6
+    assert len((tmp_path / "two" / "run" / "answers.jsonl.rank1").read_text().splitlines()) == 5

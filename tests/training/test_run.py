@@ -82,6 +82,20 @@ def test_a_head_by_the_same_steps(tokenizer, tmp_path):
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
 
 
+def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
+    """The best adapter is merged into the draft it was put on."""
+    target, result, _ = trained
+    settings = Settings(
+        **SETTINGS
+        | {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05, "steps": 2, "num_evaluations": 1}
+    )
+    again = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer)
+    before, after = (hs.models.loading.load_model(one.folder, dtype=torch.float32) for one in (result, again))
+    changed = {name for name, w in after.named_parameters() if not torch.equal(w, before.get_parameter(name))}
+    assert changed and not [name for name in changed if "proj" not in name], "of linear layers alone"
+    assert again.kind == "draft model, LoRA of rank 2" and "often gains little" in again.notes[0]
+
+
 def test_what_is_kept_of_a_run(trained):
     _, result, _ = trained
     again = Trained.read(result.folder)
