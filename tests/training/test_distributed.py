@@ -10,6 +10,7 @@ import pytest
 from tests.support import train_distributed
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     """The same losses and the same acceptance, each process having answered, learned from and measured on its share."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
