@@ -17,6 +17,7 @@ from .command.interrupts import ends_at_once
 from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .serving.chat import chat
 from .serving.cli import serve
 from .side_by_side.cli import generate
 from .training.cli import train_command
@@ -123,6 +124,7 @@ def _print_answer(console: Console, answer: Compatibility) -> None:
 
 for _name, _command in (
     ("generate", generate),
+    ("chat", chat),
     ("serve", serve),
     ("check", check),
     ("bench", bench),
