@@ -47,19 +47,6 @@ def test_a_run_by_command(tmp_path):
     assert "the embedded target" in (out / "README.md").read_text()
     again = invoke("--data", data, "--output", out, *QUICK)
     assert again.exit_code == 2 and "holds a run already" in again.stderr
-    draft = invoke(
-        "--data",
-        data,
-        "--output",
-        tmp_path / "lora",
-        *QUICK[2:],
-        "--head",
-        f"draft:{out}",
-        "--lora-rank",
-        2,
-        "--dry-run",
-    )
-    assert draft.exit_code == 0 and "million parameters" not in draft.stdout, draft.output
 
 
 def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
