@@ -34,7 +34,7 @@ def _curve(result: Trained):
         axes.axvline(result.best_step, color=plotting.INK, linewidth=0.8, linestyle="--", label="kept")
     axes.set_ylim(bottom=1)
     axes.set_xlabel("steps", color=plotting.INK)
-    axes.set_ylabel("acceptance length, held-out prompts", color=plotting.INK)
+    axes.set_ylabel("acceptance length", color=plotting.INK)
     _legend(figure, axes)
     return figure
 
