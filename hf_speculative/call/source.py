@@ -77,6 +77,11 @@ class Source:
         """Whether it is this source that `value` asks for, where several have the same `argument`."""
         return True
 
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[Any, ...]:
+        """Values of `argument` to try on the target `model` where nobody asked for any: none for most sources."""
+        return ()
+
     @property
     def name(self) -> str:
         """What messages call it."""

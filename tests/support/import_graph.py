@@ -17,9 +17,9 @@ FLOORS = (
     ("distributed",),
     ("call",),
     ("generation",),
-    ("batches", "command", "compatibility"),
+    ("batches", "command"),
     ("benchmark", "evaluation", "integrations"),
-    ("hub", "side_by_side"),
+    ("compatibility", "hub", "side_by_side"),
     ("cli",),
     ("__main__",),
 )
