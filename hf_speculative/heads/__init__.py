@@ -10,11 +10,34 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
 from .files import HeadFiles
 from .layout import Layout
 
 #: in the order in which they are asked whether files are theirs
-LAYOUTS: tuple[type[Layout], ...] = ()
+LAYOUTS: tuple[type[Layout], ...] = (SpeculatorsEagle3Layout, EagleLayout)
+
+
+def layout_of(name: str | Path, **kwargs) -> Layout | None:
+    """How the files of a Hub repository or a folder hold a draft head; `None` if they hold none that is known here.
+
+    Args:
+        **kwargs: as in transformers' `from_pretrained`.
+
+    Raises:
+        ValueError: a head of an unknown kind.
+    """
+    files = HeadFiles.of(name, kwargs)
+    layout = next((layout for layout in LAYOUTS if layout.recognises(files)), None)
+    if layout is not None:
+        return layout(files)
+    if kind := files.fields.get("speculators_model_type"):
+        known = ", ".join(sorted({repr(kind) for layout in LAYOUTS for kind in layout.speculators_types}))
+        raise ValueError(
+            f"{name} holds a draft head of `speculators_model_type={kind!r}`; those that can be run are {known or 'none'}: use "
+            "another draft."
+        )
+    return None
 
 
 def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
@@ -28,14 +51,26 @@ def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
     Raises:
         ValueError: a head of an unknown kind, or one whose tensors are not what its config says.
     """
-    files = HeadFiles.of(name, kwargs)
-    layout = next((layout for layout in LAYOUTS if layout.recognises(files)), None)
-    if layout is not None:
-        return layout(files).load(**{key: value for key, value in kwargs.items() if key not in HeadFiles.PLACES})
-    if kind := files.fields.get("speculators_model_type"):
-        known = ", ".join(sorted({repr(kind) for layout in LAYOUTS for kind in layout.speculators_types}))
-        raise ValueError(
-            f"{name} holds a draft head of `speculators_model_type={kind!r}`; those that can be run are {known or 'none'}: use "
-            "another draft."
-        )
-    return None
+    layout = layout_of(name, **kwargs)
+    if layout is None:
+        return None
+    return layout.load(**{key: value for key, value in kwargs.items() if key not in HeadFiles.PLACES})
+
+
+def write_head(model: PreTrainedModel, folder: str | Path, layout: str) -> None:
+    """Write a head to a folder, in the layout called `layout`.
+
+    Raises:
+        ValueError: no such layout, or one that has no place for this head.
+    """
+    named = [kind for kind in LAYOUTS if getattr(kind, "name", None) == layout]
+    if not named:
+        names = sorted({kind.name for kind in LAYOUTS if hasattr(kind, "name")})
+        raise ValueError(f"`layout={layout!r}` is not one of {', '.join(names)}.")
+    reasons = {kind: kind.why_not_written(model) for kind in named}
+    fitting = [kind for kind, reason in reasons.items() if reason is None]
+    if not fitting:
+        # What a layout says of a head of its own kind tells more than that it is another one.
+        reason = max((reason for reason in reasons.values() if reason), key=len)
+        raise ValueError(f"the layout {layout!r} cannot hold this {type(model).__name__}: {reason}.")
+    fitting[0].write(model, folder)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from .files import HeadFiles
 
@@ -17,12 +21,15 @@ MAX_NAMED = 4
 class Layout:
     """A published layout of a head's files: a config, and tensors under names of its own.
 
-    A subclass needs `config` and `model_class`, and `recognises` or `speculators_types`.
+    A subclass needs `config` and `model_class`, and `recognises` or `speculators_types`; one that can be written, `name`,
+    `why_not_written` and `published`.
 
     Attributes:
+        name: what `hf-speculative export --layout` calls it.
         speculators_types: values of `speculators_model_type` that it reads, if it is one of speculators'.
     """
 
+    name: ClassVar[str]
     speculators_types: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, files: HeadFiles):
@@ -49,6 +56,33 @@ class Layout:
         """The files' tensors by their names in `model_class`; what no pass of ours reads is left out."""
         return tensors
 
+    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
+        """What tensors have to hold beside their shapes.
+
+        Raises:
+            ValueError: they do not.
+        """
+
+    @classmethod
+    def why_not_written(cls, model: PreTrainedModel) -> str | None:
+        """What about `model` this layout has no place for; `None` if it can be written."""
+        return f"it is a {type(model).__name__}"
+
+    @classmethod
+    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The fields and tensors of `model` in this layout: what `config` and `renamed` make of files, undone."""
+        raise NotImplementedError
+
+    @classmethod
+    def write(cls, model: PreTrainedModel, folder: str | Path) -> None:
+        """Write `model` to `folder`, which is created if missing."""
+        fields, tensors = cls.published(model)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+
     def load(self, **kwargs) -> PreTrainedModel:
         """The head, in eval mode.
 
@@ -65,6 +99,7 @@ class Layout:
             model = kind(config)
         optional = {name for name in model.state_dict() if name in (model._tied_weights_keys or ())}
         self._check(tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()}, optional)
+        self.check_values(tensors, config)
         model = kind.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
         model.name_or_path = config.name_or_path = self.files.name
         return model.eval()

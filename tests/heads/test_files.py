@@ -29,9 +29,7 @@ def test_tensors_of_shards(tmp_path):
     names = {name: f"model-0000{i}-of-00002.safetensors" for i, name in enumerate(TENSORS, 1)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     save_file({"fc.weight": TENSORS["fc.weight"]}, tmp_path / names["fc.weight"])
-    with pytest.raises(
-        ValueError, match="model-00002-of-00002.safetensors, which its model.safetensors.index.json names"
-    ):
+    with pytest.raises(ValueError, match="no model-00002-of-00002"):
         HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
     save_file({"d2t": TENSORS["d2t"]}, tmp_path / names["d2t"])
     assert HeadFiles.of(tmp_path, {}).tensors.keys() == TENSORS.keys() == HeadFiles.of(tmp_path, {}).tensor_names
@@ -53,7 +51,7 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
 
 def test_no_weights_at_all(tmp_path):
     config(tmp_path)
-    with pytest.raises(ValueError, match=r"has neither model.safetensors nor pytorch_model.bin"):
+    with pytest.raises(ValueError, match="has neither"):
         HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
 
 
