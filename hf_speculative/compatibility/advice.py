@@ -7,6 +7,7 @@ from typing import Any
 
 from ..call.statistics import without_nan
 from ..reports.formats import percent
+from .doctor import Examination
 from .trials import DECODINGS, Trial
 
 
@@ -18,11 +19,13 @@ class Advice:
         draft: the name of the source of the draft that was given; `None` without one.
         trials: every source that was tried, greedy and sampled.
         parameters: of the target, and of the draft if one was given.
+        examination: of a head that was given and whose first tokens are seldom kept.
     """
 
     draft: str | None
     trials: tuple[Trial, ...]
     parameters: dict[str, int]
+    examination: Examination | None = None
 
     def best(self, decoding: str) -> Trial | None:
         """The source with the largest expected speedup; `None` where no source drafted anything."""
@@ -44,7 +47,8 @@ class Advice:
             self.is_worth_it
         ]
         told = [self._about(decoding) for decoding in DECODINGS]
-        return " ".join([answer, *told, *filter(None, map(self._about_draft, DECODINGS))])
+        about_head = [] if self.examination is None else [self.examination.verdict]
+        return " ".join([answer, *told, *filter(None, map(self._about_draft, DECODINGS)), *about_head])
 
     def _about(self, decoding: str) -> str:
         best = self.best(decoding)
@@ -73,7 +77,8 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        own = {"is_worth_it": self.is_worth_it, "verdict": self.verdict, "parameters": self.parameters}
+        own: dict[str, Any] = {"is_worth_it": self.is_worth_it, "verdict": self.verdict, "parameters": self.parameters}
+        own["examination"] = self.examination and self.examination.to_dict()
         return without_nan(own | {"trials": [trial.to_dict() for trial in self.trials]})
 
 

@@ -17,6 +17,7 @@ from ..call.statistics import without_nan
 from ..models import num_parameters
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
+from .doctor import Examination, is_poor, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on, tokenizer_beside
 from .prompts import ids_of_prompts
@@ -79,7 +80,8 @@ def check(
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
         measure: find the source of drafts with the largest expected speedup: `Compatibility.advice`.
-        seconds: to measure in, at most; a text that has begun makes it a little more.
+        seconds: to measure in, at most; a text that has begun makes it a little more, and a head that is seldom right half
+            of it again, to read it in other ways than its config says.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose.
         progress: a bar while it is measured, if that takes more than two seconds.
         **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
@@ -121,10 +123,14 @@ def check(
             bar.update(min(seconds, limits.clock() - start) - bar.n)
 
         trials = run_trials(target, tokenizer, tried, ids, limits, watch)
+        examination = None
+        if tried and tried[0].source is source and is_poor(trials[0]) and (others := other_readings(tried[0], target)):
+            found = run_trials(target, tokenizer, others, ids, Limits(seconds / 2), watch, ["greedy"])
+            examination = Examination(trials[0], tuple(found))
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
     label = source.label if answer and source is not None else None
-    return replace(answer, advice=Advice(label, tuple(trials), parameters))
+    return replace(answer, advice=Advice(label, tuple(trials), parameters, examination))
 
 
 def _fit(

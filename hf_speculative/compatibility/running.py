@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,10 +111,11 @@ def run_trials(
     prompts: list[list[int]],
     limits: Limits,
     watch: Watch = lambda what: None,
+    decodings: Iterable[str] = tuple(DECODINGS),
 ) -> list[Trial]:
     """Every candidate, greedy and sampled, on the same prompts; one that cannot run says why."""
     settings = settings_of_rows(target, tokenizer, {"max_new_tokens": limits.num_new_tokens})
-    running = [_Running(target, one, decoding, settings, limits.clock) for one in tried for decoding in DECODINGS]
+    running = [_Running(target, one, decoding, settings, limits.clock) for one in tried for decoding in decodings]
     end, taken = limits.clock() + limits.seconds, 0.0
     for text, ids in enumerate(prompts):
         start = limits.clock()
