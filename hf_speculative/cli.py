@@ -12,6 +12,7 @@ from .command.terminal import clean_exits
 from .compatibility.cli import check
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .serving.cli import serve
 from .side_by_side.cli import generate
 from .version import __version__
 
@@ -38,6 +39,7 @@ def root(
 
 for _name, _command in (
     ("generate", generate),
+    ("serve", serve),
     ("check", check),
     ("bench", bench),
     ("eval", eval_command),

@@ -18,7 +18,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command"),
-    ("benchmark", "evaluation", "integrations"),
+    ("benchmark", "evaluation", "integrations", "serving"),
     ("compatibility", "hub", "side_by_side"),
     ("cli",),
     ("__main__",),
