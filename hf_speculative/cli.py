@@ -44,6 +44,7 @@ for _name, _command in (
     ("bench", bench),
     ("eval", eval_command),
     ("card", hub.card),
+    ("export", hub.export),
     ("export-generate", hub.export_generate),
     ("export-vllm", hub.export_vllm),
 ):

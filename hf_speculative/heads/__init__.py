@@ -10,12 +10,21 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
 from .files import HeadFiles
 from .layout import Layout
+from .mtp import SpeculatorsMtpLayout
 
 #: in the order in which they are asked whether files are theirs
-LAYOUTS: tuple[type[Layout], ...] = (SpeculatorsEagle3Layout, EagleLayout)
+LAYOUTS: tuple[type[Layout], ...] = (
+    ZLabLayout,
+    SpeculatorsDFlashLayout,
+    SpeculatorsMtpLayout,
+    SavedDFlashLayout,
+    SpeculatorsEagle3Layout,
+    EagleLayout,
+)
 
 
 def layout_of(name: str | Path, **kwargs) -> Layout | None:
@@ -57,8 +66,11 @@ def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
     return layout.load(**{key: value for key, value in kwargs.items() if key not in HeadFiles.PLACES})
 
 
-def write_head(model: PreTrainedModel, folder: str | Path, layout: str) -> None:
+def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str) -> None:
     """Write a head to a folder, in the layout called `layout`.
+
+    Args:
+        head: a model, or what `layout_of` found, whose tensors are then written as they are stored.
 
     Raises:
         ValueError: no such layout, or one that has no place for this head.
@@ -67,10 +79,12 @@ def write_head(model: PreTrainedModel, folder: str | Path, layout: str) -> None:
     if not named:
         names = sorted({kind.name for kind in LAYOUTS if hasattr(kind, "name")})
         raise ValueError(f"`layout={layout!r}` is not one of {', '.join(names)}.")
-    reasons = {kind: kind.why_not_written(model) for kind in named}
+    config, tensors = head.contents() if isinstance(head, Layout) else (head.config, head.state_dict())
+    reasons = {kind: kind.why_not_written(config) for kind in named}
     fitting = [kind for kind, reason in reasons.items() if reason is None]
     if not fitting:
         # What a layout says of a head of its own kind tells more than that it is another one.
-        reason = max((reason for reason in reasons.values() if reason), key=len)
-        raise ValueError(f"the layout {layout!r} cannot hold this {type(model).__name__}: {reason}.")
-    fitting[0].write(model, folder)
+        other = Layout.why_not_written(config)
+        reason = next((reason for reason in reasons.values() if reason != other), other)
+        raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
+    fitting[0].write(config, tensors, folder)

@@ -97,10 +97,10 @@ class Eagle3Config(PreTrainedConfig):
         return self.target_hidden_size or self.transformer_layer_config.hidden_size
 
     @property
-    def max_draft_tokens(self) -> int | None:
-        """The longest draft that the head was trained for, if it is bound to one."""
+    def num_depths(self) -> int:
+        """How many tokens P-EAGLE was trained to draft in one pass."""
         methods = self.speculators_config.get("proposal_methods") or [{}]
-        return methods[0].get("speculative_tokens", NUM_DEPTHS) if self.is_parallel else None
+        return methods[0].get("speculative_tokens", NUM_DEPTHS)
 
     @property
     def has_own_ids(self) -> bool:

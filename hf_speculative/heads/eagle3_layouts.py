@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .draft_ids import members, why_wrong
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
@@ -50,8 +50,9 @@ class Eagle3Layout(Layout):
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         found = {_renamed(name): tensor for name, tensor in tensors.items()}
-        if config.has_own_ids and "d2t" in found and "t2d" not in found and not _why_wrong(found["d2t"], config):
-            found["t2d"] = _members(found["d2t"], config)
+        size = config.transformer_layer_config.vocab_size
+        if config.has_own_ids and "d2t" in found and "t2d" not in found and not why_wrong(found["d2t"], size):
+            found["t2d"] = members(found["d2t"], size)
         if not config.has_own_ids and "d2t" in found:
             self._check_map(found["d2t"], config)
             if found["d2t"].any():
@@ -67,7 +68,8 @@ class Eagle3Layout(Layout):
         if not config.has_own_ids:
             return
         self._check_map(tensors["d2t"], config)
-        differing = int((_members(tensors["d2t"], config) != tensors["t2d"].bool()).sum())
+        marked = members(tensors["d2t"], config.transformer_layer_config.vocab_size)
+        differing = int((marked != tensors["t2d"].bool()).sum())
         if differing:
             raise ValueError(
                 f"{self.files.name}: t2d {tuple(tensors['t2d'].shape)} and d2t {tuple(tensors['d2t'].shape)} disagree about "
@@ -75,7 +77,7 @@ class Eagle3Layout(Layout):
             )
 
     def _check_map(self, d2t: Tensor, config: Eagle3Config) -> None:
-        if reason := _why_wrong(d2t, config):
+        if reason := why_wrong(d2t, config.transformer_layer_config.vocab_size):
             raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
 
 
@@ -91,12 +93,14 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
         return Eagle3Config(**fields | {"has_embed_tokens": "embed_tokens.weight" in names})
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        return None if isinstance(model, Eagle3Model) else super().why_not_written(model)
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, Eagle3Config) else super().why_not_written(config)
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return model.config.to_diff_dict(), model.state_dict()
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config.to_diff_dict() | {"dtype": _dtype(tensors)}, tensors
 
 
 class EagleLayout(Eagle3Layout):
@@ -138,10 +142,10 @@ class EagleLayout(Eagle3Layout):
         )
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        if not isinstance(model, Eagle3Model):
-            return super().why_not_written(model)
-        config, layers = model.config, model.config.transformer_layer_config
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        if not isinstance(config, Eagle3Config):
+            return super().why_not_written(config)
+        layers = config.transformer_layer_config
         reasons = {
             "it drafts all tokens in one pass (P-EAGLE)": config.is_parallel,
             f"its layers are of type {layers.model_type}": layers.model_type != "llama",
@@ -154,8 +158,10 @@ class EagleLayout(Eagle3Layout):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        config, layers = model.config, model.config.transformer_layer_config.to_dict()
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        layers = config.transformer_layer_config.to_dict()
         own: dict[str, Any] = {name: True for name in NORMS if getattr(config, name)}
         if (ids := config.eagle_aux_hidden_state_layer_ids) is not None:
             outputs = [index - 1 for index in ids] if ids[0] == FIRST_STATE else list(ids)
@@ -163,13 +169,12 @@ class EagleLayout(Eagle3Layout):
         fields = {name: layers[name] for name in LAYER_FIELDS if layers.get(name) is not None}
         fields |= _rope(layers.get("rope_parameters") or {})
         fields |= {"architectures": [EAGLE_ARCHITECTURES[0]], "model_type": "llama", "tie_word_embeddings": False}
-        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": str(model.dtype).removeprefix("torch.")}
+        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": _dtype(tensors)}
         if config.target_hidden_size is not None:
             fields["target_hidden_size"] = config.target_hidden_size
         if own:
             fields["eagle_config"] = own
-        tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in model.state_dict().items()}
-        return fields, tensors
+        return fields, {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
 
 
 def _renamed(name: str) -> str:
@@ -187,26 +192,12 @@ def _states_read(ids: list[int] | None) -> list[int] | None:
     return [index + 1 for index in ids] if ids and ids[0] == FIRST_OUTPUT else ids
 
 
+def _dtype(tensors: dict[str, Tensor]) -> str:
+    return str(tensors["fc.weight"].dtype).removeprefix("torch.")
+
+
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
     """As it was written before transformers 5, which is what readers of this layout know."""
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     is_plain = scaling.get("rope_type", "default") == "default"
     return {"rope_theta": parameters.get("rope_theta", 10000.0), "rope_scaling": None if is_plain else scaling}
-
-
-def _why_wrong(d2t: Tensor, config: Eagle3Config) -> str | None:
-    """What is wrong with a map of draft tokens to the target's; `None` if nothing is."""
-    if d2t.is_floating_point() or d2t.ndim != 1:
-        return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"
-    ids, size = torch.arange(len(d2t)) + d2t, config.transformer_layer_config.vocab_size
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        return f"leads to the token ids {int(ids.min())} to {int(ids.max())}, and the target has 0 to {size - 1}"
-    if len(ids.unique()) < len(ids):
-        return f"leads {len(ids) - len(ids.unique())} draft tokens to target tokens that others stand for already"
-    return None
-
-
-def _members(d2t: Tensor, config: Eagle3Config) -> Tensor:
-    members = torch.zeros(config.transformer_layer_config.vocab_size, dtype=torch.bool)
-    members[torch.arange(len(d2t)) + d2t] = True
-    return members

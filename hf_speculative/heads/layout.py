@@ -64,30 +64,29 @@ class Layout:
         """
 
     @classmethod
-    def why_not_written(cls, model: PreTrainedModel) -> str | None:
-        """What about `model` this layout has no place for; `None` if it can be written."""
-        return f"it is a {type(model).__name__}"
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        """What about a head of this config the layout has no place for; `None` if it can be written."""
+        return f"its config is a {type(config).__name__}"
 
     @classmethod
-    def published(cls, model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The fields and tensors of `model` in this layout: what `config` and `renamed` make of files, undone."""
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The fields and tensors of a head in this layout: what `config` and `renamed` make of files, undone."""
         raise NotImplementedError
 
     @classmethod
-    def write(cls, model: PreTrainedModel, folder: str | Path) -> None:
-        """Write `model` to `folder`, which is created if missing."""
-        fields, tensors = cls.published(model)
+    def write(cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path) -> None:
+        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing."""
+        fields, tensors = cls.published(config, tensors)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
-    def load(self, **kwargs) -> PreTrainedModel:
-        """The head, in eval mode.
-
-        Args:
-            **kwargs: as in `from_pretrained`: `dtype`, `device_map`, `quantization_config`, ...
+    def contents(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
+        """The head's config, and its tensors as they are stored, by their names in `model_class`.
 
         Raises:
             ValueError: its tensors are not those that its config asks for.
@@ -100,6 +99,19 @@ class Layout:
         optional = {name for name in model.state_dict() if name in (model._tied_weights_keys or ())}
         self._check(tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()}, optional)
         self.check_values(tensors, config)
+        return config, tensors
+
+    def load(self, **kwargs) -> PreTrainedModel:
+        """The head, in eval mode.
+
+        Args:
+            **kwargs: as in `from_pretrained`: `dtype`, `device_map`, `quantization_config`, ...
+
+        Raises:
+            ValueError: see `contents`.
+        """
+        config, tensors = self.contents()
+        kind = self.model_class(config)
         model = kind.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
         model.name_or_path = config.name_or_path = self.files.name
         return model.eval()

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..heads import load_head
+from ..heads import layout_of, load_head
 
 #: keywords of `from_pretrained` that say how files come here, whatever the repository
 LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
@@ -55,6 +55,16 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
 def _listed(keys: list[str]) -> str:
     more = len(keys) - MAX_NAMED
     return ", ".join(keys[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_name(name: str | Path, **kwargs) -> None:
+    """Raises where `load_model` would find nothing to load, before other models take minutes.
+
+    Args:
+        **kwargs: where its files come from, as in `from_pretrained`.
+    """
+    if layout_of(name, **kwargs) is None:
+        auto_class_for(name, **kwargs)
 
 
 def auto_class_for(name: str | Path, **kwargs):

@@ -97,11 +97,11 @@ def test_what_a_layout_has_no_place_for(tmp_path):
         ({"speculators_model_type": "peagle", "mask_token_id": 1}, "P-EAGLE"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "that of a layer's output"),
     ):
-        with pytest.raises(ValueError, match=f"the layout 'eagle' cannot hold this Eagle3Model.*{message}"):
+        with pytest.raises(ValueError, match=f"the layout 'eagle' has no place for this head: .*{message}"):
             write_head(heads.eagle3(target, **fields), tmp_path, "eagle")
     with pytest.raises(ValueError, match=r"`layout='hydra'` is not one of .*eagle, speculators"):
         write_head(heads.eagle3(target), tmp_path, "hydra")
-    with pytest.raises(ValueError, match="cannot hold this LlamaForCausalLM"):
+    with pytest.raises(ValueError, match="no place for this head: its config is a LlamaConfig"):
         write_head(target, tmp_path, "speculators")
 
 

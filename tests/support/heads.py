@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.heads.eagle3_config import Eagle3Config
-from tests.support import tiny
+from tests.support import tied, tiny
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
 EAGLE3 = sorted(folder.name for folder in FIXTURES.glob("eagle3_*"))
@@ -20,8 +20,8 @@ def expected_of(name: str) -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / name / "expected.safetensors")
 
 
-def target_for(head: Eagle3Model, embeddings: torch.Tensor, num_layers: int = 8) -> LlamaForCausalLM:
-    """A random Llama that a fixture's head fits, with these embeddings."""
+def target_for(embeddings: torch.Tensor, num_layers: int = 8) -> LlamaForCausalLM:
+    """A random Llama with these embeddings, which the heads of fixtures fit."""
     torch.manual_seed(0)
     size, vocab_size = embeddings.shape[1], embeddings.shape[0]
     model = LlamaForCausalLM(
@@ -37,7 +37,7 @@ def target_for(head: Eagle3Model, embeddings: torch.Tensor, num_layers: int = 8)
 
 @torch.no_grad()
 def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None = None, hidden: int = 32, **fields):
-    """A random head for `target` that agrees with it about some tokens: with its embeddings and, nearly, its head.
+    """A random head for `target`, which agrees with it about some tokens if it is as wide.
 
     Args:
         kind: type of its layers.
@@ -54,8 +54,8 @@ def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None =
         "intermediate_size": 48,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
+        "num_key_value_heads": 4,
+        "head_dim": hidden // 4,
         "max_position_embeddings": 128,
         "pad_token_id": None,
         **fields.pop("layers", {}),
@@ -79,12 +79,31 @@ def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None =
     if head.embed_tokens is not None and hidden == own.hidden_size:
         head.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
     if hidden == own.hidden_size:
-        # The newest token's state at the last layer is the target's own guess; it goes through to a head like the target's.
-        head.fc.weight.mul_(0.05)
-        head.fc.weight[:, -hidden:] += torch.eye(hidden)
-        for layer in head.layers:
-            layer.self_attn.o_proj.weight.mul_(0.1)
-            layer.mlp.down_proj.weight.mul_(0.1)
-        ids = slice(None) if head.d2t is None else head.t2d
-        head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+        _knows_the_newest_token(head, target)
     return head
+
+
+def _knows_the_newest_token(head, target):
+    """Its first layer attends to where the newest token stands, and its embedding goes on to a head like the target's."""
+    first, size = head.layers[0].self_attn, head.fc.out_features
+    passed = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    for part, factor in ((first.q_proj, 3.0), (first.k_proj, 3.0), (first.v_proj, 1.0)):
+        part.weight.copy_(factor * passed)
+    first.o_proj.weight.copy_(torch.eye(size))
+    for norm in ("q_norm", "k_norm"):
+        if hasattr(first, norm):
+            getattr(first, norm).weight.mul_(3.0)
+    head.fc.weight.mul_(0.1)
+    for layer in head.layers:
+        layer.mlp.down_proj.weight.mul_(0.1)
+    for layer in head.layers[1:]:
+        layer.self_attn.o_proj.weight.mul_(0.1)
+    ids = slice(None) if head.d2t is None else head.t2d
+    head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+
+
+def target(model_type: str = "llama", attention: str = "sdpa", **config):
+    """A target whose layers write little, so that the next token follows mostly from the last one, which heads know."""
+    model = tiny.build(model_type, attention=attention, **config)
+    tied.hush(model.model.layers, 0.3)
+    return model

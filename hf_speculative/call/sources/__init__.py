@@ -10,9 +10,11 @@ from ..source import Source
 from .auto import AutoSource
 from .dflash import DFlashSource
 from .draft_model import DraftModelSource
+from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
 from .mtp import MtpSource
+from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
 from .prompt_lookup import PromptLookupSource
 from .recycling import RecyclingSource
@@ -21,7 +23,10 @@ from .suffix import SuffixSource
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
     DFlashSource,
+    PEagleSource,
+    Eagle3Source,
     Gemma4AssistantSource,
+    MtpHeadSource,
     DraftModelSource,
     EarlyExitSource,
     PromptLookupSource,

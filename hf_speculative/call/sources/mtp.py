@@ -20,7 +20,7 @@ class MtpSource(Source):
     use_mtp: bool
 
     argument, method, runs_target = "use_mtp", "mtp", True
-    hidden_layers = Mtp.hidden_layers
+    reads_states = True
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[bool, ...]:
