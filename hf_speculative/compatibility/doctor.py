@@ -24,7 +24,7 @@ from .trials import Trial
 #: fields of heads' configs that say which of the target's states are read, and flags that files are known to get wrong
 LAYERS, FLAGS = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids"), ("norm_before_residual",)
 #: below this share of first tokens kept a head is examined
-POOR = 0.4
+POOR = 0.5
 #: another reading fits better if it keeps this many more of the first tokens, and so many standard errors more
 LEAST_GAIN, STANDARD_ERRORS = 0.1, 2.0
 

@@ -1,7 +1,7 @@
 """An EAGLE-3 head that fits its target and needs the states its config names: so that reading others shows.
 
 Its first layer hears nothing of the tokens, only of the target's states. So the head learns, in a few dozen steps, what the
-target goes on with after each state of a few texts; from other states it knows nothing.
+target goes on with after each state of a few texts; from other states it knows little.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.heads.eagle3_config import Eagle3Config
-from tests.support import tiny
+from tests.support import tied, tiny
 
 #: which of the target's states it reads
 LAYERS = [2, 3, 5]
-NUM_TOKENS, SCALE = 24, 6.0
+#: new tokens of a text that it is fitted to
+NUM_TOKENS = 8
+#: how much more the target's layers write than they would, and how much larger the head's states are than after a norm
+LOUDNESS, SCALE = 16.0, 16.0
 
 
 def target() -> LlamaForCausalLM:
     """A random target whose layers write much, so that no two of its states are alike."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**tiny.GATED | {"num_hidden_layers": 7})).eval()
-    return tiny._spread(model)
+    tiny._spread(model)
+    tied.hush(model.model.layers, LOUDNESS)
+    return model
 
 
 def head_for(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
