@@ -20,7 +20,7 @@ def expected_of(name: str) -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / name / "expected.safetensors")
 
 
-def target_for(embeddings: torch.Tensor, num_layers: int = 8) -> LlamaForCausalLM:
+def target_for(embeddings: torch.Tensor, num_layers: int = 6) -> LlamaForCausalLM:
     """A random Llama with these embeddings, which the heads of fixtures fit."""
     torch.manual_seed(0)
     size, vocab_size = embeddings.shape[1], embeddings.shape[0]
