@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from ..heads.eagle3 import Eagle3Model
-from ..heads.eagle3_config import Eagle3Config
+from ..heads.eagle3_config import Eagle3Config, speculators_config
+from ..heads.mtp import MtpHead, MtpHeadConfig
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Verdict
 from .passes import weight_bytes
@@ -91,10 +92,19 @@ def dflash(target: PreTrainedModel) -> tuple[type[PreTrainedModel], PreTrainedCo
     )
 
 
+def mtp(target: PreTrainedModel) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """One more layer of the target's type, used again for each further token."""
+    return MtpHead, MtpHeadConfig(
+        transformer_layer_config=target.config.get_text_config(decoder=True).to_dict(),
+        speculators_config=speculators_config("mtp", num_draft_tokens=DFLASH_BLOCK - 1),
+    )
+
+
 #: class and config of a head for a target, by the name of its method
 HEADS: dict[str, Callable[[PreTrainedModel], tuple[type[PreTrainedModel], PreTrainedConfig]]] = {
     "eagle3": eagle3,
     "dflash": dflash,
+    "mtp": mtp,
 }
 
 

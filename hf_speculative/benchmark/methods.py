@@ -95,6 +95,7 @@ def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
 HEADS = {
     "eagle3": "an EAGLE-3 head of one layer",
     "dflash": "a DFlash head of five layers and blocks of 16",
+    "mtp": "one MTP layer, used again for each token",
 }
 PLAIN = Method(
     "plain",
