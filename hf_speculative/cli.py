@@ -12,6 +12,7 @@ from .command.terminal import clean_exits
 from .compatibility.cli import check
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .serving.chat import chat
 from .serving.cli import serve
 from .side_by_side.cli import generate
 from .version import __version__
@@ -39,6 +40,7 @@ def root(
 
 for _name, _command in (
     ("generate", generate),
+    ("chat", chat),
     ("serve", serve),
     ("check", check),
     ("bench", bench),

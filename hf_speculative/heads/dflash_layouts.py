@@ -37,6 +37,17 @@ OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
 ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
+#: speculators' values, by its type of head, of fields that the file leaves out
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    "dspark": {
+        "markov_rank": 256,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 
@@ -215,20 +226,10 @@ class SpeculatorsDFlashLayout(DFlashLayout):
 
     def fields(self) -> dict[str, Any]:
         layers, kind = self.layers(), self.files.fields["speculators_model_type"]
-        added: dict[str, Any] = {
-            "dflash": {},
-            "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
-            "dspark": {
-                "markov_rank": 256,
-                "markov_head_type": "vanilla",
-                "enable_confidence_head": True,
-                "confidence_head_with_markov": True,
-            },
-        }[kind]
         states = self.value("aux_hidden_state_layer_ids")
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         return {
-            **{name: self._or(name, default) for name, default in added.items()},
+            **{name: self._or(name, default) for name, default in DEFAULTS[kind].items()},
             "block_size": self._or("block_size", 8),
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],

@@ -12,7 +12,7 @@ from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
-#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
+#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26); "dspark" as of its 0.27.
 METHODS = (
     "draft_model",
     "ngram",
@@ -24,6 +24,7 @@ METHODS = (
     "mlp_speculator",
     "mtp",
     "dflash",
+    "dspark",
 )
 POSITIVE, ANY_SIZE = "a whole number, 1 or more", "a whole number, 0 or more"
 KEYS: dict[str, Any] = {
@@ -50,13 +51,13 @@ KEYS: dict[str, Any] = {
     "suffix_decoding_max_spec_factor": float,
     "suffix_decoding_min_token_prob": float,
 }
-NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark")
 #: keys of what is an option here, by its name here
 RENAMED = {"max_matching_ngram_size": "prompt_lookup_max"}
 #: and of what always holds here, by method as it is called here
 FIXED: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_min": 1}, "peagle": {"parallel_drafting": True}}
 #: vLLM's names of methods, by those here that differ
-CALLED: dict[str, str] = {"peagle": "eagle3"}
+CALLED: dict[str, str] = {"mtp_head": "mtp", "peagle": "eagle3"}
 WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..command.arguments import DTYPES, check_device, check_dtype, load_named, naming, with_drafting_options
+from ..command.arguments import DTYPES, check_device, check_dtype, from_table, load_named, naming, with_drafting_options
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -21,8 +21,8 @@ def serve(
         str | None, typer.Argument(help="The model to serve: a Hub name or folder. Default: the embedded pair.")
     ] = None,
     draft_model: Annotated[
-        str, typer.Option(help="What drafts for it: a Hub name or folder. Default: text, as --method auto.")
-    ] = "",
+        str | None, from_table("draft_model", also="A Hub name or folder. Default: text, as --method auto.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What clients call the model. Default: the last part of MODEL.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "localhost",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, rich_help_panel="Server")] = 8000,

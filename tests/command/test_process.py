@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-COMMANDS = ("generate", "serve", "check", "bench", "eval", "card", "export", "export-generate", "export-vllm")
+from hf_speculative.cli import app
+
+COMMANDS = [command.name for command in app.registered_commands]
 #: runs the command, where Ctrl-C may have been ignored by whoever started the tests
 START = """
 import signal, sys

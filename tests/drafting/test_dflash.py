@@ -115,27 +115,26 @@ def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monke
 
     monkeypatch.setattr(DFlash, "propose", propose)
     inputs = tiny.prompts(4)
-    settings = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
-    eos = target.generate(**inputs, **settings)[2, 14].item()  # rows end at different times
-    found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
+    settings = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+    eos = target.generate(**inputs, **settings)[2, 11].item()  # rows end at different times
+    with hs.record() as statistics:
+        found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
+    assert 0.1 < statistics.draft_acceptance_rate < 1
     assert found.tolist() == target.generate(**inputs, **settings, eos_token_id=eos).tolist()
     assert len(compared) > 10 and max(compared) == blocks.BLOCK - 1
 
 
-@pytest.mark.parametrize("kind", blocks.KINDS)
-def test_greedy(kind, folders, target):
+@pytest.mark.parametrize("kind", ["JetSpec", "speculators, reduced", "DSpark, rnn"])
+def test_greedy_and_reproducible(kind, folders, target):
     head = load_head(folders / kind)
-    for batch_size in (1, 4):
-        statistics = same_as_plain(target, tiny.prompts(batch_size), draft_model=head)
-        assert 0.1 < statistics.draft_acceptance_rate < 1
+    assert same_as_plain(target, tiny.prompts(1), draft_model=head).num_accepted_draft_tokens > 0
+    reproduces_plain(target, (1, 4), draft_model=head)
 
 
-@pytest.mark.parametrize("kind", ["JetSpec", "DFlash 2", "speculators, reduced", "DSpark, rnn"])
-def test_sampling_reproduces_plain(kind, folders, target):
-    reproduces_plain(target, (1, 4), draft_model=load_head(folders / kind))
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("JetSpec", "DSpark, gated")]
 
 
-@pytest.mark.parametrize("kind", ["JetSpec", "DFlash 2", "DSpark, gated", "DSpark, rnn"])
+@pytest.mark.parametrize("kind", ["DFlash 2", "DSpark, rnn", *SLOW])
 def test_trees_of_a_block(kind, folders, target):
     """Levels come from the block, corrected by what is on the way to each node."""
     head = load_head(folders / kind)
@@ -173,7 +172,7 @@ def test_trees_of_a_block(kind, folders, target):
 @pytest.fixture(scope="module")
 def small():
     """For the exact distribution: a target of a few tokens, and drafts for it."""
-    return blocks.pairs(vocab_size=distributions.VOCAB)
+    return blocks.pairs(steps=30, vocab_size=distributions.VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def small():
         ("speculators, reduced", "temperature and top_k"),
         ("DFlash 2", "top_p"),
         ("DSpark, rnn", "repetition penalty"),
-        ("DSpark, gated", "a stop"),
+        pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow),
     ],
 )
 def test_sampling_has_the_distribution(kind, settings, small, tmp_path):

@@ -134,6 +134,7 @@ def test_greedy_and_reproducible(target, folder):
     reproduces_plain(target, (1, 4), draft_model=head)
 
 
+@pytest.mark.slow
 def test_sampling_has_the_distribution(tmp_path):
     small = make_target(vocab_size=distributions.VOCAB)
     head = load_head(write(tmp_path / "small", small))

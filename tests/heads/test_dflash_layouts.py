@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantModel
 
 import hf_speculative as hs
+from hf_speculative.call.sources import source_of
 from hf_speculative.heads import layout_of, load_head, write_head
 from hf_speculative.heads.dflash import Block, DFlashHead
 from hf_speculative.models.loading import load_model
@@ -50,6 +51,7 @@ def test_files_hold_a_head_bit_for_bit(kind, write):
     block = Block.of(head.config)
     assert block.hidden_layers == (1, 2) and block.max_draft_tokens == blocks.BLOCK - 1
     assert block.window_from_anchor is (layout == "speculators") and block.sliding_window == 8
+    assert source_of("draft_model", head).method == ("dspark" if "markov" in parts else "dflash")
 
 
 @pytest.mark.parametrize("kind", ["JetSpec", "DFlash 2", "DSpark, rnn", "speculators, both ways"])

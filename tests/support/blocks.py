@@ -138,7 +138,7 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def pairs(steps: int = 60, **config) -> dict[bool, tuple]:
+def pairs(steps: int = 45, **config) -> dict[bool, tuple]:
     """One target with two drafts trained for it, to be written in the layouts: whether the newest token's place predicts."""
     return {
         anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)

@@ -8,7 +8,7 @@ from typing import Any
 from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
 from ..source import Source
 from .auto import AutoSource
-from .dflash import DFlashSource
+from .dflash import DFlashSource, DSparkSource
 from .draft_model import DraftModelSource
 from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
@@ -22,6 +22,7 @@ from .suffix import SuffixSource
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
+    DSparkSource,
     DFlashSource,
     PEagleSource,
     Eagle3Source,

@@ -37,3 +37,13 @@ class DFlashSource(HeadSource):
 
     def drafter(self, call: PreparedCall) -> Drafter:
         return DFlash(self.draft_model, call.model)
+
+
+class DSparkSource(DFlashSource):
+    """One whose block is corrected by a Markov head, which vLLM has a method of its own for."""
+
+    method = "dspark"
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return super().takes(value) and bool(getattr(value.config, "markov_rank", 0))
