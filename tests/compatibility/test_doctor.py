@@ -25,6 +25,10 @@ MISREAD = {
 RIGHT = {IDS: fitted.LAYERS, "norm_before_residual": False}
 
 
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def pair():
     with torch.random.fork_rng():
@@ -58,7 +62,7 @@ def test_a_good_head_is_not_examined(pair):
     assert first_kept(named) > 0.9 and not is_poor(named)
 
 
-@pytest.mark.parametrize("name", MISREAD)
+@pytest.mark.parametrize("name", ["indices one too high", slow("indices one too low"), "residual after the norm"])
 def test_a_head_that_is_misread_is_set_right(pair, name):
     target, head = pair
     found = examined(target, fitted.misread(head, **MISREAD[name]))
