@@ -20,7 +20,7 @@ from ..call.sources import SOURCES, source_of
 from ..call.statistics import Statistics
 from ..generation import generate_rounds
 from ..interfaces import Schedule
-from ..schedules import Adaptive, Constant
+from ..schedules import Constant
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Costs, Round
 from .trials import DECODINGS, Trial
@@ -51,8 +51,8 @@ class Candidate:
     def schedule(self, model: PreTrainedModel) -> tuple[Schedule, bool]:
         """How much to draft for the target, and whether these are chains of a number that a call may choose."""
         source = self.source
-        if source.adaptive_schedule is not Adaptive:
-            return source.adaptive_schedule(source.most_tokens), False  # type: ignore[call-arg]
+        if source.guesses_nodes:
+            return source.adaptive_schedule(source.most_tokens, is_default=True), False
         return Constant(source.num_draft_tokens or source.max_draft_tokens(model) or NUM_DRAFT_TOKENS), True
 
 
