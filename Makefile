@@ -6,7 +6,7 @@ TORCHAO := .venv/torchao
 
 # What says that output is exact, for `test-kernels`
 EXACTNESS := tests/test_equality.py tests/test_distribution.py tests/test_distribution_universal.py tests/models/test_verified_types.py \
-	tests/test_compatibility.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
+	tests/compatibility/test_answer.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
 
 .PHONY: demo test test-slow test-kernels test-gpu quality docs clean help
 

@@ -15,6 +15,7 @@ from ..call.statistics import record
 from ..reports.environment import environment
 from ..reports.timing import timed
 from .cells import Cell
+from .heads import share_of_pass
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
 from .passes import PassTimer, copy_bandwidth
@@ -51,6 +52,9 @@ def run(
     """
     chosen = chosen_methods(methods)
     _check(pair, cells, num_new_tokens, repeats)
+    for method in chosen:
+        if method.head is not None:
+            pair.head(method.head)
     settings = {
         "num_new_tokens": num_new_tokens,
         "repeats": repeats,
@@ -118,7 +122,15 @@ def _measure_cell(
     lengths = (num_new_tokens, num_new_tokens // 4)
     timer, why_not = _pass_timer(pair, cell, num_cached=cell.context + sum(lengths) // 2)
     results = {
-        m.name: MethodResult(m.name, m.is_speculative, m.is_ours, cell.batch, is_bounded=m.is_bounded) for m in methods
+        m.name: MethodResult(
+            m.name,
+            m.is_speculative,
+            m.is_ours,
+            cell.batch,
+            is_bounded=m.is_bounded,
+            draft_share=share_of_pass(pair.head(m.head), pair.target) if m.head else None,
+        )
+        for m in methods
     }
     result = CellResult(cell, results, calibration, timer.passes if timer else None, why_not)
     if timer is not None:

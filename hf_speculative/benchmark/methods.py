@@ -30,6 +30,7 @@ class Method:
         is_bounded: its target passes cost no less than plain decoding's, so that their number bounds its speedup. Compiled or
             captured passes may cost less.
         max_batch: the largest batch it takes.
+        head: the kind of draft head that drafts, of random weights, its tokens kept by lot.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Method:
     counts_passes: bool = False
     is_bounded: bool = False
     max_batch: int | None = None
+    head: str | None = None
 
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
@@ -78,6 +80,23 @@ def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
         return generate(pair.target, **call, method=method)
 
 
+def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
+    from ..call.configuration import SpeculativeConfig
+    from ..generation import generate
+    from .heads import KeptByLot
+
+    assert cell.acceptance is not None  # a shape's
+    config = SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)
+    options = {"num_draft_tokens": cell.num_draft_tokens, "speculative_config": config}
+    return generate(pair.target, **call, draft_model=pair.head(kind), **options)
+
+
+#: kinds of draft heads, and what they are
+HEADS = {
+    "eagle3": "an EAGLE-3 head of one layer",
+    "dflash": "a DFlash head of five layers and blocks of 16",
+    "mtp": "one MTP layer, used again for each token",
+}
 PLAIN = Method(
     "plain",
     lambda pair, cell, call: pair.target.generate(**call),
@@ -148,6 +167,17 @@ METHODS = {
                 is_bounded=True,
             )
             for name in getattr(ROWS["method"].type, "names", ())
+        ),
+        *(
+            Method(
+                f"head-{kind}",
+                partial(_with_head, kind=kind),
+                f"hf_speculative with {what}, random weights, tokens kept by lot; for a shape",
+                is_ours=True,
+                is_bounded=True,
+                head=kind,
+            )
+            for kind, what in HEADS.items()
         ),
     )
 }

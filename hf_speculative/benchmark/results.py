@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..call.statistics import Statistics, without_nan
@@ -59,6 +59,8 @@ class MethodResult:
         statistics: of the long calls, for a method of ours.
         peak_bytes: on a GPU, the most that one call had allocated beyond what was there before.
         is_bounded: the number of its target passes bounds its speedup, see `Method`.
+        draft_share: bytes that a pass of its head reads over those of a target's pass, where it has a head; theory then takes
+            that for its share of the time.
     """
 
     name: str
@@ -69,6 +71,7 @@ class MethodResult:
     statistics: Statistics = field(default_factory=Statistics)
     peak_bytes: int | None = None
     is_bounded: bool = False
+    draft_share: float | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -117,15 +120,23 @@ class MethodResult:
             tokens_per_round=self._total("num_tokens") / row_rounds,
             draft_passes=self._total("num_draft_passes") / self.num_rounds,
             columns=1 + self._total("num_drafted") / row_rounds,
-            passes=passes,
+            passes=self._own(passes),
         )
+
+    def _own(self, passes: Passes) -> Passes:
+        """With the passes of its head in place of the draft's, if it has one."""
+        if self.draft_share is None:
+            return passes
+        num_bytes = round(self.draft_share * passes.target_weight_bytes)
+        seconds = [self.draft_share * passes.target_seconds]
+        return replace(passes, draft=seconds, draft_weight_bytes=num_bytes, draft_cache_bytes=0)
 
     def bandwidth(self, passes: Passes) -> float | None:
         """Bytes a second: weights and cache that a round reads, divided by its time."""
         if not self.num_rounds or (self.is_speculative and not self.is_ours):
             return None
         return (
-            passes.bytes_read(self._total("num_draft_passes") / self.num_rounds)
+            self._own(passes).bytes_read(self._total("num_draft_passes") / self.num_rounds)
             * self.num_rounds
             / self._total("seconds")
         )
@@ -200,7 +211,8 @@ class CellResult:
         own, plain = self.methods[name].peak_bytes, self.methods["plain"].peak_bytes
         if own is not None and plain is not None:
             return own - plain
-        return self.draft_cache_bytes if self.methods[name].is_ours else None
+        has_draft = self.methods[name].is_ours and self.methods[name].draft_share is None
+        return self.draft_cache_bytes if has_draft else None
 
     def to_dict(self, bandwidth: float) -> dict[str, Any]:
         return {

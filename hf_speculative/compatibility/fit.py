@@ -1,4 +1,4 @@
-"""Can this draft guess for this target, and how? Answered before anything is generated, and proved by comparing logits."""
+"""Which path a model takes, proved by comparing logits: through its cache, with tokens taken back, against plain ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from .call import checks
-from .call.sources import source_of
-from .models import (
+from ..call import checks
+from ..models import (
     Inputs,
     choose,
     fits_trees,
@@ -22,8 +21,7 @@ from .models import (
     universal_deviation,
     why_eager,
 )
-from .tokenizers.vocabulary import VocabularyMatch
-from .types import Batch
+from ..types import Batch
 
 
 @dataclass(frozen=True)
@@ -48,75 +46,7 @@ class ModelReport:
     chains: str | None = None
 
 
-@dataclass(frozen=True)
-class Compatibility:
-    """Whether a pair works together; true in a condition if it does.
-
-    Attributes:
-        reason: why it does not, or how it does.
-        target, draft: what was found out about each model.
-        vocabulary: how the vocabularies compare; `None` if no tokenizers were given.
-    """
-
-    is_compatible: bool
-    reason: str
-    target: ModelReport
-    draft: ModelReport | None = None
-    vocabulary: VocabularyMatch | None = None
-
-    def __bool__(self) -> bool:
-        return self.is_compatible
-
-
-def check(
-    model: PreTrainedModel,
-    draft_model: PreTrainedModel | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    draft_tokenizer: PreTrainedTokenizerBase | None = None,
-    do_sample: bool = False,
-    **example: Any,
-) -> Compatibility:
-    """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why.
-
-    Each cache is tried: logits of passes over several tokens, with rollbacks in between, are compared with plain ones.
-
-    Args:
-        draft_model: if left out, only the target is checked, as for prompt lookup.
-        tokenizer, draft_tokenizer: those of the two models, if they may differ.
-        do_sample: the strategy for vocabularies that differ depends on it.
-        **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
-
-    Raises:
-        TypeError: `model` or `draft_model` is not a transformers model.
-        ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with.
-    """
-    target = checks.unwrap(model, "model")
-    report, reason = _report(target, "model", example)
-    if draft_model is None or reason is not None:
-        return Compatibility(reason is None, reason or _summary(report), report)
-    draft = checks.unwrap(draft_model, "draft_model")
-    source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
-    try:
-        checks.check_source(source, target)
-        source.check_ids(target)
-    except ValueError as error:
-        return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None))
-    if source.reads_target:
-        other = ModelReport(type(draft).__name__, "ragged", "reads the target's own states")
-    else:
-        other, reason = _report(draft, "draft_model", example if draft.main_input_name in example else {})
-    match = source.vocabulary(target, do_sample)
-    if reason is None and match is not None and match.strategy is None:
-        reason = match.reason
-    summary = reason or f"{_summary(report)}; draft: {_summary(other)}"
-    return Compatibility(reason is None, summary, report, other, match)
-
-
-def _summary(report: ModelReport) -> str:
-    return f"{report.name} takes the {report.path} path" + (f", it {report.why}" if report.why else "")
-
-
-def _report(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
+def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
     """What is found about a model, and why it does not work."""
     name = type(model).__name__
     try:
