@@ -132,7 +132,7 @@ class Probe:
         drafter.may_branch = may_branch(drafter, self.model, target, sampler, rule)
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
-        if options.config.compile or options.config.cuda_graphs:
+        if options.config.compile is True or options.config.cuda_graphs:
             rounds.compile(options.source.timed_lengths)
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)

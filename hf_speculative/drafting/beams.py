@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, uploaded
 from .levels import Levels
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
@@ -58,7 +58,7 @@ class Beams(WrappedDrafter):
             levels.add(sampler.confidences(scores, ahead))
         tokens, parents, confidences, self.expanded_as = levels.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
-        limits = torch.tensor(num_tokens, device=tokens.device).minimum(is_possible.sum(1))
+        limits = uploaded(num_tokens, tokens.device).minimum(is_possible.sum(1))
         return Draft(tokens, None, limits, parents, depth)
 
     def rollback(self, batch: Batch) -> None:

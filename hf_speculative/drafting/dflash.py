@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Sampler
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
-from ..types import Batch
+from ..types import Batch, uploaded
 from .stepwise import Stepwise
 
 
@@ -67,7 +67,7 @@ class DFlash(Stepwise):
         """Logits `(batch, block - 1, vocab)` of the block after each row's newest token."""
         ends = [len(history) - 1 for history in batch.history]
         context, is_filler = fed_slots(self.seen, ends, self.device)
-        block = torch.tensor(ends, device=self.device)[:, None] + torch.arange(self.block_size, device=self.device)
+        block = uploaded(ends, self.device)[:, None] + torch.arange(self.block_size, device=self.device)
         end = max(ends) + self.block_size
         self.cache.reserve(len(ends), end, limit=batch.max_length + self.block_size)
         self.cache.end = end

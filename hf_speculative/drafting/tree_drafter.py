@@ -6,11 +6,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-import torch
 from torch import Tensor
 
 from ..interfaces import Drafter, Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, read_later, uploaded
 from .chances import Chances
 from .guessers import Guesser
 
@@ -92,21 +91,20 @@ class TreeDrafter(Drafter):
         depth = max(max(growth.depths[:n], default=0) for growth, n in zip(self.grown, counts, strict=True))
         if all(row[:n] == list(range(-1, n - 1)) for row, n in zip(parents, counts, strict=True)):
             return draft  # a chain pays for no mask
-        return Draft(draft.tokens, None, draft.num_tokens, torch.tensor(parents, device=draft.tokens.device), depth)
+        return Draft(draft.tokens, None, draft.num_tokens, uploaded(parents, draft.tokens.device), depth)
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         if self.num_successors:
             proposed = self.proposed if draft.width else [[] for _ in batch.rows]
             tokens = [[text[-1], *nodes] if text else [] for text, nodes in zip(batch.history, proposed, strict=True)]
-            # Read by the host when the next draft is made: by then it is there.
-            self.seen = tokens, logits.topk(min(self.num_successors, logits.shape[2])).indices
+            # Looked at when the next draft is made: what the round accepted has been read in between.
+            self.seen = tokens, read_later(logits.topk(min(self.num_successors, logits.shape[2])).indices)
 
     def _learn_successors(self) -> None:
         if self.seen is None:
             return
-        (tokens, device_successors), self.seen = self.seen, None
-        successors = device_successors.cpu().numpy()
-        for row, found in zip(tokens, successors, strict=True):
+        (tokens, successors), self.seen = self.seen, None
+        for row, found in zip(tokens, successors.numpy(), strict=True):
             for guesser in self.guessers:
                 if guesser.num_successors:
                     guesser.observe(row, found[: len(row), : guesser.num_successors])
