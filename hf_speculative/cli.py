@@ -15,6 +15,7 @@ from .benchmark.cli import bench
 from .command.arguments import DTYPES, check_dtype, help_line, help_of, load_pair
 from .command.interrupts import ends_at_once
 from .command.terminal import clean_exits, quiet_transformers
+from .compilation.cli import compile_command
 from .evaluation.cli import eval_command
 from .hub import cli as hub
 from .side_by_side.cli import generate
@@ -122,6 +123,7 @@ def _print_answer(console: Console, answer: Compatibility) -> None:
 for _name, _command in (
     ("generate", generate),
     ("check", check),
+    ("compile", compile_command),
     ("bench", bench),
     ("eval", eval_command),
     ("card", hub.card),

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-COMMANDS = ("generate", "check", "bench", "eval", "card", "export-generate", "export-vllm")
+COMMANDS = ("generate", "check", "compile", "bench", "eval", "card", "export-generate", "export-vllm")
 #: runs the command, where Ctrl-C may have been ignored by whoever started the tests
 START = """
 import signal, sys

@@ -18,7 +18,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command", "compatibility"),
-    ("benchmark", "evaluation", "integrations"),
+    ("benchmark", "compilation", "evaluation", "integrations"),
     ("hub", "side_by_side"),
     ("cli",),
     ("__main__",),
