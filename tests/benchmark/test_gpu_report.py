@@ -28,7 +28,7 @@ def test_a_table_to_paste(target, draft, few):
 
 
 def test_what_fails_is_a_row_that_says_why(target, draft, few):
-    text = gpu_report.markdown([Pair(target, draft, "tiny")], num_new_tokens=4, repeats=1, batches=[1])
+    text = gpu_report.markdown([Pair(target, draft, "tiny")], num_new_tokens=8, repeats=1, batches=[1])
     [row] = [row for row in text.splitlines() if "| speculative-captured |" in row]
     assert "failed: ValueError: `cuda_graphs=True` needs a CUDA device" in row
 

@@ -226,13 +226,14 @@ def test_what_is_exported_serves_all_sizes(kind):
             torch.testing.assert_close(program.module()(*inputs), module(*others), rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("passes")
+
+
 @pytest.mark.slow
 class TestCompiled:
     """With the compiler itself, which takes half a minute and needs one for C++."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory):
-        return tmp_path_factory.mktemp("passes")
 
     @pytest.fixture(autouse=True)
     def kept_there(self, folder, monkeypatch):
