@@ -59,6 +59,7 @@ class MethodResult:
         statistics: of the long calls, for a method of ours.
         peak_bytes: on a GPU, the most that one call had allocated beyond what was there before.
         is_bounded: the number of its target passes bounds its speedup, see `Method`.
+        num_equal_rows: of a greedy peer, the rows whose tokens are plain decoding's.
     """
 
     name: str
@@ -69,6 +70,7 @@ class MethodResult:
     statistics: Statistics = field(default_factory=Statistics)
     peak_bytes: int | None = None
     is_bounded: bool = False
+    num_equal_rows: int | None = None
 
     @property
     def tokens_per_second(self) -> float | None:

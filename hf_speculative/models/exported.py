@@ -7,6 +7,7 @@ which torch would compile apart: that this is right is tried out before a file i
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -172,7 +173,8 @@ def compile_to(path: Path, module: Pass, say: Callable[[str], None] = lambda ste
     from torch._inductor import aoti_compile_and_package
 
     say("exporting")
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch deprecates of its own is not for our users to mend
         program = export(module)
         say("compiling")
         settings = {"aot_inductor.package_constants_in_so": False}
