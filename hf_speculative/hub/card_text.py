@@ -32,7 +32,7 @@ print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
             "transformers.AutoModelForCausalLM.from_pretrained",
             "hf_speculative.generate(model, ",
         )
-        options = "".join(f", {name}={value!r}" for name, value in best.options.items())
+        options = "".join(f", {name}={value!r}" for name, value in best.shown_options.items())
     inputs = f"**tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)"
     return f"""import hf_speculative, transformers
 model = {loader}({name!r})

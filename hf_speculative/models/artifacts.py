@@ -103,7 +103,8 @@ def path_of(model: PreTrainedModel) -> Path:
 def _settings(module: nn.Module) -> dict:
     """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
     plain = (bool, int, float, str, type(None), tuple)
-    return {name: value for name, value in vars(module).items() if isinstance(value, plain) and name[0] != "_"}
+    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name != "name_or_path")
+    return {name: value for name, value in named if isinstance(value, plain)}
 
 
 def _sources(model: PreTrainedModel) -> str:

@@ -1,8 +1,10 @@
 """The table of `bench --gpu-report`, on a CPU: what it says does not depend on the device."""
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from hf_speculative import embedded_pair
 from hf_speculative.benchmark import Pair, gpu_report
 from hf_speculative.cli import app
 from tests.support import tiny
@@ -47,3 +49,19 @@ def test_the_command_says_where_there_is_no_gpu(monkeypatch):
     assert result.exit_code != 0 and "torch finds none" in result.output + str(result.exception)
     result = CliRunner().invoke(app, ["bench", "--gpu-report", "--dtype", "float16"])
     assert result.exit_code != 0 and "all number formats" in result.output + str(result.exception)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu():
+    """Equality, graphs, speed and memory at once: eager, captured, compiled, and both. `pytest -s` shows the table."""
+    target, draft, tokenizer = embedded_pair()
+    pair = Pair(target.cuda(), draft.cuda(), "embedded", tokenizer)
+    text = gpu_report.markdown([pair], num_new_tokens=64, repeats=3)
+    print(text)
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| float32")
+    ]
+    for _, batch, method, speed, speedup, _, equal, memory in rows:
+        assert speed and speedup and memory, (method, equal)
+        assert method == "plain" or equal == f"{batch} of {batch}"

@@ -114,7 +114,7 @@ class TestTheName:
     def test_of_the_same_passes(self, target, draft):
         assert artifacts.path_of(target) == artifacts.path_of(draft), "it says nothing of the weights"
         renamed = copy.deepcopy(target)
-        renamed.config._name_or_path = "somewhere/else"
+        renamed.config._name_or_path = renamed.name_or_path = renamed.model.name_or_path = "somewhere/else"
         assert artifacts.path_of(renamed) == artifacts.path_of(target)
 
     @pytest.mark.parametrize(
