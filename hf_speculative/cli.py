@@ -10,6 +10,7 @@ from .benchmark.cli import bench
 from .command.arguments import help_of
 from .command.terminal import clean_exits
 from .compatibility.cli import check
+from .compilation.cli import compile_command
 from .evaluation.cli import eval_command
 from .hub import cli as hub
 from .serving.chat import chat
@@ -44,6 +45,7 @@ for _name, _command in (
     ("chat", chat),
     ("serve", serve),
     ("check", check),
+    ("compile", compile_command),
     ("bench", bench),
     ("eval", eval_command),
     ("train", train_command),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import ROWS
+from . import peers
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Method:
             captured passes may cost less.
         max_batch: the largest batch it takes.
         head: the kind of draft head that drafts, of random weights, its tokens kept by lot.
+        package: of a peer: another package, which has to be installed, and whose tokens are compared with plain decoding's.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Method:
     is_bounded: bool = False
     max_batch: int | None = None
     head: str | None = None
+    package: str | None = None
 
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
@@ -179,6 +182,12 @@ METHODS = {
             )
             for kind, what in HEADS.items()
         ),
+        Method(
+            "economize",
+            peers.economize,
+            "the package economize with the same draft and draft length, where it is installed",
+            package="economize",
+        ),
     )
 }
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")
@@ -192,6 +201,8 @@ def chosen_methods(methods: Iterable[str | Method]) -> list[Method]:
             if method not in METHODS:
                 raise ValueError(f"`methods`: {method!r} is not known: choose from {', '.join(METHODS)}.")
             method = METHODS[method]
+        if method.package is not None and (reason := peers.why_missing(method.package)):
+            raise ValueError(f"`methods`: {method.name!r} cannot be measured: {reason}")
         if method.name not in {other.name for other in chosen}:
             chosen.append(method)
     return chosen

@@ -61,6 +61,7 @@ class MethodResult:
         is_bounded: the number of its target passes bounds its speedup, see `Method`.
         draft_share: bytes that a pass of its head reads over those of a target's pass, where it has a head; theory then takes
             that for its share of the time.
+        num_equal_rows: of a greedy peer, the rows whose tokens are plain decoding's.
     """
 
     name: str
@@ -72,6 +73,7 @@ class MethodResult:
     peak_bytes: int | None = None
     is_bounded: bool = False
     draft_share: float | None = None
+    num_equal_rows: int | None = None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -102,6 +102,9 @@ def notes(cell: CellResult) -> list[str]:
         )
     if any(s is None or s.num_pairs < 2 for s in speedups.values()):
         found.append("A verdict takes two repeats or more: give --repeats 3.")
+    for name, method in cell.methods.items():
+        if method.num_equal_rows is not None:
+            found.append(f"{name}: the tokens of {method.num_equal_rows} of {method.batch} rows are plain decoding's.")
     return found
 
 

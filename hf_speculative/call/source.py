@@ -27,14 +27,14 @@ class PreparedCall:
         model: the target.
         inputs_tensor: its main input: the prompt's ids, or what its encoder read.
         generate_kwargs: what `generate` was given.
-        compile, cuda_graphs: passes are to be compiled, captured.
+        compile, cuda_graphs: passes are to be compiled ("auto": where that is at hand), captured.
     """
 
     model: PreTrainedModel
     inputs: Inputs
     inputs_tensor: Tensor | None
     generate_kwargs: dict[str, Any]
-    compile: bool
+    compile: bool | str
     cuda_graphs: bool
 
 

@@ -31,12 +31,14 @@ class Kept:
         state: what compiled and captured passes take for granted.
         idle: a cache that no call uses.
         compiled: passes by kind, see `StaticModel`.
+        artifact: the pass that was compiled ahead of time.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 
     state: tuple
     idle: RaggedCache | None = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
+    artifact: Callable[[list[Tensor]], Tensor] | None = None
     twin: PreTrainedModel | None = None
 
 
