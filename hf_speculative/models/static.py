@@ -21,6 +21,7 @@ from ..types import Batch
 from . import pool
 from .capture import Capture, CudaGraphs
 from .masks import AttentionLayers
+from .packing import unpack_weights
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .sharding import group_of, is_sharded
@@ -37,6 +38,7 @@ def ragged_model(
     """A ragged model whose passes run as asked, or eagerly where they cannot (`why_eager`)."""
     if not (compile or cuda_graphs) or why_eager(model) is not None:
         return RaggedModel(model, clamp_ids)
+    unpack_weights(model)
     return StaticModel(model, clamp_ids, compile, CudaGraphs() if cuda_graphs else None)
 
 
