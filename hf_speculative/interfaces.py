@@ -295,6 +295,8 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    learned: object = None  #: what it knows about its pair, from which a later call may start
+
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
 

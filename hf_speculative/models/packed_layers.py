@@ -42,8 +42,8 @@ class Packed(nn.Module):
         return _empty, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
 
 
-def _empty(kind: type[nn.Module]) -> nn.Module:
-    return kind.__new__(kind)
+def _empty(kind: type) -> nn.Module:
+    return cast(nn.Module, object.__new__(kind))
 
 
 def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
