@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import cast
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -102,8 +103,8 @@ class Adaptive(Schedule):
         return self.all_rows.faded(), min(max(self.credit, 0.0), FIRST_CREDIT)
 
     @learned.setter
-    def learned(self, learned: tuple[Evidence, float]) -> None:
-        evidence, credit = learned
+    def learned(self, learned: object) -> None:
+        evidence, credit = cast(tuple[Evidence, float], learned)
         self.all_rows, self.credit = evidence.faded(), min(credit, self.credit)
 
     def plan(self, batch: Batch) -> list[int]:
