@@ -3,6 +3,7 @@
 from .beams import Beams
 from .dflash import DFlash
 from .draft_model import DraftModel
+from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
@@ -16,7 +17,7 @@ from .tree_drafter import TreeDrafter
 
 DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
-TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
+TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle)
 
 __all__ = [
     "DEFAULT_MAX_DEPTH",
@@ -25,6 +26,7 @@ __all__ = [
     "Beams",
     "DFlash",
     "DraftModel",
+    "Eagle3",
     "EarlyExit",
     "Gemma4Assistant",
     "Guesser",
@@ -32,6 +34,7 @@ __all__ = [
     "Nothing",
     "OtherTexts",
     "OwnText",
+    "PEagle",
     "PromptLookup",
     "Recycling",
     "StringMatch",

@@ -108,6 +108,8 @@ class Adaptive(Schedule):
         self.all_rows, self.credit = evidence.faded(), min(credit, self.credit)
 
     def plan(self, batch: Batch) -> list[int]:
+        for row in self.rows.keys() - {*batch.rows}:  # done; a server's call has no end
+            del self.rows[row]
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
         length = self._length(batch.rows, rooms, longest) if longest else 0

@@ -10,6 +10,7 @@ from ..source import Source
 from .auto import AutoSource
 from .dflash import DFlashSource
 from .draft_model import DraftModelSource
+from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
 from .mtp import MtpSource
@@ -21,6 +22,8 @@ from .suffix import SuffixSource
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
     DFlashSource,
+    PEagleSource,
+    Eagle3Source,
     Gemma4AssistantSource,
     DraftModelSource,
     EarlyExitSource,

@@ -14,10 +14,6 @@ class DFlashSource(HeadSource):
     method = "dflash"
     config_fields = ("target_layer_ids", "block_size", "mask_token_id")
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return DFlash.layers_read(self.draft_model.config)
-
     def why_not(self, config) -> str | None:
         own = self.draft_model.config
         layers = max(own.target_layer_ids)
