@@ -6,6 +6,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.schedules import Adaptive
+from hf_speculative.schedules.adaptive import FIRST_SHARE
 from tests.support import tiny
 
 KWARGS = {"max_new_tokens": 24, "pad_token_id": 0}
@@ -38,7 +39,7 @@ def test_calls_whose_tokens_do_not_depend_on_it(pair, starts, sampling):
         torch.manual_seed(0)
         expected.append(hs.generate(target, **tiny.prompts(2), **KWARGS, **sampling, draft_model=draft).tolist())
     assert expected[0] == expected[1]
-    assert starts[0] == pytest.approx((0.7, 3.0))
+    assert starts[0] == pytest.approx((0.7, FIRST_SHARE * 24))
     assert starts[1][0] != pytest.approx(0.7)
     hs.generate(target, **tiny.prompts(2), **KWARGS, **sampling, draft_model=tiny.noisy_copy(target))
     assert starts[2] == starts[0], "of another draft nothing is known"

@@ -106,7 +106,7 @@ def test_one_length_for_all_rows_within_what_each_can_use():
 
 def test_schedules_around_it_pass_everything_on():
     for around in (Together(Adaptive(4)), ConfidenceStop(Adaptive(4), 0.5)):
-        around.begin(None, lambda: Costs({1: {0: 1.0, 1: 1.1}}))
+        around.begin(batch_at([0]), lambda: Costs({1: {0: 1.0, 1: 1.1}}))
         (length,) = around.plan(batch_at([3]))
         around.update(SimpleNamespace(rows=[0], survival=[[1.0] * length]))
         assert length > 0 and sum(around.schedule.rows[0].kept) == length
