@@ -13,8 +13,8 @@ from .generation_settings import first_given
 
 def runs_static(kwargs: dict[str, Any], *configs: SpeculativeConfig | None) -> bool:
     """Passes are to be compiled or captured, which takes plain weights: as a call says, or the first of `configs` that does."""
-    said = [kwargs, *(vars(config) for config in configs if config is not None)]
-    return any(first_given(*(one.get(name) for one in said)) for name in ("compile", "cuda_graphs"))
+    names = ("compile", "cuda_graphs")
+    return any(first_given(kwargs.get(name), *(getattr(one, name, None) for one in configs)) for name in names)
 
 
 def check_pack_weights(value: bool | str, target: PreTrainedModel, config: SpeculativeConfig) -> None:
