@@ -7,7 +7,8 @@ from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
-from .mtp import Mtp
+from .guesses_first import GuessesFirst
+from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
 from .prompt_lookup import PromptLookup
 from .string_match import StringMatch
@@ -15,9 +16,9 @@ from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
-DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
+DRAFTERS = (Beams, DraftModel, GuessesFirst, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
-TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle)
+TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)
 
 __all__ = [
     "DEFAULT_MAX_DEPTH",
@@ -30,12 +31,14 @@ __all__ = [
     "EarlyExit",
     "Gemma4Assistant",
     "Guesser",
+    "GuessesFirst",
     "Mtp",
     "Nothing",
     "OtherTexts",
     "OwnText",
     "PEagle",
     "PromptLookup",
+    "RecursiveMtp",
     "Recycling",
     "StringMatch",
     "SuffixStore",

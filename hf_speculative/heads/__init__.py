@@ -10,12 +10,21 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
 from .files import HeadFiles
 from .layout import Layout
+from .mtp import SpeculatorsMtpLayout
 
 #: in the order in which they are asked whether files are theirs
-LAYOUTS: tuple[type[Layout], ...] = (SpeculatorsEagle3Layout, EagleLayout)
+LAYOUTS: tuple[type[Layout], ...] = (
+    ZLabLayout,
+    SpeculatorsDFlashLayout,
+    SpeculatorsMtpLayout,
+    SavedDFlashLayout,
+    SpeculatorsEagle3Layout,
+    EagleLayout,
+)
 
 
 def layout_of(name: str | Path, **kwargs) -> Layout | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .draft_ids import members, why_wrong
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
@@ -50,8 +50,9 @@ class Eagle3Layout(Layout):
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         found = {_renamed(name): tensor for name, tensor in tensors.items()}
-        if config.has_own_ids and "d2t" in found and "t2d" not in found and not _why_wrong(found["d2t"], config):
-            found["t2d"] = _members(found["d2t"], config)
+        size = config.transformer_layer_config.vocab_size
+        if config.has_own_ids and "d2t" in found and "t2d" not in found and not why_wrong(found["d2t"], size):
+            found["t2d"] = members(found["d2t"], size)
         if not config.has_own_ids and "d2t" in found:
             self._check_map(found["d2t"], config)
             if found["d2t"].any():
@@ -67,7 +68,8 @@ class Eagle3Layout(Layout):
         if not config.has_own_ids:
             return
         self._check_map(tensors["d2t"], config)
-        differing = int((_members(tensors["d2t"], config) != tensors["t2d"].bool()).sum())
+        marked = members(tensors["d2t"], config.transformer_layer_config.vocab_size)
+        differing = int((marked != tensors["t2d"].bool()).sum())
         if differing:
             raise ValueError(
                 f"{self.files.name}: t2d {tuple(tensors['t2d'].shape)} and d2t {tuple(tensors['d2t'].shape)} disagree about "
@@ -75,7 +77,7 @@ class Eagle3Layout(Layout):
             )
 
     def _check_map(self, d2t: Tensor, config: Eagle3Config) -> None:
-        if reason := _why_wrong(d2t, config):
+        if reason := why_wrong(d2t, config.transformer_layer_config.vocab_size):
             raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
 
 
@@ -199,21 +201,3 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     is_plain = scaling.get("rope_type", "default") == "default"
     return {"rope_theta": parameters.get("rope_theta", 10000.0), "rope_scaling": None if is_plain else scaling}
-
-
-def _why_wrong(d2t: Tensor, config: Eagle3Config) -> str | None:
-    """What is wrong with a map of draft tokens to the target's; `None` if nothing is."""
-    if d2t.is_floating_point() or d2t.ndim != 1:
-        return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"
-    ids, size = torch.arange(len(d2t)) + d2t, config.transformer_layer_config.vocab_size
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        return f"leads to the token ids {int(ids.min())} to {int(ids.max())}, and the target has 0 to {size - 1}"
-    if len(ids.unique()) < len(ids):
-        return f"leads {len(ids) - len(ids.unique())} draft tokens to target tokens that others stand for already"
-    return None
-
-
-def _members(d2t: Tensor, config: Eagle3Config) -> Tensor:
-    members = torch.zeros(config.transformer_layer_config.vocab_size, dtype=torch.bool)
-    members[torch.arange(len(d2t)) + d2t] = True
-    return members

@@ -80,7 +80,7 @@ def export(
     head: Annotated[str, typer.Argument(help="The draft head: a Hub name or a folder.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
     layout: Annotated[
-        str, typer.Option(help="speculators, which vLLM reads, or eagle, which SGLang reads.")
+        str, typer.Option(help="speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads.")
     ] = "speculators",
 ) -> None:
     """Write a draft head in another layout. Its tensors stay the same, bit for bit.

@@ -16,7 +16,7 @@ def export_head(head: PreTrainedModel | str | Path, folder: str | Path, layout: 
     Args:
         head: a Hub name, a folder, or a model that was loaded or trained.
         folder: where to write; created if missing.
-        layout: "speculators", which vLLM reads, or "eagle", which SGLang reads.
+        layout: "speculators", which vLLM reads, "eagle", which SGLang reads, or "z-lab", which DFlash's own package reads.
 
     Returns:
         The folder.

@@ -12,7 +12,7 @@ from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
-#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
+#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26); "dspark" as of its 0.27.
 METHODS = (
     "draft_model",
     "ngram",
@@ -24,6 +24,7 @@ METHODS = (
     "mlp_speculator",
     "mtp",
     "dflash",
+    "dspark",
 )
 POSITIVE, ANY_SIZE = "a whole number, 1 or more", "a whole number, 0 or more"
 KEYS: dict[str, Any] = {
@@ -50,13 +51,13 @@ KEYS: dict[str, Any] = {
     "suffix_decoding_max_spec_factor": float,
     "suffix_decoding_min_token_prob": float,
 }
-NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark")
 #: keys of what is an option here, by its name here
 RENAMED = {"max_matching_ngram_size": "prompt_lookup_max"}
 #: and of what always holds here, by method as it is called here
 FIXED: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_min": 1}, "peagle": {"parallel_drafting": True}}
 #: vLLM's names of methods, by those here that differ
-CALLED: dict[str, str] = {"peagle": "eagle3"}
+CALLED: dict[str, str] = {"mtp_head": "mtp", "peagle": "eagle3"}
 WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
 
 
@@ -199,7 +200,8 @@ def _is_constant(setting: Setting) -> bool:
     """Whether vLLM can draft as many tokens; prompt lookup has always meant "up to", there as here."""
     schedule = setting.options.get("num_assistant_tokens_schedule", "constant")
     is_constant = setting.num_draft_tokens is not None and schedule == "constant"
-    return setting.max_draft_tokens is not None or is_constant
+    is_chain = setting.options.get("tree_top_k", 1) == 1 and "tree_depth" not in setting.options
+    return (setting.max_draft_tokens is not None or is_constant) and is_chain
 
 
 def _method(figure: Figure) -> str:

@@ -19,7 +19,8 @@ def starts(monkeypatch):
 
     def spy(self, schedule):
         start(self, schedule)
-        found.append((schedule.all_rows.rate(), schedule.credit) if isinstance(schedule, Adaptive) else None)
+        chains = getattr(schedule, "chains", schedule)
+        found.append((chains.all_rows.rate(), chains.credit))
 
     monkeypatch.setattr(learned.Learned, "start", spy)
     return found

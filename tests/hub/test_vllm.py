@@ -38,7 +38,14 @@ def test_what_did_best_is_served(results, best):
 
 
 @pytest.mark.parametrize(
-    "method, fields", [("eagle3", {}), ("peagle", {"method": "eagle3", "parallel_drafting": True}), ("dflash", {})]
+    "method, fields",
+    [
+        ("eagle3", {}),
+        ("peagle", {"method": "eagle3", "parallel_drafting": True}),
+        ("dflash", {}),
+        ("dspark", {}),
+        ("mtp_head", {"method": "mtp"}),
+    ],
 )
 def test_heads_are_named_as_there(results, method, fields):
     code = hs.Evaluation.load(results / "code.jsonl")
