@@ -14,6 +14,7 @@ from ..models import (
     choose,
     fits_trees,
     is_tested_universal,
+    packing,
     prepared_inputs,
     ragged_deviation,
     text_inputs,
@@ -36,6 +37,7 @@ class ModelReport:
             deviations of the logits; `None` if not tried.
         eager: why its passes run eagerly even with `compile` or `cuda_graphs`; `None` if they need not.
         chains: why it verifies chains of draft tokens only; `None` if it verifies trees as well, as long as it runs eagerly.
+        weights: whether its weights are packed, and what that brings; or why they are not.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ModelReport:
     deviation: float | None = None
     eager: str | None = None
     chains: str | None = None
+    weights: str | None = None
 
 
 def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
@@ -66,11 +69,11 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
     if is_tested or deviation <= tolerance(model):
         if kind == "ragged":
             chains = None if fits_trees(model) else "computes other logits for branches side by side"
-            return ModelReport(name, kind, why, deviation, why_eager(model), chains), None
+            return ModelReport(name, kind, why, deviation, why_eager(model), chains, packing.describe(model)), None
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
         )
-        return ModelReport(name, kind, why, deviation, eager, chains), None
+        return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
     reason = (
         f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} deviations)"
     )

@@ -44,6 +44,8 @@ def print_answer(console: Console, answer: Compatibility) -> None:
     for role, report in reports.items():
         if report.why is not None:
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
+        if report.weights is not None:
+            console.print(Text(f"Weights of the {role}: {report.weights}."))
     console.print(
         "Logits: through the cache, with tokens taken back, against one plain pass; the largest difference, in standard "
         "deviations of the logits."

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
+from .packed_parameters import parameters_of
 
 if TYPE_CHECKING:
     from .ragged_cache import RaggedCache
@@ -82,7 +83,7 @@ def _state(model: PreTrainedModel) -> tuple:
     Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
+    weights = tuple(tensor.data_ptr() for tensor in chain(parameters_of(model), model.buffers()))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(
         tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part

@@ -70,15 +70,16 @@ class RaggedModel(CachedModel):
             attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype, nodes)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
-            slots = first[:, None] + torch.arange(width, device=self.device)
-            is_filler = slots < self.seen.to(self.device)[:, None]
-            self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
-            positions = slots.masked_fill(is_filler, 0)
+            self.cache.slots = positions = first[:, None] + torch.arange(width, device=self.device)
+            if any(end - seen < width for end, seen in zip(ends, self.host_seen, strict=True)):
+                is_filler = positions < self.seen.to(self.device)[:, None]
+                self.cache.slots = positions.masked_fill(is_filler, self.cache.capacity - 1)
+                positions = positions.masked_fill(is_filler, 0)
             if nodes is not None:
                 positions = nodes.query_positions(positions)
             attention_mask = self.layers.masks(positions, self.cache, self.model.dtype, nodes)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
-            position_ids = positions.clamp(max=batch.max_position)
+            position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         outputs = self.run(

@@ -23,6 +23,7 @@ from .cached_model import device_of
 from .capture import Capture, CudaGraphs
 from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
+from .packing import unpack_weights
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .sharding import group_of, is_sharded
@@ -41,6 +42,7 @@ def ragged_model(
     """
     if not (compile or cuda_graphs) or why_eager(model) is not None:
         return RaggedModel(model, clamp_ids)
+    unpack_weights(model)
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
         return AheadModel(model, clamp_ids, run)
