@@ -15,7 +15,7 @@ import torch
 from tests.support import call_path
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TRAINING = "train_embedded_pair.py"
 #: run by a test of its own: the slow one here, the other in tests/integrations/test_ray_data.py
