@@ -8,10 +8,11 @@ TORCHAO := .venv/torchao
 EXACTNESS := tests/test_equality.py tests/test_distribution.py tests/test_distribution_universal.py tests/models/test_verified_types.py \
 	tests/test_compatibility.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
 
-.PHONY: demo test test-slow test-kernels test-gpu quality docs docs-serve clean help
+.PHONY: demo recording test test-slow test-kernels test-gpu quality docs docs-serve clean help
 
 help:
-	@echo "make demo       text from the embedded pair as it comes; then plain and speculative timed in turn"
+	@echo "make demo       three texts of the embedded pair, plain and speculative side by side; then one sentence"
+	@echo "make recording  docs/assets/demo.svg, the demo as a picture, timed anew"
 	@echo "make test       the test suite, without slow and GPU tests"
 	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
 	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
@@ -31,6 +32,10 @@ $(TORCHAO): $(READY)
 
 demo: $(READY)
 	$(BIN)/hf-speculative generate --demo
+
+# Timed: on a quiet machine
+recording: $(READY)
+	$(BIN)/python -m tests.support.record_demo
 
 test: $(TORCHAO)
 	$(BIN)/python -m pytest --numprocesses auto

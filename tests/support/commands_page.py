@@ -15,7 +15,7 @@ from hf_speculative.cli import app
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 INTRO = """# Commands
 
-`hf-speculative` has a command for each question. This page is what `--help` says; `make docs` writes it from the commands themselves.
+`hf-speculative` has a command for each question. This page is what `--help` says; `make docs` writes it from the commands.
 `hf-speculative --install-completion` teaches your shell their names and options.
 
 | command | |
