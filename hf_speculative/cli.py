@@ -17,6 +17,8 @@ from .command.interrupts import ends_at_once
 from .command.terminal import clean_exits, quiet_transformers
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .serving.chat import chat
+from .serving.cli import serve
 from .side_by_side.cli import generate
 from .version import __version__
 
@@ -121,10 +123,13 @@ def _print_answer(console: Console, answer: Compatibility) -> None:
 
 for _name, _command in (
     ("generate", generate),
+    ("chat", chat),
+    ("serve", serve),
     ("check", check),
     ("bench", bench),
     ("eval", eval_command),
     ("card", hub.card),
+    ("export", hub.export),
     ("export-generate", hub.export_generate),
     ("export-vllm", hub.export_vllm),
 ):

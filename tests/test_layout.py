@@ -95,8 +95,12 @@ def test_models_are_loaded_in_one_place():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
                 places.add((path.name, ast.unparse(node.value)))
-    places = {(file, kind) for file, kind in places if not kind.endswith(("Tokenizer", "Config", "hf_speculative"))}
-    assert places == {("loading.py", "auto_class"), ("mtp.py", "_mtp_class()")}
+    places = {
+        (file, kind)
+        for file, kind in places
+        if not kind.endswith(("Tokenizer", "Processor", "Config", "hf_speculative"))
+    }
+    assert places == {("loading.py", "auto_class"), ("layout.py", "kind"), ("mtp.py", "_mtp_class()")}
 
 
 @pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation"])

@@ -134,12 +134,17 @@ def check_model(model, argument: str) -> None:
         TypeError: not a transformers model.
         ValueError: what about it does not fit, and the way out.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
+    check_type(model, argument)
     reason = why_not_speculative(model)
     if reason is not None:
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
+
+
+def check_type(model, argument: str) -> None:
+    """Refuse what is no transformers model at all."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:

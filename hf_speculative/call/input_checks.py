@@ -142,7 +142,7 @@ def check_cache(
             f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
             "holds included; only the rest is fed."
         )
-    if length and source.hidden_layers:
+    if length and source.reads_states:
         raise ValueError(
             f"`past_key_values` holds {length} tokens without the hidden states that {source.name} reads: leave it out and "
             "pass the whole text."

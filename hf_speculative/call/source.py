@@ -51,7 +51,7 @@ class Source:
         method: its name, as in vLLM.
         draft_model: the model of its own that it runs, if it does.
         num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
-        hidden_layers: which of transformers' `hidden_states` of the target it reads (-1 is the last).
+        reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         adaptive_schedule: how the schedule "adaptive" chooses among its drafts, of up to `most_tokens`.
@@ -61,6 +61,7 @@ class Source:
     argument: ClassVar[str]
     method: ClassVar[str]
     runs_target: ClassVar[bool] = False
+    reads_states: bool = False
     adaptive_schedule: ClassVar[type[Schedule]] = Adaptive
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
@@ -88,13 +89,9 @@ class Source:
         return self.method
 
     @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return ()
-
-    @property
     def reads_target(self) -> bool:
         """It needs the target's ragged cache, and passes that are neither compiled nor captured."""
-        return self.runs_target or bool(self.hidden_layers)
+        return self.runs_target or self.reads_states
 
     @property
     def cost_key(self) -> Hashable:
@@ -135,8 +132,9 @@ class Source:
 
     def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
         """The target with its cache, where it has to be of a kind of its own, and the drafter."""
-        target = RecordingModel(call.model, self.hidden_layers) if self.hidden_layers else None
-        return target, self.drafter(call)
+        drafter = self.drafter(call)
+        target = RecordingModel(call.model, drafter.hidden_layers) if self.reads_states else None
+        return target, drafter
 
     def drafter(self, call: PreparedCall) -> Drafter:
         """What drafts in this call."""

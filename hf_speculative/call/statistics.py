@@ -78,6 +78,14 @@ class RowStatistics:
         return [sum(counts[i:]) / self.num_spec_steps for i in range(1, len(counts))]
 
     @classmethod
+    def of_round(cls, num_drafted: int, num_accepted: int, is_cut: bool) -> RowStatistics:
+        """One round of a row; `is_cut`: a stop ended it inside its accepted draft tokens."""
+        if not num_drafted:
+            return cls(num_rounds=1)
+        is_rejected = num_accepted < num_drafted and not is_cut
+        return cls(1, 1, num_drafted, num_accepted, int(is_rejected), Counter({num_accepted: 1}))
+
+    @classmethod
     def from_dict(cls, values: dict) -> RowStatistics:
         """The inverse of `to_dict`."""
         counts = {name: values[name] for name in COUNTS}
@@ -148,10 +156,7 @@ class Statistics(RowStatistics):
         for row, drafted, accepted, is_cut in counts:
             while len(self.rows) <= row:
                 self.rows.append(RowStatistics())
-            step = RowStatistics(num_rounds=1)
-            if drafted:
-                is_rejected = accepted < drafted and not is_cut
-                step = RowStatistics(1, 1, drafted, accepted, int(is_rejected), Counter({accepted: 1}))
+            step = RowStatistics.of_round(drafted, accepted, is_cut)
             self.rows[row] += step
             super().__iadd__(step)
 

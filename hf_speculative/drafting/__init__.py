@@ -3,10 +3,11 @@
 from .beams import Beams
 from .dflash import DFlash
 from .draft_model import DraftModel
+from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
-from .mtp import Mtp
+from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
 from .prompt_lookup import PromptLookup
 from .string_match import StringMatch
@@ -16,7 +17,7 @@ from .tree_drafter import TreeDrafter
 
 DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
-TIED_DRAFTERS = (DFlash, EarlyExit, Gemma4Assistant, Mtp)
+TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)
 
 __all__ = [
     "DEFAULT_MAX_DEPTH",
@@ -25,6 +26,7 @@ __all__ = [
     "Beams",
     "DFlash",
     "DraftModel",
+    "Eagle3",
     "EarlyExit",
     "Gemma4Assistant",
     "Guesser",
@@ -32,7 +34,9 @@ __all__ = [
     "Nothing",
     "OtherTexts",
     "OwnText",
+    "PEagle",
     "PromptLookup",
+    "RecursiveMtp",
     "Recycling",
     "StringMatch",
     "SuffixStore",

@@ -1,19 +1,23 @@
 """A block of masks, filled in at once: DFlash (arXiv 2602.06036), `speculation_type="dflash"` in transformers.
 
 The draft reads the target's states at several layers as keys and values of its own, then denoises one block: the newest token
-and masks after it, which see each other. All logits of a block are known before its first token is drawn. Logits processors
-still see the tokens drawn before each position, and the rule gets the processed distributions.
+and masks after it, which see each other, or those before them only (JetSpec, arXiv 2606.18394). All logits of a block are known
+before its first token is drawn. Some heads then correct those of a place by the draft token before it (`chain`: DFlash 2,
+DSpark); what the token is drawn from is the corrected distribution. Logits processors still see the tokens drawn before each
+position, and the rule gets the processed distributions.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..heads.dflash import Block
 from ..interfaces import CachedModel, Sampler
-from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
+from ..models import AttentionLayers, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch
+from .raw_embedding import raw_embedding
 from .stepwise import Stepwise
 
 
@@ -22,27 +26,26 @@ class DFlash(Stepwise):
 
     Args:
         model: the draft.
-        target_model: the target, whose embeddings and head the draft uses.
+        target_model: the target, whose embeddings the draft uses, and whose head where it has none.
     """
 
     num_forwards = 0
     scores_levels = True
+    #: of a round: states in the block and logits of the places that predict, and the chain's states so far
+    hidden: Tensor
+    logits: Tensor
+    states: Tensor
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
-        config = model.config
-        self.hidden_layers = self.layers_read(config)
-        self.block_size, self.mask_id, self.device = config.block_size, config.mask_token_id, model.device
+        self.block = Block.of(model.config)
+        self.hidden_layers, self.device = self.block.hidden_layers, model.device
         self.attention = AttentionLayers(model)
-        self.head = target_model.get_output_embeddings()
-        self.embed = target_model.get_input_embeddings()
-        if hasattr(self.embed, "embed_norm"):  # masks are embedded without it
-            self.embed = exchanged(self.embed, {"embed_norm": nn.Identity()})
-
-    @staticmethod
-    def layers_read(config) -> tuple[int, ...]:
-        """Which of the target's `hidden_states` a draft of this config reads: after those layers."""
-        return tuple(layer + 1 for layer in config.target_layer_ids)
+        self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
+        self.embed = raw_embedding(target_model.get_input_embeddings())
+        # transformers' own class has neither.
+        self.chain = getattr(model, "chain", None)
+        self.over_target = getattr(model, "over_target", lambda logits: logits)
 
     def follow(self, target: CachedModel) -> None:
         self.target = target
@@ -52,50 +55,65 @@ class DFlash(Stepwise):
         self.seen = [0] * len(batch.rows)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        return [min(n, self.block_size - 1) for n in num_tokens]
+        return [min(n, self.block.max_draft_tokens) for n in num_tokens]
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
-            self.logits = self._denoise(batch)
-        return self.logits[:, ahead]
+            self._denoise(batch)
+        previous = batch.tokens.gather(1, batch.lengths[:, None] - 1 + ahead)
+        return self._logits(ahead, previous, torch.full_like(previous, ahead - 1))[:, 0]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         assert batch.tree is not None
-        return self.logits[:, batch.tree.depth, None].expand(-1, width, -1)  # whatever is on the way there
+        columns = batch.lengths[:, None] + torch.arange(num_nodes - width, num_nodes, device=batch.lengths.device)
+        previous, parents = batch.tokens.gather(1, columns), batch.tree.parents[:, -width:] + 1
+        return self._logits(batch.tree.depth, previous, parents)
 
-    def _denoise(self, batch: Batch) -> Tensor:
-        """Logits `(batch, block - 1, vocab)` of the block after each row's newest token."""
+    def _logits(self, place: int, previous: Tensor, before: Tensor) -> Tensor:
+        """Logits `(batch, n, vocab)` of a place of the block after each of the tokens `previous (batch, n)`.
+
+        Args:
+            before: `(batch, n)`, which of the tokens asked about in this round stands before each, the first at 0.
+        """
+        logits = self.logits[:, place, None]
+        if self.chain is not None:
+            before = before.to(self.device)[..., None].expand(-1, -1, self.chain.state_size)
+            state = self.states.gather(1, before) if place else self.states.new_zeros(before.shape)
+            logits, state = self.chain(logits, self.hidden[:, place, None], previous.to(self.device), state)
+            self.states = torch.cat([self.states, state], 1)
+        return self.over_target(logits).expand(-1, previous.shape[1], -1)
+
+    def _denoise(self, batch: Batch) -> None:
+        """`hidden (batch, places, hidden)` and `logits (batch, places, own vocab)`; the first is after a row's newest token."""
         ends = [len(history) - 1 for history in batch.history]
         context, is_filler = fed_slots(self.seen, ends, self.device)
-        block = torch.tensor(ends, device=self.device)[:, None] + torch.arange(self.block_size, device=self.device)
-        end = max(ends) + self.block_size
-        self.cache.reserve(len(ends), end, limit=batch.max_length + self.block_size)
+        size = self.block.block_size
+        block = torch.tensor(ends, device=self.device)[:, None] + torch.arange(size, device=self.device)
+        end = max(ends) + size
+        self.cache.reserve(len(ends), end, limit=batch.max_length + size)
         self.cache.end = end
         self.cache.slots = torch.cat([context.masked_fill(is_filler, self.cache.capacity - 1), block], 1)
         context = context.masked_fill(is_filler, 0)
 
         newest = batch.tokens.gather(1, batch.lengths[:, None] - 1)
-        masks = newest.new_full((len(ends), self.block_size - 1), self.mask_id)
+        masks = newest.new_full((len(ends), size - 1), self.block.mask_token_id)
         noise = self.embed(torch.cat([newest, masks], 1).to(self.embed.weight.device))
+        slots = torch.arange(end, device=self.device)
         outputs = self.model(
-            noise_embeds=noise.to(self.device),
+            noise_embeds=(noise * self.block.input_embedding_scale).to(self.device),
             context_hidden_states=self.target.hidden_states(context).to(self.device),
             position_ids=torch.cat([context, block], 1),
-            attention_mask=self._masks(block, end),
+            attention_mask={
+                kind: self.attention.explicit(self.block.visible(kind, block, slots), self.model.dtype)
+                for kind in set(self.model.config.layer_types)
+            },
             past_key_values=self.cache,
         )
         self.num_forwards += 1
         self.seen = ends
-        return self.head(outputs.last_hidden_state[:, 1:].to(self.head.weight.device))
-
-    def _masks(self, block: Tensor, end: int) -> dict[str, Tensor]:
-        """The block sees all context and all of itself; `(batch, 1, block, end)`."""
-        slots = torch.arange(end, device=self.device)
-        visible = (slots <= block[:, -1:, None, None]).expand(-1, 1, self.block_size, -1)
-        masks = {"full_attention": visible}
-        if self.attention.window is not None:
-            masks["sliding_attention"] = visible & ((slots - block[:, None, :, None]).abs() <= self.attention.window)
-        return {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in masks.items()}
+        self.hidden = outputs.last_hidden_state[:, self.block.first :]
+        self.logits = self.block.scaled(self.head(self.hidden.to(self.head.weight.device))).to(self.device)
+        self.states = self.hidden[:, :0, : self.chain.state_size if self.chain is not None else 0]
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]

@@ -8,10 +8,12 @@ target. All layers keep the entry that goes back to the target's state t in slot
 from __future__ import annotations
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Sampler, Schedule
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..types import Batch, Draft
+from .raw_embedding import raw_embedding
 from .stepwise import Stepwise
 
 
@@ -61,11 +63,18 @@ class Mtp(Stepwise):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         ids = batch.tokens.gather(1, self.columns + ahead).to(self.device)
-        self.states = self.heads.forward_layer(ahead, self.states, self.slots + 1 + ahead, self.cache, input_ids=ids)
+        self.states = self.run(ahead, ids)
         self.num_forwards += 1
         for seen, end in zip(self.seen, self.ends, strict=True):
             seen[ahead] = end
-        return self.heads._project_to_logits(self.states[:, -1:])[:, 0]
+        return self.project(self.states[:, -1:])[:, 0]
+
+    def run(self, depth: int, ids: Tensor) -> Tensor:
+        """The states of layer `depth`, of those before and of the tokens `ids (batch, n)`."""
+        return self.heads.forward_layer(depth, self.states, self.slots + 1 + depth, self.cache, input_ids=ids)
+
+    def project(self, states: Tensor) -> Tensor:
+        return self.heads._project_to_logits(states)
 
     def _masks(self, layer: int, *args) -> dict[str, Tensor]:
         kinds = self.attention.types
@@ -83,3 +92,50 @@ class Mtp(Stepwise):
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         for lane in lanes:
             self.seen[lane] = [0] * self.depth
+
+
+class RecursiveMtp(Mtp):
+    """Drafts with an MTP head of one layer, which reads its own states for each further token (FastMTP, arXiv 2509.18362).
+
+    It was trained as if there were a layer for each, so each has keys and values of its own.
+
+    Args:
+        head: the layer.
+        target_model: the target, whose embeddings and head the layer uses.
+    """
+
+    def __init__(self, head: PreTrainedModel, target_model: PreTrainedModel):
+        self.head = with_folded_attention(head)
+        self.embed, self.output = (
+            raw_embedding(target_model.get_input_embeddings()),
+            target_model.get_output_embeddings(),
+        )
+        self.attention, self.depth = AttentionLayers(head), head.config.max_draft_tokens
+        self.device, self.dtype = head.device, head.dtype
+
+    def run(self, depth: int, ids: Tensor) -> Tensor:
+        return self.head(
+            inputs_embeds=self.embed(ids.to(self.embed.weight.device)).to(self.device),
+            states=self.states,
+            position_ids=self.slots,
+            attention_mask=self._of_layer(self.masks),
+            past_key_values=CacheOfDepth(self.cache, depth),
+        )
+
+    @staticmethod
+    def _of_layer(masks) -> Tensor:
+        """Its own of the masks by the target's types of layers: it attends to everything where any of them does."""
+        return masks.get("full_attention", next(iter(masks.values()))) if isinstance(masks, dict) else masks
+
+    def project(self, states: Tensor) -> Tensor:
+        return self.output(states.to(self.output.weight.device))
+
+
+class CacheOfDepth:
+    """What a layer that is used again and again sees of a cache: the keys and values of one of its uses."""
+
+    def __init__(self, cache: RaggedCache, depth: int):
+        self.cache, self.depth = cache, depth
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        return self.cache.update(keys, values, self.depth)

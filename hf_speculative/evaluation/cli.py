@@ -192,7 +192,7 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     import torch
 
     from ..embedded import embedded_pair
-    from ..models.loading import auto_class_for
+    from ..models.loading import check_name
 
     if model is None and draft_models:
         raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")
@@ -203,7 +203,7 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
         return target.to(place), {"draft": draft.to(place)}, tokenizer
     for name in draft_models or ():
         with naming("--draft-model", name):
-            auto_class_for(name)  # a wrong name is found before the target takes minutes to load
+            check_name(name)  # a wrong name is found before the target takes minutes to load
     target, tokenizer = load_target("--model", model, dtype, place)
     return target, draft_models or None, tokenizer
 

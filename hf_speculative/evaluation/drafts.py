@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.preparation import load_draft
+from ..call.sources import source_of
 from ..generation import attached_to
 from ..tokenizers.loading import tokenizer_of_draft
 
@@ -78,7 +79,8 @@ def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
     if draft_tokenizer is None and isinstance(given, str):
         draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)
-    checks.check_model(model, "draft_model")
+    checks.check_type(model, "draft_model")
+    checks.check_source(source_of("draft_model", model), checks.unwrap(target, "model"))
     source = given if isinstance(given, str) else model.config.name_or_path
     return NamedDraft(name, source, model, draft_tokenizer)
 
@@ -87,5 +89,5 @@ def _name(model: PreTrainedModel | str) -> str:
     if isinstance(model, str):
         return model
     model = checks.unwrap(model, "draft_model")
-    checks.check_model(model, "draft_model")
+    checks.check_type(model, "draft_model")
     return Path(model.config.name_or_path).name or "draft"

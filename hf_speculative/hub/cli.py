@@ -1,4 +1,4 @@
-"""The commands `hf-speculative card`, `export-generate` and `export-vllm`."""
+"""The commands `hf-speculative card`, `export`, `export-generate` and `export-vllm`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,26 @@ def card(
         if name is not None and Path(name).is_dir():
             note = f"The card names the {role} by a folder of this machine, {name}: --{role}-name gives its name on the Hub."
             Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
+
+
+def export(
+    head: Annotated[str, typer.Argument(help="The draft head: a Hub name or a folder.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    layout: Annotated[
+        str, typer.Option(help="speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads.")
+    ] = "speculators",
+) -> None:
+    """Write a draft head in another layout. Its tensors stay the same, bit for bit.
+
+    For vLLM:  hf-speculative export yuhuili/EAGLE3-LLaMA3.1-Instruct-8B my-head
+
+    For SGLang:  hf-speculative export my-head for-sglang --layout eagle
+    """
+    with ends_at_once():
+        from .head import export_head
+
+    written = export_head(head, folder, layout)
+    Console(highlight=False, soft_wrap=True).print(f"wrote {written}", markup=False)
 
 
 def export_generate(

@@ -12,7 +12,7 @@ from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
 #: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
-#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26).
+#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26); "dspark" as of its 0.27.
 METHODS = (
     "draft_model",
     "ngram",
@@ -24,6 +24,7 @@ METHODS = (
     "mlp_speculator",
     "mtp",
     "dflash",
+    "dspark",
 )
 POSITIVE, ANY_SIZE = "a whole number, 1 or more", "a whole number, 0 or more"
 KEYS: dict[str, Any] = {
@@ -50,11 +51,13 @@ KEYS: dict[str, Any] = {
     "suffix_decoding_max_spec_factor": float,
     "suffix_decoding_min_token_prob": float,
 }
-NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark")
 #: keys of what is an option here, by its name here
 RENAMED = {"max_matching_ngram_size": "prompt_lookup_max"}
-#: and of what always holds here, by method
-FIXED = {"ngram": {"prompt_lookup_min": 1}}
+#: and of what always holds here, by method as it is called here
+FIXED: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_min": 1}, "peagle": {"parallel_drafting": True}}
+#: vLLM's names of methods, by those here that differ
+CALLED: dict[str, str] = {"mtp_head": "mtp", "peagle": "eagle3"}
 WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
 
 
@@ -166,11 +169,11 @@ def export_vllm(
     header, setting = best.evaluation.header, best.setting
     num_tokens = setting.num_draft_tokens or setting.max_draft_tokens
     config: dict[str, Any] = {"method": _method(best), "num_speculative_tokens": num_tokens}
+    config |= FIXED.get(_own_method(best), {})
     if setting.draft is None:
         source = setting.source({})
         told = {RENAMED.get(name, name): getattr(source, name) for name in source.options()}
         config |= {key: value for key, value in told.items() if key in KEYS and value is not None}
-        config |= FIXED.get(source.method, {})
     else:
         config["model"] = draft_name or header["drafts"].get(setting.draft) or setting.draft
         if setting.draft in header["draft_tokenizers"]:
@@ -201,7 +204,11 @@ def _is_constant(setting: Setting) -> bool:
 
 
 def _method(figure: Figure) -> str:
-    """What vLLM calls where the drafts came from; methods are called here as there."""
+    """What vLLM calls where the drafts came from."""
+    return CALLED.get(_own_method(figure), _own_method(figure))
+
+
+def _own_method(figure: Figure) -> str:
     setting = figure.setting
     if setting.draft is None:
         return setting.source({}).method

@@ -6,7 +6,7 @@ from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logi
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
-from .masks import AttentionLayers
+from .masks import AttentionLayers, Nodes
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
@@ -31,6 +31,7 @@ __all__ = [
     "AttentionLayers",
     "EarlyExitModel",
     "Inputs",
+    "Nodes",
     "Path",
     "RaggedCache",
     "RaggedModel",

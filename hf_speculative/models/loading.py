@@ -14,6 +14,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..heads import layout_of, load_head
+
 #: keywords of `from_pretrained` that say how files come here, whatever the repository
 LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
 #: and those that are about one repository: its version, and whether its code may run
@@ -23,7 +25,7 @@ MAX_NAMED = 4
 
 
 def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
-    """The model that a Hub repository or a folder holds, in eval mode.
+    """The model that a Hub repository or a folder holds, a published draft head among them, in eval mode.
 
     Args:
         **kwargs: as in transformers' `from_pretrained`.
@@ -32,6 +34,8 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
         ValueError: its files do not fill its class, so that it would run with newly initialised weights, or without some of
             its own.
     """
+    if (head := load_head(name, **kwargs)) is not None:
+        return head
     places = (*LOADING, *OF_REPOSITORY, "subfolder")
     auto_class = auto_class_for(name, **{key: kwargs[key] for key in places if key in kwargs})
     model, info = auto_class.from_pretrained(name, output_loading_info=True, **kwargs)
@@ -51,6 +55,16 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
 def _listed(keys: list[str]) -> str:
     more = len(keys) - MAX_NAMED
     return ", ".join(keys[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_name(name: str | Path, **kwargs) -> None:
+    """Raises where `load_model` would find nothing to load, before other models take minutes.
+
+    Args:
+        **kwargs: where its files come from, as in `from_pretrained`.
+    """
+    if layout_of(name, **kwargs) is None:
+        auto_class_for(name, **kwargs)
 
 
 def auto_class_for(name: str | Path, **kwargs):

@@ -169,8 +169,9 @@ class RaggedModel(CachedModel):
     def select(self, indices: list[int]) -> None:
         if self.seen is None:
             return
-        leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
-        self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
+        if self.keeps_done:
+            leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
+            self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[torch.tensor(indices, dtype=torch.long, device=self.seen.device)]
         self.cache.select(indices)

@@ -86,6 +86,8 @@ class Adaptive(Schedule):
         self.costs = self.costs or costs()
 
     def plan(self, batch: Batch) -> list[int]:
+        for row in self.rows.keys() - {*batch.rows}:  # done; a server's call has no end
+            del self.rows[row]
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
         length = self._length(batch.rows, rooms, longest) if longest else 0

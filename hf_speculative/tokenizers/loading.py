@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..heads import layout_of
+
 
 def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a draft given by name, if it has one and its vocabulary is not that of `tokenizer`, the target's."""
+    """The tokenizer of a draft given by name, if it has one and its vocabulary is not that of `tokenizer`, the target's.
+
+    A draft head has none of its own: what it proposes are the target's ids, whatever tokenizer lies beside it.
+    """
+    if layout_of(name, **loading) is not None:
+        return None
     try:
         found = AutoTokenizer.from_pretrained(name, **loading)
     except (OSError, ValueError):  # weights without a tokenizer share the target's

@@ -21,7 +21,6 @@ class ToySource(HeadSource):
 
     method = "toy"
     config_fields = ("toy_depth",)
-    hidden_layers = (0, -1)
 
     def why_not(self, config):
         size = self.draft_model.config.hidden_size
@@ -35,6 +34,8 @@ class ToySource(HeadSource):
 
 
 class ToyDrafter(DraftModel):
+    hidden_layers = (0, -1)
+
     def follow(self, target):
         assert isinstance(target, RecordingModel) and target.recorded == [0, -1]
 

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-COMMANDS = ("generate", "check", "bench", "eval", "card", "export-generate", "export-vllm")
+from hf_speculative.cli import app
+
+COMMANDS = [command.name for command in app.registered_commands]
 #: runs the command, where Ctrl-C may have been ignored by whoever started the tests
 START = """
 import signal, sys
@@ -108,6 +110,7 @@ def test_ctrl_c_while_it_imports(command, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("a\n")
     args = {"generate": ["x"], "eval": ["--dataset", data], "export-generate": [tmp_path / "out"]}
+    args["export"] = ["head", tmp_path / "out"]
     args |= {name: [tmp_path / "eval.jsonl"] for name in ("card", "export-vllm")}
     process = start(command, *args.get(command, ()), before=STAY_IN_IMPORT)
     output, messages = stopped(process, lambda: process.stdout.readline() == "importing\n")

@@ -37,6 +37,25 @@ def test_what_did_best_is_served(results, best):
     assert export_vllm(code, draft_model="draft").config["method"] == "draft_model"
 
 
+@pytest.mark.parametrize(
+    "method, fields",
+    [
+        ("eagle3", {}),
+        ("peagle", {"method": "eagle3", "parallel_drafting": True}),
+        ("dflash", {}),
+        ("dspark", {}),
+        ("mtp_head", {"method": "mtp"}),
+    ],
+)
+def test_heads_are_named_as_there(results, method, fields):
+    code = hs.Evaluation.load(results / "code.jsonl")
+    code.header["draft_methods"]["draft"] = method
+    config = export_vllm(code, draft_model="draft", draft_name="org/head").config
+    assert config == {"method": method, "model": "org/head", "num_speculative_tokens": 2} | fields | {
+        "num_speculative_tokens": config["num_speculative_tokens"]
+    }
+
+
 def test_methods_and_their_options_are_called_alike(pair):
     """And what vLLM does not have is left out, although it did as well."""
     target, _, tokenizer = pair

@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("lazy", "theory", "types", "version"),
+    ("heads", "lazy", "theory", "types", "version"),
     ("interfaces", "reports"),
     ("loop", "models", "schedules", "tokenizers", "verification"),
     ("drafting", "embedded", "sampling"),
@@ -18,7 +18,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command", "compatibility"),
-    ("benchmark", "evaluation", "integrations"),
+    ("benchmark", "evaluation", "integrations", "serving"),
     ("hub", "side_by_side"),
     ("cli",),
     ("__main__",),

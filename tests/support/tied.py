@@ -127,8 +127,14 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     return model, assistant
 
 
-def with_dflash(block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, **config):
-    """A target and a DFlash draft that was trained on its continuations for a moment: a random one guesses nothing."""
+def with_dflash(
+    block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, first: int = 1, **config
+):
+    """A target and a DFlash draft that was trained on its continuations for a moment: a random one guesses nothing.
+
+    Args:
+        first: the first place of a block that predicts.
+    """
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
     model = tiny.build("llama", attention=attention, **config)
@@ -148,12 +154,12 @@ def with_dflash(block_size: int = 5, attention: str = "sdpa", factor: float = 0.
         target_layer_ids=[0, 1],
     )
     draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()
-    _train_dflash(model, draft, steps)
+    _train_dflash(model, draft, steps, first)
     return model, draft
 
 
 @torch.enable_grad()
-def _train_dflash(model, draft, steps: int) -> None:
+def _train_dflash(model, draft, steps: int, first: int) -> None:
     block_size, ids = draft.config.block_size, torch.randint(1, model.config.vocab_size, (64, 3))
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     with torch.no_grad():
@@ -161,14 +167,14 @@ def _train_dflash(model, draft, steps: int) -> None:
     states = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
     optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
     for step in range(steps):
-        anchor = 3 + step % (text.shape[1] - 2 - block_size)
+        anchor = 3 + step % (text.shape[1] - 3 + first - block_size)
         block = torch.full((len(text), block_size), draft.config.mask_token_id)
         block[:, 0] = text[:, anchor]
         with torch.no_grad():
             noise = model.get_input_embeddings()(block)
         outputs = draft(noise_embeds=noise, context_hidden_states=states[:, :anchor])
-        logits = model.lm_head(outputs.last_hidden_state[:, 1:])
-        labels = text[:, anchor + 1 : anchor + block_size]
+        logits = model.lm_head(outputs.last_hidden_state[:, first:])
+        labels = text[:, anchor + 1 : anchor + 1 + block_size - first]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -8,11 +8,13 @@ from typing import Any
 from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
 from ..source import Source
 from .auto import AutoSource
-from .dflash import DFlashSource
+from .dflash import DFlashSource, DSparkSource
 from .draft_model import DraftModelSource
+from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
 from .mtp import MtpSource
+from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
 from .prompt_lookup import PromptLookupSource
 from .recycling import RecyclingSource
@@ -20,8 +22,12 @@ from .suffix import SuffixSource
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
+    DSparkSource,
     DFlashSource,
+    PEagleSource,
+    Eagle3Source,
     Gemma4AssistantSource,
+    MtpHeadSource,
     DraftModelSource,
     EarlyExitSource,
     PromptLookupSource,

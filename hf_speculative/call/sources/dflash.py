@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from transformers import PreTrainedModel
 
 from ...drafting import DFlash
+from ...heads.dflash import Block
 from ...interfaces import Drafter
 from ..source import PreparedCall
 from .given_model import HeadSource
@@ -15,17 +17,33 @@ class DFlashSource(HeadSource):
     config_fields = ("target_layer_ids", "block_size", "mask_token_id")
 
     @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return DFlash.layers_read(self.draft_model.config)
+    def block(self) -> Block:
+        return Block.of(self.draft_model.config)
 
     def why_not(self, config) -> str | None:
-        own = self.draft_model.config
-        layers = max(own.target_layer_ids)
-        fits = layers < config.num_hidden_layers and own.hidden_size == config.hidden_size
-        return None if fits else f"a target of hidden size {own.hidden_size} with more than {layers} layers"
+        size, layers = self.draft_model.config.hidden_size, max(self.block.target_layer_ids)
+        if layers >= config.num_hidden_layers or size != config.hidden_size:
+            return f"a target of hidden size {size} with more than {layers} layers"
+        last_id = max(self.block.mask_token_id, self._last_id())
+        return None if last_id < config.vocab_size else f"a target that has the token id {last_id}"
+
+    def _last_id(self) -> int:
+        """The last of the target's ids that it proposes by a map of its own."""
+        d2t = getattr(self.draft_model, "d2t", None)
+        return 0 if d2t is None else int((d2t + torch.arange(len(d2t), device=d2t.device)).max())
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
-        return self.draft_model.config.block_size - 1
+        return self.block.max_draft_tokens
 
     def drafter(self, call: PreparedCall) -> Drafter:
         return DFlash(self.draft_model, call.model)
+
+
+class DSparkSource(DFlashSource):
+    """One whose block is corrected by a Markov head, which vLLM has a method of its own for."""
+
+    method = "dspark"
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return super().takes(value) and bool(getattr(value.config, "markov_rank", 0))

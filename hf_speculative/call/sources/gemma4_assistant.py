@@ -11,7 +11,6 @@ from .given_model import HeadSource
 class Gemma4AssistantSource(HeadSource):
     method = "gemma4_assistant"
     config_fields = ("backbone_hidden_size", "use_ordered_embeddings")
-    hidden_layers = Gemma4Assistant.hidden_layers
 
     def why_not(self, config) -> str | None:
         own = self.draft_model.config

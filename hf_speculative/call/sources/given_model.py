@@ -41,7 +41,7 @@ class HeadSource(GivenModelSource):
     """
 
     config_fields: ClassVar[tuple[str, ...]]
-    runs_target = True
+    runs_target = reads_states = True
 
     @classmethod
     def takes(cls, value) -> bool:

@@ -20,7 +20,7 @@ class MtpSource(Source):
     use_mtp: bool
 
     argument, method, runs_target = "use_mtp", "mtp", True
-    hidden_layers = Mtp.hidden_layers
+    reads_states = True
 
     def check(self, model: PreTrainedModel) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)

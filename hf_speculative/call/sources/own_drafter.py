@@ -21,8 +21,8 @@ class OwnDrafterSource(Source):
         return type(self.own).__name__
 
     @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return self.own.hidden_layers
+    def reads_states(self) -> bool:  # type: ignore[override]
+        return bool(self.own.hidden_layers)
 
     def costs_end_with(self, model: PreTrainedModel) -> object:
         """Its class: a new object in each call shall not be measured each time."""

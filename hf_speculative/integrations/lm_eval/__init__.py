@@ -27,7 +27,7 @@ from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
 from ...generation import attached_to, generate
 from ...models import device_of
-from ...models.loading import auto_class_for, load_model
+from ...models.loading import check_name, load_model
 from ...tokenizers.loading import tokenizer_of_draft
 
 #: a child of lm-eval's, whose verbosity the user sets
@@ -78,7 +78,7 @@ class SpeculativeLM(HFLM):
         }
         # A name that leads nowhere is met here, before the target takes minutes to load.
         if isinstance(draft_model, str):
-            auto_class_for(draft_model, **loading)
+            check_name(draft_model, **loading)
         super().__init__(pretrained, **kwargs)
 
         draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]

@@ -1,0 +1,158 @@
+"""An EAGLE-3 head goes on from the target's states (Li et al. 2025, arXiv 2503.01840); P-EAGLE (arXiv 2602.01469) at once.
+
+Slot i of the head's cache is the pair of token i + 1 and the target's state of token i. A round begins with a pass over the
+pairs that the target's last pass has made known, one for each accepted token and one for the newest. What the head then adds of
+its own, beside states of its own, stands in the slots behind, and the next round writes over it: nothing to roll back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..heads.eagle3 import Eagle3Model
+from ..interfaces import CachedModel, Sampler
+from ..models import AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
+from ..types import Batch
+from .stepwise import Stepwise
+
+
+class Eagle3(Stepwise):
+    """Drafts with a head that was trained for the target.
+
+    Args:
+        model: the head.
+        target_model: the target, whose embeddings it reads where it has none of its own.
+    """
+
+    num_forwards = 0
+    scores_levels = True
+
+    def __init__(self, model: Eagle3Model, target_model):
+        self.model = with_folded_attention(model)
+        self.config, self.device, self.dtype = model.config, model.device, model.dtype
+        self.hidden_layers = self.layers_read(model.config, target_model.config)
+        self.attention = AttentionLayers(model)
+        embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
+        #: the weights themselves: some targets scale or norm what they look up there, no head does
+        self.embeddings: Tensor = embeddings.weight
+
+    @staticmethod
+    def layers_read(config, target_config) -> tuple[int, ...]:
+        """Which of the target's `hidden_states` a head of this config reads."""
+        return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
+
+    def follow(self, target: CachedModel) -> None:
+        self.target = target
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.cache = RaggedCache([None] * len(self.model.layers))
+        #: slots of each row that hold pairs with the target's states
+        self.seen = [0] * len(batch.rows)
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        # Prompts of one token, just admitted: no state to start from.
+        return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        if ahead == 0:
+            self.states = self.catch_up(batch)[:, -1:]
+        else:
+            slots = self.ends[:, None] + (ahead - 1)
+            self.states = self._go_on(batch, self.states, slots, slots, max(self.host_ends) + ahead)
+        return self._logits(self.states)[:, 0]
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        assert batch.tree is not None
+        slots = self.ends[:, None] + torch.arange(num_nodes - width, num_nodes, device=self.device)
+        nodes = Nodes(batch.tree, self.ends, width)
+        parents = (
+            batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
+        )  # before the nodes stands what they all follow
+        before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
+        own = self._go_on(batch, before, slots, nodes.query_positions(slots), max(self.host_ends) + num_nodes, nodes)
+        self.states = torch.cat([self.states, own], 1)
+        return self._logits(own)
+
+    def catch_up(self, batch: Batch, num_unknown: int = 0) -> Tensor:
+        """The head's states `(batch, n + num_unknown, hidden)` of the pairs that it has not read yet; rows end in column n - 1.
+
+        Args:
+            num_unknown: positions behind them whose tokens and states are not known, see `PEagle`.
+        """
+        self.host_ends = [len(history) - 1 for history in batch.history]
+        self.ends = (batch.lengths - batch.padding - 1).to(self.device)
+        slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
+        known = slots.masked_fill(is_filler, 0)
+        tokens = batch.tokens.gather(1, batch.padding[:, None] + known.to(batch.padding.device) + 1)
+        states = self.model.fuse(self.target.hidden_states(known).to(self.device, self.dtype))
+        behind = self.ends[:, None] + torch.arange(num_unknown, device=self.device)
+        if num_unknown:
+            masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
+            unknown = self.model.fuse(self.model.mask_hidden)
+            tokens = torch.cat([tokens, masks], 1)
+            states = torch.cat([states, unknown.expand(len(tokens), num_unknown, -1)], 1)
+        end = max(self.host_ends) + num_unknown
+        self._reserve(batch, end)
+        spare = self.cache.capacity - 1
+        slots = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
+        self.seen = self.host_ends
+        return self._pass(tokens, states, slots, torch.cat([known, behind], 1))
+
+    def _go_on(
+        self, batch: Batch, states: Tensor, slots: Tensor, positions: Tensor, end: int, nodes: Nodes | None = None
+    ) -> Tensor:
+        """Likewise of draft tokens, each beside the head's own state before it."""
+        self._reserve(batch, end)
+        columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
+        return self._pass(batch.tokens.gather(1, columns), states, slots, positions, nodes)
+
+    def _reserve(self, batch: Batch, end: int) -> None:
+        self.cache.reserve(len(batch.rows), end, limit=max(end, batch.max_length))
+        self.cache.end = end
+
+    def _pass(
+        self, tokens: Tensor, states: Tensor, slots: Tensor, positions: Tensor, nodes: Nodes | None = None
+    ) -> Tensor:
+        self.cache.slots = slots
+        self.num_forwards += 1
+        # A target may have padded its vocabulary further than the head has embeddings.
+        ids = tokens.to(self.embeddings.device).clamp(max=len(self.embeddings) - 1)
+        return self.model(
+            inputs_embeds=functional.embedding(ids, self.embeddings).to(self.device, self.dtype),
+            states=states,
+            position_ids=positions,
+            attention_mask=self.attention.masks(positions, self.cache, self.dtype, nodes),
+            past_key_values=self.cache,
+        )
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Over the target's vocabulary: processors and the rule know no other ids."""
+        return self.model.over_target(self.model.logits(states))
+
+    def select(self, indices: list[int]) -> None:
+        self.seen = [self.seen[i] for i in indices]
+        self.cache.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.seen[lane] = 0
+
+
+class PEagle(Eagle3):
+    """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        num_tokens = [min(n, self.config.num_depths) for n in super().limit(batch, num_tokens)]
+        self.num_ahead = max(num_tokens)
+        return num_tokens
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        if ahead == 0:
+            self.ahead = self._logits(self.catch_up(batch, self.num_ahead - 1)[:, -self.num_ahead :])
+        return self.ahead[:, ahead]
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        assert batch.tree is not None
+        return self.ahead[:, batch.tree.depth, None].expand(-1, width, -1)  # whatever is on the way there

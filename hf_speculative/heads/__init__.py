@@ -1,0 +1,90 @@
+"""Published draft heads: their modules, as transformers' `PreTrainedModel`s, and the layouts of their files.
+
+A head that transformers has a class for is loaded into that class; the others have a module here. What runs a head, its cache
+and its rounds, is a drafter in `drafting`. A new layout is one file and one line in `LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
+from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
+from .files import HeadFiles
+from .layout import Layout
+from .mtp import SpeculatorsMtpLayout
+
+#: in the order in which they are asked whether files are theirs
+LAYOUTS: tuple[type[Layout], ...] = (
+    ZLabLayout,
+    SpeculatorsDFlashLayout,
+    SpeculatorsMtpLayout,
+    SavedDFlashLayout,
+    SpeculatorsEagle3Layout,
+    EagleLayout,
+)
+
+
+def layout_of(name: str | Path, **kwargs) -> Layout | None:
+    """How the files of a Hub repository or a folder hold a draft head; `None` if they hold none that is known here.
+
+    Args:
+        **kwargs: as in transformers' `from_pretrained`.
+
+    Raises:
+        ValueError: a head of an unknown kind.
+    """
+    files = HeadFiles.of(name, kwargs)
+    layout = next((layout for layout in LAYOUTS if layout.recognises(files)), None)
+    if layout is not None:
+        return layout(files)
+    if kind := files.fields.get("speculators_model_type"):
+        known = ", ".join(sorted({repr(kind) for layout in LAYOUTS for kind in layout.speculators_types}))
+        raise ValueError(
+            f"{name} holds a draft head of `speculators_model_type={kind!r}`; those that can be run are {known or 'none'}: use "
+            "another draft."
+        )
+    return None
+
+
+def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
+    """The draft head that a Hub repository or a folder holds, in eval mode; `None` if it holds none that is known here.
+
+    No code of the repository is run.
+
+    Args:
+        **kwargs: as in transformers' `from_pretrained`.
+
+    Raises:
+        ValueError: a head of an unknown kind, or one whose tensors are not what its config says.
+    """
+    layout = layout_of(name, **kwargs)
+    if layout is None:
+        return None
+    return layout.load(**{key: value for key, value in kwargs.items() if key not in HeadFiles.PLACES})
+
+
+def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str) -> None:
+    """Write a head to a folder, in the layout called `layout`.
+
+    Args:
+        head: a model, or what `layout_of` found, whose tensors are then written as they are stored.
+
+    Raises:
+        ValueError: no such layout, or one that has no place for this head.
+    """
+    named = [kind for kind in LAYOUTS if getattr(kind, "name", None) == layout]
+    if not named:
+        names = sorted({kind.name for kind in LAYOUTS if hasattr(kind, "name")})
+        raise ValueError(f"`layout={layout!r}` is not one of {', '.join(names)}.")
+    config, tensors = head.contents() if isinstance(head, Layout) else (head.config, head.state_dict())
+    reasons = {kind: kind.why_not_written(config) for kind in named}
+    fitting = [kind for kind, reason in reasons.items() if reason is None]
+    if not fitting:
+        # What a layout says of a head of its own kind tells more than that it is another one.
+        other = Layout.why_not_written(config)
+        reason = next((reason for reason in reasons.values() if reason != other), other)
+        raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
+    fitting[0].write(config, tensors, folder)

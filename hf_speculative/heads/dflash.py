@@ -1,0 +1,173 @@
+"""DFlash heads (Chen et al. 2026, arXiv 2602.06036): a block of masks, filled in at once from the target's states.
+
+transformers' `MuseGlimmerAssistantModel` is such a head, and runs those that have nothing more. `DFlashHead` is that model with
+what others add: a draft vocabulary of their own, DFlash 2's convolutions and selector, DSpark's Markov and confidence heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
+
+from .dflash_parts import MARKOV_HEADS, CandidateSelector, ConfidenceHead, ConvolvedLayer
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a head's config says of its block; where it does not say, it is as in transformers.
+
+    Attributes:
+        block_size: tokens of a block, the newest one and masks.
+        target_layer_ids: layers of the target whose outputs are read; -1 is the embeddings.
+        sample_from_anchor: the newest token's place predicts as well, each place the token after it; else a mask predicts the
+            token in its own place.
+        causal_layer_types: kinds of layers in which a place of the block sees no later one.
+        window_from_anchor: a window reaches back from the block's first token for all of it, and is none inside; else it
+            reaches from each place, both ways.
+        sliding_window: how far.
+        input_embedding_scale, output_multiplier, final_logit_softcapping: of the target's embeddings and of the logits.
+    """
+
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    sliding_window: int
+    sample_from_anchor: bool = False
+    causal_layer_types: tuple[str, ...] = ()
+    window_from_anchor: bool = False
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Block:
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)})
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """What it reads of transformers' `hidden_states`, which begin with the embeddings."""
+        return tuple(layer + 1 for layer in self.target_layer_ids)
+
+    @property
+    def first(self) -> int:
+        """The first place that predicts."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.block_size - self.first
+
+    def visible(self, kind: str, positions: Tensor, slots: Tensor) -> Tensor:
+        """Which of `slots (n,)` places at `positions (batch, block)` see in a layer of a `kind`: `(batch, 1, block, n)`."""
+        query, anchor, last = positions[:, None, :, None], positions[:, :1, None, None], positions[:, -1:, None, None]
+        visible = (slots <= (query if kind in self.causal_layer_types else last)).expand(-1, -1, positions.shape[1], -1)
+        if kind != "sliding_attention":
+            return visible
+        near = slots >= anchor - self.sliding_window
+        return visible & (near if self.window_from_anchor else (slots - query).abs() <= self.sliding_window)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """What the head makes of `logits` by its output multiplier and soft cap."""
+        if self.output_multiplier != 1.0:
+            logits = logits * self.output_multiplier
+        cap = self.final_logit_softcapping
+        return (logits / cap).tanh() * cap if cap else logits
+
+
+@strict
+class DFlashHeadConfig(MuseGlimmerAssistantConfig):
+    """Config of a DFlash head that transformers' own class does not hold; see `Block` for what is not described here.
+
+    Args:
+        vocab_size: the target's.
+        draft_vocab_size: tokens that the head can propose; its output layer is its own where these are fewer.
+        conv_kernel_size, conv_group_size: DFlash 2's convolutions; a size of 0: none.
+        selector_rank, selector_top_k: its candidate selector; a rank of 0: none.
+        markov_rank, markov_head_type: DSpark's correction by the draft token before; a rank of 0: none.
+        enable_confidence_head, confidence_head_with_markov: its estimate of acceptance, and whether that reads this token, too.
+    """
+
+    model_type = "dflash_head"
+
+    vocab_size: int = 128256
+    draft_vocab_size: int = 128256
+    sample_from_anchor: bool = False
+    causal_layer_types: list[str] | None = None
+    window_from_anchor: bool = False
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
+    markov_rank: int = 0
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
+
+    def __post_init__(self, **kwargs):
+        if self.causal_layer_types is None:
+            self.causal_layer_types = []
+        super().__post_init__(**kwargs)
+
+    @property
+    def has_own_ids(self) -> bool:
+        """Its ids are not the target's, and with them its output layer."""
+        return self.draft_vocab_size < self.vocab_size
+
+
+class DFlashHead(MuseGlimmerAssistantModel):
+    """transformers' model of a DFlash head, with what published heads add to it."""
+
+    config: DFlashHeadConfig
+    config_class = DFlashHeadConfig
+    _no_split_modules = ("MuseGlimmerAssistantDecoderLayer", "ConvolvedLayer")
+
+    def __init__(self, config: DFlashHeadConfig):
+        super().__init__(config)
+        if config.conv_kernel_size:
+            self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
+        if config.has_own_ids:
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(config)
+        if config.markov_rank:
+            self.markov_head = MARKOV_HEADS[config.markov_head_type](config)
+        if config.enable_confidence_head:
+            width = config.markov_rank if config.confidence_head_with_markov else 0
+            self.confidence_head = ConfidenceHead(config.hidden_size + width)
+        self.post_init()
+
+    @property
+    def chain(self) -> nn.Module | None:
+        """What corrects the logits of a place by the draft token before it, if anything does."""
+        children = dict(self.named_children())
+        return children.get("candidate_selector", children.get("markov_head"))
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return dict(self.named_children()).get("lm_head")
+
+    def over_target(self, logits: Tensor) -> Tensor:
+        """`logits (..., draft vocabulary)` by the target's ids: `(..., vocab)`, -inf where there is no draft token."""
+        if not self.config.has_own_ids:
+            return logits
+        ids = torch.arange(len(self.d2t), device=logits.device) + self.d2t.to(logits.device)
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return full.index_copy(-1, ids, logits)
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """How likely the target accepts what is drawn at a place, `(batch, n)` in logits: before it is drawn.
+
+        Args:
+            hidden: `(batch, n, hidden)`, the place's states in the block.
+            previous: `(batch, n)`, the tokens before it.
+        """
+        if self.config.confidence_head_with_markov:
+            hidden = torch.cat([hidden, self.markov_head.embedded(previous).to(hidden.dtype)], -1)
+        return self.confidence_head(hidden)

@@ -1,0 +1,273 @@
+"""The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from .dflash import DFlashHead, DFlashHeadConfig
+from .dflash_parts import MARKOV_HEADS
+from .dflash_written import (
+    CONFIDENCE,
+    CONVOLUTION,
+    LAYER_FIELDS,
+    MARKOV,
+    RENAMED,
+    SCALES,
+    SELECTOR,
+    for_speculators,
+    for_z_lab,
+    is_dflash,
+    why_not_speculators,
+    why_not_z_lab,
+)
+from .draft_ids import why_wrong
+from .layout import Layout
+
+#: parts of the target that some files hold a copy of
+OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
+ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
+#: what the files of some other kinds of heads say, which nothing here runs
+UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
+#: speculators' values, by its type of head, of fields that the file leaves out
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    "dspark": {
+        "markov_rank": 256,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
+KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
+
+
+class DFlashLayout(Layout):
+    """What both have in common.
+
+    Attributes:
+        names: fields that files call otherwise than `DFlashHeadConfig`.
+    """
+
+    names: ClassVar[dict[str, str]] = {}
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of `DFlashHeadConfig` beside those of the layers."""
+        raise NotImplementedError
+
+    def layers(self) -> PreTrainedConfig:
+        """The config of the layers, as the file has it."""
+        raise NotImplementedError
+
+    def config(self) -> MuseGlimmerAssistantConfig:
+        layers, own = self.layers(), self.fields()
+        own = {name: value for name, value in own.items() if value is not None}
+        self._check_fields(layers, own)
+        fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
+        fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
+        fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
+        dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(
+            own.get(name) for name in ADDED if name != SELECTOR[1]
+        )
+        kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
+        return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
+
+    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
+        return DFlashHead if isinstance(config, DFlashHeadConfig) else MuseGlimmerAssistantModel
+
+    def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
+        has_own_ids = config.draft_vocab_size < config.vocab_size
+        if not has_own_ids and "d2t" in tensors and tensors["d2t"].any():
+            raise ValueError(
+                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} reorders a draft vocabulary that is as large as the "
+                "target's: give the draft as it was published."
+            )
+        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
+        found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
+        # Some files have codebooks as embeddings.
+        found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
+        return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
+
+    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
+        if "d2t" in tensors and (reason := why_wrong(tensors["d2t"], config.vocab_size)):
+            raise ValueError(
+                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} {reason}: give the draft as it was published."
+            )
+
+    def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
+        missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
+        unknown = [name for name in UNKNOWN if self.value(name)]
+        kinds = sorted(set(getattr(layers, "layer_types", None) or ()) - set(KINDS_OF_LAYERS))
+        markov, group, size = own.get("markov_head_type", "vanilla"), own.get("conv_group_size", 1), layers.hidden_size
+        width = self.value("target_hidden_size")
+        reasons = {
+            f"its config.json does not say {', '.join(self.names.get(name, name) for name in missing)}": missing,
+            f"{', '.join(f'`{name}={self.value(name)!r}`' for name in unknown)} belongs to another kind of head": unknown,
+            f"`target_hidden_size={width}` is not its `hidden_size={size}`": width not in (None, size),
+            "its attention has biases (`attention_bias=True`)": getattr(layers, "attention_bias", False),
+            f"`layer_types` has {', '.join(kinds)}": kinds,
+            f"`markov_head_type={markov!r}` is not one of {', '.join(MARKOV_HEADS)}": markov not in MARKOV_HEADS,
+            "`confidence_head_with_markov=True` needs a `markov_rank` above 0": (
+                own.get("confidence_head_with_markov") and not own.get("markov_rank")
+            ),
+            f"`conv_group_size={group}` does not divide `hidden_size={size}`": own.get("conv_kernel_size")
+            and size % group,
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+            raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
+
+    def value(self, name: str):
+        """A field by the name that it has in the file."""
+        return self.files.fields.get(name)
+
+
+class ZLabLayout(DFlashLayout):
+    """z-lab's: a Qwen3 config with `dflash_config`; `z-lab/*-DFlash`, JetSpec's heads, DFlash 2; DeepSpec's DSpark heads.
+
+    Read as the packages `dflash` 0.1.0 and DeepSpec do.
+    """
+
+    name = "z-lab"
+    ARCHITECTURES = (
+        "DFlashDraftModel",
+        "DFlash2DraftModel",
+        "Qwen3DSparkModel",
+        "DSparkDraftModel",
+        "Gemma4DSparkModel",
+    )
+
+    @classmethod
+    def recognises(cls, files) -> bool:
+        names = files.fields.get("architectures") or ()
+        is_named = "dflash_config" in files.fields or any(name in cls.ARCHITECTURES for name in names)
+        return is_named and "speculators_model_type" not in files.fields
+
+    def value(self, name: str):
+        own = self.files.fields.get("dflash_config") or self.files.fields.get("dspark_config") or {}
+        return own.get(name, self.files.fields.get(name))
+
+    def layers(self) -> PreTrainedConfig:
+        fields = {name: value for name, value in self.files.fields.items() if name != "model_type"}
+        kind = self.files.fields.get("model_type", "qwen3")
+        if kind != "qwen3":
+            raise ValueError(f"{self.files.name}: its layers are of type {kind!r}, and only Qwen3's can be run.")
+        return AutoConfig.for_model(kind, **fields)
+
+    def fields(self) -> dict[str, Any]:
+        layers, is_dspark = (
+            self.layers(),
+            any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
+        )
+        fields = {name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES)}
+        names = [
+            name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group
+        ]
+        window = getattr(layers, "sliding_window", None)
+        return fields | {
+            **{name: self.value(name) for name in names},
+            "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
+            "num_target_layers": self.value("num_target_layers"),
+            "sample_from_anchor": is_dspark,
+            "causal_layer_types": self._causal_layer_types(),
+            # A window of w reaches w - 1 tokens from a place here, and w in transformers.
+            "sliding_window": (window or layers.max_position_embeddings + 1) - 1,
+            "vocab_size": layers.vocab_size,
+            "draft_vocab_size": self.value("draft_vocab_size") or layers.vocab_size,
+        }
+
+    def _causal_layer_types(self) -> list[str]:
+        """All kinds of layers in JetSpec's heads; else those with a window, unless the file says otherwise."""
+        is_causal = True if self.value("causal_head") else self.files.fields.get("is_causal")
+        if is_causal is None:
+            return KINDS_OF_LAYERS[1:]
+        return KINDS_OF_LAYERS if is_causal else []
+
+    def _default_layers(self, num_layers: int) -> list[int] | None:
+        num_target_layers = self.value("num_target_layers")
+        if num_target_layers is None:
+            return None
+        if num_layers == 1:
+            return [num_target_layers // 2]
+        first, last = 1, num_target_layers - 3
+        return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
+
+    @classmethod
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return why_not_z_lab(config) if is_dflash(config) else super().why_not_written(config)
+
+    @classmethod
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return for_z_lab(config, tensors)
+
+
+class SpeculatorsDFlashLayout(DFlashLayout):
+    """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
+
+    name = "speculators"
+    speculators_types = ("dflash", "dflash2", "dspark")
+    names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
+
+    def layers(self) -> PreTrainedConfig:
+        fields = dict(self.files.fields.get("transformer_layer_config") or {})
+        return AutoConfig.for_model(fields.pop("model_type", "qwen3"), **fields)
+
+    def fields(self) -> dict[str, Any]:
+        layers, kind = self.layers(), self.files.fields["speculators_model_type"]
+        states = self.value("aux_hidden_state_layer_ids")
+        is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
+        return {
+            **{name: self._or(name, default) for name, default in DEFAULTS[kind].items()},
+            "block_size": self._or("block_size", 8),
+            "mask_token_id": self.value("mask_token_id"),
+            "target_layer_ids": None if states is None else [index - 1 for index in states],
+            "sample_from_anchor": self._or("sample_from_anchor", kind == "dspark"),
+            "causal_layer_types": [] if is_bidirectional else KINDS_OF_LAYERS[1:],
+            "window_from_anchor": True,
+            "sliding_window": getattr(layers, "sliding_window", None) or layers.max_position_embeddings,
+            "vocab_size": layers.vocab_size,
+            "draft_vocab_size": self._or("draft_vocab_size", 32000),
+        }
+
+    def _or(self, name: str, default):
+        value = self.value(name)
+        return default if value is None else value
+
+    @classmethod
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return why_not_speculators(config) if is_dflash(config) else super().why_not_written(config)
+
+    @classmethod
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return for_speculators(config, tensors)
+
+
+class SavedDFlashLayout(Layout):
+    """What `DFlashHead.save_pretrained` writes."""
+
+    @classmethod
+    def recognises(cls, files) -> bool:
+        return files.fields.get("model_type") == DFlashHeadConfig.model_type
+
+    def config(self) -> DFlashHeadConfig:
+        fields = {
+            name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")
+        }
+        return DFlashHeadConfig(**fields)
+
+    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
+        return DFlashHead

@@ -1,0 +1,161 @@
+"""DFlash heads as files of the published layouts have them: `dflash_layouts`, undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig
+
+from .dflash import Block
+from .draft_ids import members
+from .eagle3_config import SPECULATORS_VERSION, speculators_config
+
+#: tensors that have other names in transformers' class
+RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+#: fields of the layers
+LAYER_FIELDS = (
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+)
+#: fields of what heads add, by the same names in all layouts
+CONVOLUTION = ("conv_kernel_size", "conv_group_size")
+SELECTOR = ("selector_rank", "selector_top_k")
+MARKOV = ("markov_rank", "markov_head_type")
+CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+
+
+def why_not_speculators(config: PreTrainedConfig) -> str | None:
+    """What of a head speculators' layout has no place for."""
+    block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
+    return _first(
+        {
+            **_without_vocabulary(config),
+            "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
+            "its windows reach from each place of the block, not from the first": has_windows
+            and not block.window_from_anchor,
+            "it scales embeddings or logits": _scales(block),
+        }
+    )
+
+
+def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    block, groups = Block.of(config), [CONVOLUTION, SELECTOR] if _has(config, SELECTOR) else []
+    kind = "dflash2" if groups else "dflash"
+    if _has(config, MARKOV) or _has(config, CONFIDENCE):
+        kind, groups = "dspark", [MARKOV, CONFIDENCE]
+    window = block.sliding_window if "sliding_attention" in config.layer_types else None
+    names = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
+    fields = {
+        "architectures": [names[kind]],
+        "speculators_model_type": kind,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": speculators_config(kind, num_draft_tokens=block.max_draft_tokens),
+        "transformer_layer_config": _layers(config, window),
+        "draft_vocab_size": config.draft_vocab_size,
+        "block_size": block.block_size,
+        "mask_token_id": block.mask_token_id,
+        "aux_hidden_state_layer_ids": list(block.hidden_layers),
+        "target_hidden_size": None,
+        "sliding_window_non_causal": "sliding_attention" not in block.causal_layer_types,
+        "sample_from_anchor": block.sample_from_anchor,
+        "tie_word_embeddings": False,
+        "dtype": _dtype(tensors),
+        **{name: getattr(config, name) for group in groups for name in group},
+    }
+    tensors = _published(tensors)
+    if "d2t" in tensors:
+        tensors["t2d"] = members(tensors["d2t"].cpu(), config.vocab_size)
+    return fields, tensors
+
+
+def why_not_z_lab(config: PreTrainedConfig) -> str | None:
+    """What of a head z-lab's layout has no place for."""
+    block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
+    causal = _causal(config, block)
+    return _first(
+        {
+            **_without_vocabulary(config),
+            "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
+            "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": (
+                _has(config, MARKOV) or _has(config, CONFIDENCE)
+            ),
+            "its newest token's place predicts": block.sample_from_anchor,
+            "its windows reach from the first place of the block, not from each": has_windows
+            and block.window_from_anchor,
+            "its block is causal in layers without a window only": has_windows and causal == {"full_attention"},
+        }
+    )
+
+
+def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    block, groups = Block.of(config), [CONVOLUTION, SELECTOR] if _has(config, SELECTOR) else []
+    causal, kinds = _causal(config, block), set(config.layer_types)
+    own = {
+        "mask_token_id": block.mask_token_id,
+        "target_layer_ids": list(block.target_layer_ids),
+        **{name: getattr(config, name) for group in groups for name in group},
+        **{name: getattr(block, name) for name in _scales(block)},
+    }
+    fields = _layers(config, block.sliding_window + 1 if "sliding_attention" in kinds else None)
+    fields |= {
+        "architectures": ["DFlash2DraftModel" if groups else "DFlashDraftModel"],
+        "block_size": block.block_size,
+        "num_target_layers": getattr(config, "num_target_layers", max(block.target_layer_ids) + 3),
+        "dflash_config": own | ({"causal_head": True} if "full_attention" in causal else {}),
+        "tie_word_embeddings": False,
+        "dtype": _dtype(tensors),
+    }
+    if causal != {"sliding_attention"}:  # which is what layers with a window are where nothing is said
+        fields["is_causal"] = causal == kinds
+    return fields, _published(tensors)
+
+
+def is_dflash(config: PreTrainedConfig) -> bool:
+    return isinstance(config, MuseGlimmerAssistantConfig)
+
+
+def _first(reasons: dict[str, Any]) -> str | None:
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _without_vocabulary(config: PreTrainedConfig) -> dict[str, bool]:
+    is_there = hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
+    return {"its config does not say how many tokens the target has (`vocab_size`, `draft_vocab_size`)": not is_there}
+
+
+def _causal(config: PreTrainedConfig, block: Block) -> set[str]:
+    """The kinds of its layers in which the block is causal."""
+    return set(block.causal_layer_types) & set(config.layer_types)
+
+
+def _scales(block: Block) -> list[str]:
+    """The names of those that are not as without them."""
+    return [name for name in SCALES if getattr(block, name) != getattr(Block, name)]
+
+
+def _has(config: PreTrainedConfig, part: tuple[str, ...]) -> bool:
+    return bool(getattr(config, part[0], 0))
+
+
+def _layers(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
+    fields = {name: getattr(config, name) for name in (*LAYER_FIELDS, "head_dim", "layer_types", "vocab_size")}
+    windows = {"sliding_window": window, "use_sliding_window": window is not None}
+    return fields | windows | {"model_type": "qwen3", "attention_bias": False}
+
+
+def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = {ours: theirs for theirs, ours in RENAMED.items()}
+    return {names.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def _dtype(tensors: dict[str, Tensor]) -> str:
+    return str(tensors["norm.weight"].dtype).removeprefix("torch.")

@@ -1,0 +1,25 @@
+"""Draft vocabularies that are a part of the target's: draft token d is the target's d + d2t[d]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def why_wrong(d2t: Tensor, vocab_size: int) -> str | None:
+    """What is wrong with a map of draft tokens to a target's of so many; `None` if nothing is."""
+    if d2t.is_floating_point() or d2t.ndim != 1:
+        return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"
+    ids = torch.arange(len(d2t)) + d2t
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        return f"leads to the token ids {int(ids.min())} to {int(ids.max())}, and the target has 0 to {vocab_size - 1}"
+    if len(ids.unique()) < len(ids):
+        return f"leads {len(ids) - len(ids.unique())} draft tokens to target tokens that others stand for already"
+    return None
+
+
+def members(d2t: Tensor, vocab_size: int) -> Tensor:
+    """Which of the target's tokens are draft tokens: `(vocab_size,)` bool, called t2d in files."""
+    found = torch.zeros(vocab_size, dtype=torch.bool)
+    found[torch.arange(len(d2t)) + d2t] = True
+    return found

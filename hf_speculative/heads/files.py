@@ -1,0 +1,95 @@
+"""What the files of a draft head hold, from a folder or the Hub; never its code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, cached_file
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """The files of a head.
+
+    Attributes:
+        name: the folder or repository.
+        places: keywords of `from_pretrained` that say where files come from.
+        fields: its `config.json`.
+    """
+
+    PLACES: ClassVar[tuple[str, ...]] = (
+        "cache_dir",
+        "force_download",
+        "local_files_only",
+        "proxies",
+        "revision",
+        "subfolder",
+        "token",
+        "trust_remote_code",
+    )
+
+    name: str
+    places: dict[str, Any]
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str | Path, kwargs: dict[str, Any]) -> HeadFiles:
+        """Those of `name`, from where `kwargs` of `from_pretrained` say."""
+        places = {key: kwargs[key] for key in cls.PLACES if key in kwargs and key != "trust_remote_code"}
+        fields, _ = PreTrainedConfig.get_config_dict(name, **places)
+        return cls(str(name), places, fields)
+
+    @cached_property
+    def weights(self) -> list[str]:
+        """Paths of the files that hold the tensors; one at least.
+
+        Raises:
+            ValueError: there are none.
+        """
+        for whole, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
+            if (path := self._path(whole)) is not None:
+                return [path]
+            if (path := self._path(index)) is not None:
+                shards = sorted(set(json.loads(Path(path).read_text())["weight_map"].values()))
+                return [self._shard(shard, index) for shard in shards]
+        raise ValueError(f"{self.name} has neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}: give a complete draft.")
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by their name in the files, on the CPU."""
+        return {name: tensor for path in self.weights for name, tensor in _read(path).items()}
+
+    @cached_property
+    def tensor_names(self) -> frozenset[str]:
+        """Names of the tensors, of safetensors by their header alone."""
+        if not all(path.endswith(".safetensors") for path in self.weights):
+            return frozenset(self.tensors)
+        names: set[str] = set()
+        for path in self.weights:
+            with safe_open(path, "pt") as file:
+                names.update(file.keys())
+        return frozenset(names)
+
+    def _path(self, file: str) -> str | None:
+        return cached_file(self.name, file, _raise_exceptions_for_missing_entries=False, **self.places)
+
+    def _shard(self, file: str, index: str) -> str:
+        path = self._path(file)
+        if path is None:
+            raise ValueError(f"{self.name} has no {file}, which its {index} names: give a complete draft.")
+        return path
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    if not path.endswith(".safetensors"):
+        return torch.load(path, map_location="cpu", weights_only=True)
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -1,0 +1,161 @@
+"""speculators' MTP heads: one layer of multi-token prediction, used again for each further token (arXiv 2509.18362)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+
+from .eagle3_config import speculators_config
+from .layout import Layout
+
+
+class MtpHeadConfig(PreTrainedConfig):
+    """Config of an MTP head, its fields by the names that speculators gives them.
+
+    Args:
+        transformer_layer_config: a config of the target's type, whose layer the head's is.
+        num_nextn_predict_layers: layers; speculators knows heads of one.
+        speculators_config: what speculators and vLLM read of it: the target's name and how many tokens to draft.
+    """
+
+    model_type = "mtp_head"
+    sub_configs = {"transformer_layer_config": AutoConfig}  # noqa: RUF012
+
+    speculators_model_type: str = "mtp"
+    speculators_version: str | None = None
+    speculators_config: Any = None
+    transformer_layer_config: Any = None
+    num_nextn_predict_layers: int = 1
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        layers = self.transformer_layer_config or {}
+        if isinstance(layers, dict):
+            fields = dict(layers)
+            layers = AutoConfig.for_model(fields.pop("model_type", "qwen2"), **fields)  # speculators' default
+        self.transformer_layer_config = layers
+        if self.speculators_config is None:
+            self.speculators_config = speculators_config("mtp")
+        super().__post_init__(**kwargs)
+        if self.num_nextn_predict_layers != 1:
+            raise ValueError(
+                f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: heads of one layer can be run."
+            )
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """As many as the head was trained to draft."""
+        return self.speculators_config["proposal_methods"][0]["speculative_tokens"]
+
+    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
+        return self.transformer_layer_config
+
+    def one_layer(self) -> PreTrainedConfig:
+        """The config of a model that is this layer: in hybrids, one of those that attend to everything."""
+        config = copy.deepcopy(self.transformer_layer_config)
+        config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, 1, None
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = ["full_attention"]
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        return _published(super().to_dict())
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        layers = {"transformer_layer_config": self.transformer_layer_config.to_diff_dict()}
+        return _published(super().to_diff_dict() | layers)
+
+
+def _published(fields: dict[str, Any]) -> dict[str, Any]:
+    """As speculators writes them: without a `model_type`, which AutoConfig would not know."""
+    fields.pop("model_type", None)
+    return fields | {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+
+
+class MtpHead(PreTrainedModel):
+    """A decoder layer of the target's type over an embedding and the state one token earlier; embeddings and head are the
+    target's."""
+
+    config: MtpHeadConfig
+    config_class = MtpHeadConfig
+    base_model_prefix = ""
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _skip_keys_device_placement = ("past_key_values",)
+
+    def __init__(self, config: MtpHeadConfig):
+        super().__init__(config)
+        config.transformer_layer_config._attn_implementation = config._attn_implementation
+        one = config.one_layer()
+        body = AutoModel.from_config(one, attn_implementation=config._attn_implementation)
+        layer, norm = body.layers[0], type(body.norm)
+        for name in ("hidden_layernorm", "token_layernorm", "final_layernorm"):
+            layer.add_module(name, norm(one.hidden_size, eps=one.rms_norm_eps))
+        layer.add_module("input_proj", nn.Linear(2 * one.hidden_size, one.hidden_size, bias=False))
+        self._no_split_modules = [type(layer).__name__]
+        self.mtp_layers, self.rotary_emb = nn.ModuleList([layer]), body.rotary_emb
+        self.post_init()
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """States `(batch, n, hidden)`, which the target's head reads, and this layer again for the token after.
+
+        Args:
+            inputs_embeds: `(batch, n, hidden)`, the tokens' embeddings.
+            states: `(batch, n, hidden)` one token earlier: the target's, or those of a former call.
+            position_ids: `(batch, n)`.
+            attention_mask: `(batch or 1, heads or 1, n, slots)`, bool or additive.
+            past_key_values: where keys and values are kept.
+        """
+        layer = self.mtp_layers[0]
+        both = torch.cat([layer.token_layernorm(inputs_embeds), layer.hidden_layernorm(states)], -1)
+        hidden = layer.input_proj(both)
+        outputs = layer(
+            hidden,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            position_embeddings=self.rotary_emb(hidden, position_ids),
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        return layer.final_layernorm(outputs[0] if isinstance(outputs, tuple) else outputs)
+
+
+class SpeculatorsMtpLayout(Layout):
+    """speculators' (`speculators_model_type: "mtp"`): the layer's tensors alone."""
+
+    name = "speculators"
+    speculators_types = ("mtp",)
+
+    def config(self) -> MtpHeadConfig:
+        return MtpHeadConfig(
+            **{name: value for name, value in self.files.fields.items() if name not in ("auto_map", "architectures")}
+        )
+
+    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
+        return MtpHead
+
+    def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
+        of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
+
+    @classmethod
+    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, MtpHeadConfig) else super().why_not_written(config)
+
+    @classmethod
+    def published(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config.to_diff_dict(), tensors

@@ -1,0 +1,33 @@
+"""A draft head, written in a layout that other programs read: speculators' for vLLM, EAGLE's for SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from ..heads import layout_of, write_head
+from ..reports import files
+
+
+def export_head(head: PreTrainedModel | str | Path, folder: str | Path, layout: str = "speculators") -> Path:
+    """Write a draft head to a folder of its own. Tensors keep their values and types, bit for bit.
+
+    Args:
+        head: a Hub name, a folder, or a model that was loaded or trained.
+        folder: where to write; created if missing.
+        layout: "speculators", which vLLM reads, "eagle", which SGLang reads, or "z-lab", which DFlash's own package reads.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: there is no head, or the layout has no place for it.
+    """
+    folder = Path(folder)
+    files.check_output("`folder`:", folder / "config.json", makes_folders=True)
+    found = head if isinstance(head, PreTrainedModel) else layout_of(head)
+    if found is None:
+        raise ValueError(f"{head} holds no draft head that is known here: give the folder or the Hub name of one.")
+    write_head(found, folder, layout)
+    return folder

@@ -1,0 +1,264 @@
+"""One loop for all requests: they are admitted as they come, and each leaves when it is done.
+
+Continuous batching (Yu et al. 2022, Orca, section 4.1) of speculative rounds. The loop itself is `speculate`, which hands the
+lane of a row that is done to the next one; between rounds, lanes are added while requests wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..call import checks
+from ..call.configuration import Options, SpeculativeConfig
+from ..call.generation_settings import setting_of
+from ..call.measured_costs import Probe
+from ..call.parts import make_schedule, target_and_drafter
+from ..call.preparation import prepare
+from ..call.statistics import RowStatistics
+from ..drafting import Nothing
+from ..generation import attached_to
+from ..interfaces import CachedModel, Drafter
+from ..loop import speculate
+from ..models import choose, fits_trees, max_positions_of, modes_of_a_call, num_logits
+from ..schedules import Constant
+from ..types import Batch, Round
+from ..verification import SampledVerification
+from .requests import Request, prepare_request
+from .rows import OwnRoom, OwnSamplers, OwnStopping, Rows, Running
+
+#: where nothing says how long a text may get
+DEFAULT_MAX_LENGTH = 2**15
+#: nothing is drafted, so there is nothing to measure either
+NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
+
+
+class QueueFull(RuntimeError):
+    """More requests wait than may."""
+
+
+class Closed(RuntimeError):
+    """The engine takes no more requests."""
+
+
+class Engine:
+    """Runs requests of one model, each with its own settings, in one batch and on a thread of its own.
+
+    Args:
+        model: the target, attached or not.
+        max_lanes: rows that run together at most; further requests wait, first come first served.
+        max_waiting: requests that may wait.
+        tokenizer: for stop strings.
+        max_length: tokens that prompt and answer may have together; the model's own limit by default.
+        **kwargs: what `generate` takes to ask for drafts; what is attached to the model counts as well. Without any, requests
+            are decoded plainly, together all the same.
+
+    Attributes:
+        statistics: counts of all requests so far.
+        num_prompt_tokens: tokens of the prompts that were read.
+        ended: how requests ended: "stop", "length", "error" or "abort".
+
+    Raises:
+        ValueError: the model has no ragged cache, or drafts do not fit it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_lanes: int = 16,
+        max_waiting: int = 1024,
+        tokenizer=None,
+        max_length: int | None = None,
+        **kwargs,
+    ):
+        for name, value in (("max_lanes", max_lanes), ("max_waiting", max_waiting), ("max_length", max_length or 2)):
+            if value < 1:
+                raise ValueError(f"`{name}={value}` runs no request: give 1 or more.")
+        self.model: PreTrainedModel = checks.unwrap(model, "model")
+        self.max_lanes, self.max_waiting = max_lanes, max_waiting
+        self.options = self._options(kwargs, tokenizer)
+        checks.check_ragged(self.model, choose(self.model), "a server's engine")
+        limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
+        self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
+        eos = setting_of(self.model, {}, "eos_token_id")
+        pad = setting_of(self.model, {}, "pad_token_id")
+        self.pad = next((i for i in (pad, *(eos if isinstance(eos, list) else [eos])) if i is not None), 0)
+        self.statistics, self.num_prompt_tokens = RowStatistics(), 0
+        self.ended: Counter[str] = Counter()
+        self._numbers = count()
+        self._waiting: deque[Request] = deque()
+        self._running: Running = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="hf-speculative-engine", daemon=True)
+        self._thread.start()
+
+    def _options(self, kwargs: dict[str, Any], tokenizer) -> Options:
+        options = prepare(self.model, dict(kwargs), *attached_to(self.model))
+        options = options or prepare(self.model, {"speculative_config": NO_DRAFT}, None, None)
+        assert options is not None
+        if tokenizer is not None and options.config.tokenizer is None:
+            options = replace(options, config=replace(options.config, tokenizer=tokenizer))
+        return options
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        receive: Callable[[list[int]], None],
+        finish: Callable[[BaseException | None], None],
+        seed: int | None = None,
+        **settings,
+    ) -> Request:
+        """Take a request; returns at once.
+
+        Args:
+            prompt: its ids.
+            receive: called with new tokens, on the engine's thread.
+            finish: called once, with `None` or the error that ended the request, on the engine's thread.
+            seed: of a sampled answer: the tokens are those of `torch.manual_seed(seed)` and plain `generate` on it alone.
+            **settings: keywords of `generate` for this request alone, `generation_config` among them.
+
+        Raises:
+            ValueError, TypeError: what a call of `generate` would refuse.
+            QueueFull, Closed: it cannot be taken.
+        """
+        settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
+        request = prepare_request(self.model, self.options, prompt, settings, seed, receive, finish, self.max_length)
+        with self._changed:
+            if self._is_closed:
+                raise Closed("the server is shutting down")
+            if len(self._waiting) >= self.max_waiting:
+                raise QueueFull(f"{len(self._waiting)} requests wait already: try again later")
+            self._waiting.append(request)
+            self._changed.notify()
+        return request
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Take no more requests, and end those there are: as they would end, or at once."""
+        with self._changed:
+            self._is_closed = True
+            if not drain:
+                for request in (*self._waiting, *self._running.values()):
+                    request.cancel()
+            self._changed.notify()
+        self._thread.join(timeout)
+
+    def _serve(self) -> None:
+        """The engine's thread: a call of the loop for as long as there are requests, then sleep."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+            first = self._take(self.max_lanes)
+            if not first:  # all of them were cancelled
+                continue
+            try:
+                with torch.no_grad(), modes_of_a_call(self.model, self.options.source.draft_model):
+                    self._run(first)
+            except Exception as error:  # told to every request that it ended
+                for row in list(self._running):
+                    self._end(row, error)
+
+    def _take(self, num_rows: int) -> Running:
+        """Up to so many requests that wait, now running."""
+        taken: Running = {}
+        with self._changed:
+            while self._waiting and len(taken) < num_rows:
+                request = self._waiting.popleft()
+                taken[next(self._numbers)] = request
+                self.num_prompt_tokens += len(request.ids)
+            self._running |= taken
+        for row, request in list(taken.items()):
+            if request.is_over:
+                del taken[row]
+                self._end(row, None)
+        return taken
+
+    def _run(self, first: Running) -> None:
+        """The loop, until no request is left."""
+        model, running = self.model, self._running
+        request = next(iter(first.values()))
+        batch = Rows(first, self.max_length, self.pad, self._take)
+        target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
+        target.keeps_done = False
+        sampler = OwnSamplers(running, num_logits(model))
+        schedule = OwnRoom(make_schedule(self.options), running)
+        probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
+        schedule.begin(batch, probe)
+        drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
+        drafter.follow(target)
+        drafter.begin(batch, sampler)
+        rounds = speculate(batch, target, drafter, SampledVerification(), schedule, sampler, OwnStopping(running))
+        try:
+            for round in rounds:
+                self._deliver(round, drafter)
+                self._add_lanes(batch, target, drafter)
+        finally:
+            rounds.close()
+            target.release()
+            drafter.release()
+
+    def _add_lanes(self, batch: Batch, target: CachedModel, drafter: Drafter) -> None:
+        """Requests that wait get lanes of their own, as long as there may be more."""
+        num_lanes = len(batch.rows)
+        newcomers = batch.newcomers(self.max_lanes - num_lanes) if num_lanes else None
+        if newcomers is None:
+            return
+        lanes = list(range(num_lanes, num_lanes + len(newcomers.rows)))
+        for part in (batch, target, drafter):
+            part.select([*range(num_lanes), *[0] * len(lanes)])  # copies, which the newcomers replace
+            part.admit(newcomers, lanes)
+
+    def _deliver(self, round: Round, drafter: Drafter) -> None:
+        rows = zip(
+            round.rows, round.tokens, round.num_drafted, round.num_accepted, round.is_cut, round.done, strict=True
+        )
+        for row, tokens, num_drafted, num_accepted, is_cut, is_done in rows:
+            request = self._running[row]
+            if not request.is_over:
+                counts = RowStatistics.of_round(num_drafted, num_accepted, is_cut)
+                request.statistics += counts
+                self.statistics += counts
+                request.tokens += tokens
+                self._tell(request, tokens)
+            if is_done:
+                if request.error is None and not request.is_cancelled:
+                    drafter.learn(request.ids, request.tokens)
+                self._end(row, request.error)
+
+    @staticmethod
+    def _tell(request: Request, tokens: list[int]) -> None:
+        try:
+            request.receive(tokens)
+        except Exception as error:  # its row ends with the next round
+            request.error = error
+
+    def _end(self, row: int, error: BaseException | None) -> None:
+        request = self._running.pop(row)
+        is_full = len(request.ids) + len(request.tokens) >= request.max_length
+        self.ended["error" if error else "abort" if request.is_cancelled else "length" if is_full else "stop"] += 1
+        try:
+            request.finish(error)
+        except Exception:  # whoever waits is gone
+            request.cancel()

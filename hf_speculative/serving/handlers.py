@@ -1,0 +1,130 @@
+"""transformers' request handlers, for one model that is loaded, with a seed for each request and its counts in the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from transformers import PreTrainedModel
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.response import ResponseHandler
+from transformers.cli.serving.utils import BaseHandler
+
+from ..call.statistics import RowStatistics
+from .manager import EngineState
+
+#: fields that transformers' server leaves out of account, and what they may say all the same
+WITHOUT_EFFECT: dict[str, tuple] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto"),
+}
+#: who says how long an answer may get
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+class OneModel(ModelManager):
+    """The model that is served, loaded already; no other is.
+
+    Args:
+        name: what clients call it.
+        processor: its tokenizer or processor.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, processor):
+        super().__init__()
+        self.name, self.model, self.processor = name, model, processor
+
+    def load_model_and_processor(self, model_id_and_revision, *args, **kwargs):
+        if model_id_and_revision.split("@")[0] != self.name:
+            raise HTTPException(404, f"the model {model_id_and_revision!r} is not served here, {self.name!r} is")
+        return self.model, self.processor
+
+    async def load_model_streaming(self, model_id_and_revision, *args, **kwargs):
+        self.load_model_and_processor(model_id_and_revision)
+        yield f"data: {json.dumps({'status': 'ready', 'model': self.name})}\n\n"
+
+    def get_gen_models(self, cache_dir: str | None = None) -> list[dict]:  # type: ignore[override]
+        return [{"id": self.name, "object": "model", "created": 0, "owned_by": "hf_speculative"}]
+
+    def shutdown(self) -> None:
+        """Nothing is unloaded: `/reset` is there for servers that load what is asked for."""
+
+
+def counts(statistics: RowStatistics) -> dict[str, Any]:
+    """What an answer says of its drafts, in vLLM's names."""
+    values = statistics.to_dict()
+    names = (
+        "num_spec_steps",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "draft_acceptance_rate",
+        "mean_acceptance_length",
+        "acceptance_histogram",
+    )
+    return {"speculative_decoding": {name: values[name] for name in names}}
+
+
+class _Handler(BaseHandler):
+    generation_state: EngineState
+    model_manager: OneModel
+
+    def _validate_request(self, body: dict) -> None:
+        super()._validate_request(body)
+        for name, harmless in WITHOUT_EFFECT.items():
+            if name in body and body[name] not in harmless:
+                raise HTTPException(400, f"`{name}={body[name]!r}` is not supported: leave it out")
+
+    def _resolve_model(self, body: dict):
+        asked = body.get("model") or self.model_manager.name
+        return self.model_manager.name, *self.model_manager.load_model_and_processor(asked)
+
+    def _build_generation_config(self, body: dict, model_generation_config, use_cb: bool = False):
+        # The handler would seed torch for everybody; a request has a generator of its own.
+        rest = {name: value for name, value in body.items() if name != "seed"}
+        config = super()._build_generation_config(rest, model_generation_config, use_cb=use_cb)
+        if body.get("temperature"):  # as the API has it: a temperature above 0 samples
+            config.do_sample = True
+        config.may_be_shorter = (
+            all(body.get(name) is None for name in LENGTHS) and body.get("generation_config") is None
+        )
+        config.seed = body.get("seed")
+        if config.seed is not None and not isinstance(config.seed, int):
+            raise ValueError(f"`seed={config.seed!r}`: give a whole number.")
+        return config
+
+    def _counted(self, request_id: str, answer: dict) -> dict:
+        statistics = self.generation_state.manager.statistics_of(request_id)
+        return answer if statistics is None else answer | {"metrics": counts(statistics)}
+
+    async def _non_streaming(self, request_id: str, *args, **kwargs) -> JSONResponse:
+        response = await super()._non_streaming(request_id, *args, **kwargs)  # type: ignore[misc]
+        return JSONResponse(self._counted(request_id, json.loads(response.body)))
+
+    def _build_chunk_sse(self, request_id: str = "", *args, **kwargs) -> str:
+        line = super()._build_chunk_sse(request_id, *args, **kwargs)  # type: ignore[misc]
+        if kwargs.get("usage") is None:
+            return line
+        chunk = self._counted(request_id, json.loads(line.removeprefix("data: ")))
+        return self.chunk_to_sse(json.dumps(chunk))
+
+
+class Chat(_Handler, ChatCompletionHandler):
+    """`/v1/chat/completions`"""
+
+
+class Completions(_Handler, CompletionHandler):
+    """`/v1/completions`"""
+
+
+class Responses(_Handler, ResponseHandler):
+    """`/v1/responses`"""

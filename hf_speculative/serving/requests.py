@@ -1,0 +1,159 @@
+"""One request: what `generate` would have done with it alone, ready to be a row among others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from ..call import checks, input_checks
+from ..call.configuration import Options
+from ..call.parts import make_sampler
+from ..call.preparation import with_stop_strings
+from ..call.statistics import RowStatistics
+from ..generation import plain_generate_of
+from ..models import Inputs, device_of
+from ..sampling.logits_processors import Processors
+from ..sampling.samplers import ProcessedSampler
+from ..sampling.stopping import CriteriaStopping
+from ..types import Batch, Tree
+
+
+class Request:
+    """A prompt and all that decides over its tokens; its row is shown to those parts as the only one of a call.
+
+    Sampled requests are coupled to plain `generate`'s noise: under a seed, the tokens are those of `generate` alone, whatever
+    else is running and whatever is drafted.
+
+    Args:
+        inputs: the call, as the target's own `generate` prepared it.
+        sampler, stopping: of a call with this one row.
+        receive: takes new tokens, on the engine's thread.
+        finish: is told the end, once: `None`, or the error that ended it.
+
+    Attributes:
+        ids: the prompt.
+        tokens: what was generated so far.
+        max_length: tokens of prompt and answer at most.
+        statistics: counts of its drafts.
+        is_cancelled: nobody waits for it any more: its row ends with the round.
+        error: what went wrong with it alone; likewise.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        sampler: ProcessedSampler,
+        stopping: CriteriaStopping,
+        receive: Callable[[list[int]], None],
+        finish: Callable[[BaseException | None], None],
+    ):
+        assert stopping.max_length is not None  # transformers' generate always sets one
+        self.inputs, self.sampler, self.stopping, self.max_length = inputs, sampler, stopping, stopping.max_length
+        self.receive, self.finish = receive, finish
+        self.ids = inputs.input_ids[0].tolist()
+        self.tokens: list[int] = []
+        self.statistics = RowStatistics()
+        self.is_cancelled = False
+        self.error: BaseException | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """It has no use for more tokens, whatever its stopping criteria say."""
+        return self.is_cancelled or self.error is not None
+
+    def cancel(self) -> None:
+        """From any thread."""
+        self.is_cancelled = True
+
+    def own(self, batch: Batch, lane: int, ends_round: bool = False) -> Batch:
+        """Row `lane` of `batch` as the only row of its call, without the padding that other prompts brought; shares memory.
+
+        The path of a tree that was kept counts where a round ends; lanes may have changed hands since.
+        """
+        pad = batch.host_padding[lane]
+        own = copy.copy(batch)
+        own.prompt_width, own.max_length, own.max_position = len(self.ids), self.max_length, self.max_length - 1
+        own.tokens, own.rows = batch.tokens[lane : lane + 1, pad:], [0]
+        own.lengths, own.host_lengths = batch.lengths[lane : lane + 1] - pad, [batch.host_lengths[lane] - pad]
+        own.padding, own.host_padding = torch.zeros_like(own.lengths), [0]
+        own.history, own.waiting = [batch.history[lane]], None
+        if batch.tree is not None:
+            own.tree = Tree(batch.tree.parents[lane : lane + 1], batch.tree.depth)
+        own.path = own.host_path = None
+        if ends_round and batch.path is not None and batch.host_path is not None:
+            own.path, own.host_path = batch.path[lane : lane + 1], [batch.host_path[lane]]
+        return own
+
+
+def prepare_request(
+    model: PreTrainedModel,
+    options: Options,
+    prompt: Sequence[int],
+    settings: dict[str, Any],
+    seed: int | None,
+    receive: Callable[[list[int]], None],
+    finish: Callable[[BaseException | None], None],
+    max_length: int,
+) -> Request:
+    """A request for `model`, checked like a call of `generate`; nothing is run yet.
+
+    Args:
+        options: the server's own: where drafts come from.
+        prompt: its ids.
+        settings: keywords of `generate`: `generation_config`, `max_new_tokens`, ...
+        seed: of a sampled answer; `None`: a new one.
+        max_length: tokens that prompt and answer may have together.
+
+    Raises:
+        ValueError, TypeError: what a call of `generate` would refuse.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: it needs at least one token.")
+    input_ids = torch.tensor([list(prompt)], device=device_of(model))
+    input_checks.check_known_ids(model, list(prompt), "the prompt")
+    options = replace(options, generate_kwargs=settings)
+
+    def prepared(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: Tensor | None = None,
+        **model_kwargs,
+    ) -> Request:
+        inputs = Inputs(input_ids, generation_config, model_kwargs)
+        stopping = CriteriaStopping(stopping_criteria, 1)
+        checks.check_generation(options, model, input_ids, generation_config, stopping.rows_may_differ)
+        _check_room(input_ids.shape[1], stopping.max_length or 0, max_length)
+        processors = Processors(logits_processor, 1)
+        if processors.keeps_rows_together:
+            raise ValueError("`guidance_scale` keeps rows together, which requests are not: leave it out.")
+        if processors.why_not_ahead is not None:
+            raise processors.why_not_ahead
+        generator = torch.Generator(input_ids.device)
+        generator.manual_seed(generator.seed() if seed is None else seed)
+        config = replace(options.config, reproducible=True, generator=generator)
+        batch = Batch(input_ids, [0], stopping.max_length or 0)
+        sampler = make_sampler(config, model, batch, processors, generation_config)
+        sampler.keeps_draft_probs = False
+        return Request(inputs, sampler, stopping, receive, finish)
+
+    kwargs = with_stop_strings(model, options)
+    return plain_generate_of(model)(
+        **kwargs, input_ids=input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=prepared
+    )
+
+
+def _check_room(width: int, wanted: int, limit: int) -> None:
+    if wanted > limit:
+        raise ValueError(
+            f"the prompt has {width} tokens and {wanted - width} new ones are asked for, more than the {limit} that fit: "
+            "shorten the prompt, or give a smaller `max_tokens`."
+        )

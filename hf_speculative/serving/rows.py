@@ -1,0 +1,199 @@
+"""Many requests as one batch: each part of the loop asks, for each row, that request's own part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from ..interfaces import Sampler, Schedule, Stopping
+from ..sampling.samplers import ProcessedSampler
+from ..types import Batch, Costs, Round, Tree
+from .requests import Request
+
+#: by the row of the batch that is theirs
+Running = dict[int, Request]
+
+
+class Rows(Batch):
+    """The rows that run, and a way to those that wait.
+
+    Args:
+        requests: the first rows.
+        max_length: tokens that a row can have, padding left out.
+        pad: in the place of no token.
+        take: up to so many requests that wait, by their row.
+    """
+
+    def __init__(self, requests: Running, max_length: int, pad: int, take: Callable[[int], Running]):
+        width = max(len(request.ids) for request in requests.values())
+        padding = [width - len(request.ids) for request in requests.values()]
+        rows = [[pad] * num + request.ids for num, request in zip(padding, requests.values(), strict=True)]
+        device = next(iter(requests.values())).inputs.input_ids.device
+        super().__init__(torch.tensor(rows, device=device), padding, max_length)
+        self.max_position = max_length - 1
+        self.rows, self.pad, self.take = list(requests), pad, take
+
+    def newcomers(self, num_rows: int) -> Batch | None:
+        requests = self.take(num_rows) if num_rows else {}
+        return Rows(requests, self.max_length, self.pad, self.take) if requests else None
+
+
+class Alike:
+    """Lanes that can be asked about together, because the same key stands for all that the answer depends on.
+
+    Args:
+        keys: one a lane; `None` is like no other.
+    """
+
+    def __init__(self, keys: list[Hashable | None]):
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for lane, key in enumerate(keys):
+            groups[("alone", lane) if key is None else key].append(lane)
+        self.groups = list(groups.values())
+        in_turn = [lane for lanes in self.groups for lane in lanes]
+        self.back = None if in_turn == sorted(in_turn) else [in_turn.index(lane) for lane in range(len(in_turn))]
+
+    def ask(self, answer: Callable[[list[int], Tensor], tuple[Tensor, ...]], values: Tensor) -> tuple[Tensor, ...]:
+        """The answers for all lanes, `answer(lanes, values of these)` being given some at a time."""
+        if len(self.groups) == 1:
+            return answer(self.groups[0], values)
+        answers = [
+            torch.cat(parts) for parts in zip(*(answer(some, values[some]) for some in self.groups), strict=True)
+        ]
+        return tuple(answers) if self.back is None else tuple(part[self.back] for part in answers)
+
+
+class OwnSamplers(Sampler):
+    """Each row's tokens are drawn by its own request's sampler, rows with the same settings together.
+
+    Whatever a request's processors raise ends that request alone.
+    """
+
+    one_hot_proposals = True
+    keeps_draft_probs = False
+    takes_trees = True
+
+    def __init__(self, running: Running, vocab_size: int):
+        self.running, self.vocab_size = running, vocab_size
+        self.lanes: list[Request] = []
+
+    @property
+    def drafts_trees(self) -> bool:  # type: ignore[override]
+        return all(request.sampler.drafts_trees for request in self.lanes)
+
+    def begin_round(self, batch: Batch) -> None:
+        self.lanes = [self.running[row] for row in batch.rows]
+        for lane, request in enumerate(self.lanes):
+            request.sampler.begin_round(request.own(batch, lane))
+        self.processed_alike = Alike([request.sampler.processors.settings for request in self.lanes])
+        self.drawn_alike = Alike([request.sampler.settings for request in self.lanes])
+
+    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+        for lane, (request, new) in enumerate(zip(self.lanes, tokens, strict=True)):
+            if not request.is_over:
+                request.sampler.end_round(request.own(batch, lane, ends_round=True), [new])
+
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.target_scores(own, some))
+
+    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.draft_scores(own, some, ahead))
+
+    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.level_scores(own, some, first))
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        probs, is_valid = self._drawn(scores, lambda sampler, some: sampler.target_probs(some))
+        return probs, is_valid
+
+    def probs(self, scores: Tensor) -> Tensor:
+        return self._drawn(scores, lambda sampler, some: (sampler.probs(some),))[0]
+
+    def confidences(self, scores: Tensor, ahead: int) -> Tensor:
+        return self._drawn(scores, lambda sampler, some: (sampler.confidences(some, ahead),))[0]
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        return self._drawn(scores, lambda sampler, some: (sampler.propose(some, ahead)[0],))[0], None
+
+    def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
+        def draw(lanes: list[int], some: Tensor) -> tuple[Tensor]:
+            own = None if tree is None else Tree(tree.parents[lanes], tree.depth)
+            return (self.lanes[lanes[0]].sampler.categorical(some, ahead, own),)
+
+        return self.drawn_alike.ask(draw, probs)[0]
+
+    def bernoulli(self, probability: Tensor) -> Tensor:
+        raise TypeError("the requests of a server flip no coins: they need the rule SampledVerification")
+
+    def _drawn(
+        self, scores: Tensor, ask: Callable[[ProcessedSampler, Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        return self.drawn_alike.ask(lambda lanes, some: ask(self.lanes[lanes[0]].sampler, some), scores)
+
+    def _processed(
+        self, batch: Batch, logits: Tensor, ask: Callable[[ProcessedSampler, Batch, Tensor], Tensor]
+    ) -> Tensor:
+        def process(lanes: list[int], some: Tensor) -> tuple[Tensor]:
+            first = self.lanes[lanes[0]]
+            try:
+                if not first.is_over or len(lanes) > 1:
+                    return (ask(first.sampler, first.own(batch, lanes[0]), some),)
+            except Exception as error:  # delivered by `Request.finish`
+                for lane in lanes:
+                    self.lanes[lane].error = error
+            return (torch.zeros(*some.shape[:-1], self.vocab_size, device=batch.tokens.device),)  # nobody reads them
+
+        return self.processed_alike.ask(process, logits)[0]
+
+
+class OwnStopping(Stopping):
+    """Each row ends by its own request's criteria; one that is over ends at once."""
+
+    def __init__(self, running: Running):
+        self.running = running
+
+    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
+        done = []
+        for lane, (row, new) in enumerate(zip(batch.rows, tokens, strict=True)):
+            request, is_done = self.running[row], True
+            try:
+                if not request.is_over:
+                    [is_done] = request.stopping.cut(request.own(batch, lane), [new], scores[lane : lane + 1])
+            except Exception as error:  # delivered by `Request.finish`
+                request.error = error
+            if request.is_over:
+                del new[1:]  # a round brings each row a token; nobody gets this one
+                is_done = True
+            done.append(is_done)
+        return done
+
+
+class OwnRoom(Schedule):
+    """`schedule`, with each row's room up to its own maximum length."""
+
+    def __init__(self, schedule: Schedule, running: Running):
+        self.schedule, self.running = schedule, running
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.schedule.begin(batch, costs)
+
+    def plan(self, batch: Batch) -> list[int]:
+        lengths = zip(batch.rows, batch.host_lengths, batch.host_padding, strict=True)
+        rooms = [max(0, self.running[row].max_length - (length - pad) - 1) for row, length, pad in lengths]
+        return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        return self.schedule.num_nodes(batch, chances)
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        return self.schedule.should_stop(scores, tokens)
+
+    @property
+    def may_stop(self) -> bool:
+        return self.schedule.may_stop
+
+    def update(self, round: Round) -> None:
+        self.schedule.update(round)

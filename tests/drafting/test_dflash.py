@@ -1,0 +1,216 @@
+"""Heads of the DFlash family: what they propose, in whatever layout they come, and that what is written stays the target's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import Beams, DFlash
+from hf_speculative.drafting.raw_embedding import raw_embedding
+from hf_speculative.heads import load_head
+from hf_speculative.types import Batch
+from tests.support import blocks, distributions, tiny
+from tests.support.plain import reproduces_plain, same_as_plain
+
+FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
+
+
+class Target:
+    """As much of a target as a head reads: embeddings, head, and the states of the fixture's text."""
+
+    def __init__(self, expected):
+        parts = (expected[f"target_{name}.weight"] for name in ("embed_tokens", "lm_head"))
+        self.embed, self.head = (nn.Linear(*weight.shape[::-1], bias=False) for weight in parts)
+        self.embed = nn.Embedding.from_pretrained(expected["target_embed_tokens.weight"])
+        self.head.weight.data = expected["target_lm_head.weight"]
+        self.context = expected["context_hidden"]
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def hidden_states(self, positions):
+        return self.context[0][positions]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["dflash_zlab", "dflash_jetspec_causal", "dflash2_zlab"])
+def test_the_original_implementations_outputs(name):
+    """States and logits of both rounds of each fixture, in one batch of unequal rows; DFlash 2's greedy selection."""
+    expected = load_file(FIXTURES / name / "expected.safetensors")
+    target = Target(expected)
+    drafter = DFlash(load_head(FIXTURES / name), target)
+    drafter.follow(target)
+    ends, blocks_ids = (6, 9), [expected[f"round{i}_block_ids"][0] for i in range(2)]
+    rows = [[1] * end + [ids[0].item()] for end, ids in zip(ends, blocks_ids, strict=True)]
+    batch = Batch(torch.tensor([[0] * 3 + rows[0], rows[1]]), [3, 0], 40)
+    drafter.begin(batch, None)
+    for _ in range(2):  # the second time, nothing is left to read of either row
+        scores = drafter.step(batch, 0)
+        for row in range(2):
+            torch.testing.assert_close(drafter.hidden[row], expected[f"round{row}_hidden"][0, 1:], rtol=0, atol=1e-5)
+            torch.testing.assert_close(drafter.logits[row], expected[f"round{row}_logits"][0], rtol=0, atol=1e-5)
+    if "round0_greedy_tokens" not in expected:
+        return
+    for ahead in range(5):
+        scores = scores if ahead == 0 else drafter.step(batch, ahead)
+        tokens = scores.argmax(-1)
+        batch.put(tokens[:, None], ahead)
+        for row in range(2):
+            assert tokens[row] == expected[f"round{row}_greedy_tokens"][0, ahead]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return blocks.pairs()
+
+
+@pytest.fixture(scope="module")
+def target(trained):
+    return trained[False][0]
+
+
+@pytest.fixture(scope="module")
+def folders(trained, tmp_path_factory):
+    """A folder with a head of each kind."""
+    path = tmp_path_factory.mktemp("heads")
+    for kind in blocks.KINDS:
+        blocks.write(kind, path / kind, *trained[blocks.from_anchor(kind)])
+    return path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", blocks.KINDS)
+def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monkeypatch):
+    """After every round, in every row, whoever has left; each token after those drafted before it."""
+    plain = blocks.Plain(folders / kind, target)
+    compared, steps, original_step, original = [], [], DFlash.step, DFlash.propose
+    monkeypatch.setattr(
+        DFlash, "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
+    )
+
+    def propose(self, batch, num_tokens, *args):
+        steps.clear()
+        draft = original(self, batch, num_tokens, *args)
+        found = torch.stack(steps, 1)
+        for row, history in enumerate(batch.history):
+            hidden = target(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
+            context = torch.cat([hidden[layer + 1][0] for layer in plain.layer_ids], -1)
+            drafted = draft.tokens[row].tolist()
+            expected = plain.logits(context, history[-1], drafted)
+            torch.testing.assert_close(found[row], expected[: found.shape[1]], rtol=1e-4, atol=1e-4)
+            if hasattr(self.model, "confidence_head"):
+                before = torch.tensor([[history[-1], *drafted]])[:, : len(expected)]
+                confidences = self.model.confidence(self.hidden[row : row + 1, : before.shape[1]], before)[0]
+                expected = plain.confidences(context, history[-1], drafted)[: before.shape[1]]
+                torch.testing.assert_close(confidences, expected, rtol=1e-4, atol=1e-4)
+            compared.append(len(drafted))
+        return draft
+
+    monkeypatch.setattr(DFlash, "propose", propose)
+    inputs = tiny.prompts(4)
+    settings = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+    eos = target.generate(**inputs, **settings)[2, 11].item()  # rows end at different times
+    with hs.record() as statistics:
+        found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
+    assert 0.1 < statistics.draft_acceptance_rate < 1
+    assert found.tolist() == target.generate(**inputs, **settings, eos_token_id=eos).tolist()
+    assert len(compared) > 10 and max(compared) == blocks.BLOCK - 1
+
+
+@pytest.mark.parametrize("kind", ["JetSpec", "speculators, reduced", "DSpark, rnn"])
+def test_greedy_and_reproducible(kind, folders, target):
+    head = load_head(folders / kind)
+    assert same_as_plain(target, tiny.prompts(1), draft_model=head).num_accepted_draft_tokens > 0
+    reproduces_plain(target, (1, 4), draft_model=head)
+
+
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("JetSpec", "DSpark, gated")]
+
+
+@pytest.mark.parametrize("kind", ["DFlash 2", "DSpark, rnn", *SLOW])
+def test_trees_of_a_block(kind, folders, target):
+    """Levels come from the block, corrected by what is on the way to each node."""
+    head = load_head(folders / kind)
+    plain, seen, original = blocks.Plain(folders / kind, target), [], DFlash.level
+
+    def level(self, batch, num_nodes, width):
+        logits = original(self, batch, num_nodes, width)
+        for row, history in enumerate(batch.history):
+            nodes = batch.tokens[row, batch.lengths[row] :].tolist()
+            parents = batch.tree.parents[row].tolist()
+            hidden = target(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
+            context = torch.cat([hidden[layer + 1][0] for layer in plain.layer_ids], -1)
+            for i in range(width):
+                node, path = num_nodes - width + i, []
+                while node >= 0:
+                    path, node = [nodes[node], *path], parents[node]
+                expected = plain.logits(context, history[-1], path)[len(path)]
+                torch.testing.assert_close(logits[row, i], expected, rtol=1e-4, atol=1e-4)
+                seen.append(len(path))
+        return logits
+
+    DFlash.level = level
+    try:
+        config = SpeculativeConfig(drafter=Beams(DFlash(head, target), top_k=2, depth=3), num_draft_tokens=5)
+        settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **tiny.prompts(3)}
+        with torch.no_grad():
+            found = hs.generate(target, **settings, speculative_config=config)
+        assert found.tolist() == target.generate(**settings).tolist() and max(seen) == 2
+    finally:
+        DFlash.level = original
+    config = SpeculativeConfig(drafter=Beams(DFlash(head, target), top_k=3, depth=4), num_draft_tokens=6)
+    assert same_as_plain(target, tiny.prompts(4), speculative_config=config).draft_acceptance_rate > 0.05
+
+
+@pytest.fixture(scope="module")
+def small():
+    """For the exact distribution: a target of a few tokens, and drafts for it."""
+    return blocks.pairs(steps=30, vocab_size=distributions.VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("speculators, reduced", "temperature and top_k"),
+        ("DFlash 2", "top_p"),
+        ("DSpark, rnn", "repetition penalty"),
+        pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow),
+    ],
+)
+def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
+    """With proposals from what a selector leaves, a Markov head makes of it, or a part of the vocabulary holds."""
+    target, draft = small[blocks.from_anchor(kind)]
+    blocks.write(kind, tmp_path / "head", target, draft, num_ids=4)
+    head = load_head(tmp_path / "head")
+    distributions.assert_exact(target, {"draft_model": head, "num_draft_tokens": 2}, **distributions.SETTINGS[settings])
+
+
+@pytest.mark.parametrize("kind", ["z-lab, causal windows", "DSpark, rnn"])
+def test_refill(kind, folders, target):
+    """Rows that take the place of others are as drafted for alone."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 14, 5, 7)]
+    settings = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": [7, 11, 20]}
+    head = load_head(folders / kind)
+    with hs.record() as statistics:
+        rows = list(hs.generate_batches(target, prompts, batch_size=2, draft_model=head, **settings))
+    for row, prompt in zip(rows, prompts, strict=True):
+        plain = target.generate(torch.tensor([prompt]), pad_token_id=0, **settings)[0, len(prompt) :]
+        assert row.new_ids == plain.tolist()
+    assert statistics.num_accepted_draft_tokens > 0
+
+
+def test_scaled_embeddings_are_read_raw():
+    """Gemma's table is multiplied in its forward, which masks are not; the model's own module stays as it is."""
+    model = tiny.build("gemma3_text")
+    embedding, ids = model.get_input_embeddings(), torch.tensor([3])
+    scaled = embedding(ids)
+    torch.testing.assert_close(raw_embedding(embedding)(ids), embedding.weight[ids])
+    assert embedding(ids).equal(scaled) and not scaled.equal(embedding.weight[ids])

@@ -1,0 +1,166 @@
+"""speculators' MTP heads: one layer, used again for each further token of a draft."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hf_speculative as hs
+from hf_speculative.drafting import RecursiveMtp
+from hf_speculative.heads import load_head, write_head
+from tests.support import distributions, tied, tiny
+from tests.support.plain import reproduces_plain, same_as_plain
+
+STEPS = 3
+
+
+def make_target(**config):
+    model = tiny.build("llama", **config)
+    tied.hush(model.model.layers, 0.2)
+    return model
+
+
+@torch.no_grad()
+def write(folder, target, model_type: str = "qwen3", **fields):
+    """A random head that goes on from the embedding, with a little of the state: so the target does."""
+    torch.manual_seed(1)
+    own, hidden = target.config, target.config.hidden_size
+    layers = {
+        **{"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size},
+    }
+    method = {"proposal_type": "greedy", "speculative_tokens": STEPS}
+    config = {
+        "speculators_model_type": "mtp",
+        "architectures": ["MTPDraftModel"],
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": layers,
+        "speculators_config": {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"},
+        **fields,
+    }
+    shapes = {"q": (32, hidden), "k": (16, hidden), "v": (16, hidden), "o": (hidden, 32)}
+    tensors = {f"self_attn.{name}_proj.weight": 0.3 * torch.randn(shape) for name, shape in shapes.items()}
+    tensors |= {f"mlp.{name}_proj.weight": 0.1 * torch.randn(48, hidden) for name in ("gate", "up")}
+    tensors["self_attn.o_proj.weight"] /= 3
+    tensors |= {"mlp.down_proj.weight": 0.1 * torch.randn(hidden, 48)}
+    norms = ("input_layernorm", "post_attention_layernorm", "hidden_layernorm", "token_layernorm", "final_layernorm")
+    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden) for name in norms}
+    tensors |= {f"self_attn.{name}_norm.weight": torch.ones(8) for name in ("q", "k")}
+    tensors["input_proj.weight"] = torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({f"mtp_layers.0.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def plain_logits(folder, target, text, drafted):
+    """After each of `drafted`, one more pass over the whole text: `(steps, vocab)`."""
+    tensors = {
+        name.removeprefix("mtp_layers.0."): tensor for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+
+    def norm(x, name):
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * tensors[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ tensors[f"{name}.weight"].T
+
+    def rotated(x):
+        angles = torch.arange(len(x))[:, None, None] * 10000.0 ** (-torch.arange(4) / 4)
+        one, other = x[..., :4], x[..., 4:]
+        return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+
+    states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1][0]
+    tokens, out, n = [*text, *drafted], [], len(text) - 1
+    for ahead in range(len(drafted) + 1):
+        embedded = target.get_input_embeddings().weight[tokens[1 + ahead : 1 + ahead + n]]
+        both = torch.cat([norm(embedded, "token_layernorm"), norm(states, "hidden_layernorm")], -1)
+        x = linear(both, "input_proj")
+        y = norm(x, "input_layernorm")
+        q, k, v = (linear(y, f"self_attn.{part}_proj").view(n, -1, 8) for part in "qkv")
+        q, k = rotated(norm(q, "self_attn.q_norm")), rotated(norm(k, "self_attn.k_norm"))
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) / math.sqrt(8)
+        weights = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(-1)
+        attended = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, 1)).reshape(n, -1)
+        x = x + linear(attended, "self_attn.o_proj")
+        y = norm(x, "post_attention_layernorm")
+        gated = torch.nn.functional.silu(linear(y, "mlp.gate_proj")) * linear(y, "mlp.up_proj")
+        states = norm(x + linear(gated, "mlp.down_proj"), "final_layernorm")
+        out.append(target.get_output_embeddings().weight @ states[-1])
+    return torch.stack(out)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return make_target()
+
+
+@pytest.fixture(scope="module")
+def folder(target, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("heads") / "mtp", target)
+
+
+@torch.no_grad()
+def test_proposals_are_those_of_a_plain_computation(target, folder, monkeypatch):
+    compared, steps, original, original_step = [], [], RecursiveMtp.propose, RecursiveMtp.step
+    monkeypatch.setattr(
+        RecursiveMtp, "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
+    )
+
+    def propose(self, batch, num_tokens, *args):
+        steps.clear()
+        draft = original(self, batch, num_tokens, *args)
+        found = torch.stack(steps, 1)
+        for row, history in enumerate(batch.history):
+            expected = plain_logits(folder, target, history, draft.tokens[row, :-1].tolist())
+            torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-4)
+            compared.append(len(expected))
+        return draft
+
+    monkeypatch.setattr(RecursiveMtp, "propose", propose)
+    settings = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0, **tiny.prompts(3)}
+    eos = target.generate(**settings)[2, 12].item()
+    found = hs.generate(target, **settings, eos_token_id=eos, draft_model=str(folder))
+    assert found.tolist() == target.generate(**settings, eos_token_id=eos).tolist()
+    assert len(compared) > 8 and max(compared) == STEPS
+
+
+def test_greedy_and_reproducible(target, folder):
+    head = load_head(folder)
+    for batch_size in (1, 4):
+        assert same_as_plain(target, tiny.prompts(batch_size), draft_model=head).draft_acceptance_rate > 0.08
+    reproduces_plain(target, (1, 4), draft_model=head)
+
+
+@pytest.mark.slow
+def test_sampling_has_the_distribution(tmp_path):
+    small = make_target(vocab_size=distributions.VOCAB)
+    head = load_head(write(tmp_path / "small", small))
+    distributions.assert_exact(small, {"draft_model": head, "num_draft_tokens": 2}, **distributions.SETTINGS["top_p"])
+
+
+def test_what_is_written_is_what_was_read(folder, tmp_path):
+    head = load_head(folder)
+    write_head(head, tmp_path / "again", "speculators")
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "again"))
+    assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
+    assert load_head(tmp_path / "again").config.max_draft_tokens == STEPS
+    head.save_pretrained(tmp_path / "saved")
+    assert type(load_head(tmp_path / "saved")) is type(head)
+
+
+def test_refusals(folder, target, tmp_path):
+    with pytest.raises(ValueError, match="was made for a target of hidden size 32 with 61 token ids"):
+        hs.generate(tiny.llama(vocab_size=64), **tiny.prompts(1), draft_model=str(folder), max_new_tokens=2)
+    with pytest.raises(ValueError, match="`num_nextn_predict_layers=2`: heads of one layer"):
+        load_head(write(tmp_path / "two", target, num_nextn_predict_layers=2))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp_layers.0.final_norm.weight"] = tensors.pop("mtp_layers.0.final_layernorm.weight")
+    broken = write(tmp_path / "broken", target)
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"missing: mtp_layers.0.final_layernorm.weight \(32,\); unexpected: mtp_layers.0.final_n"
+    ):
+        load_head(broken)

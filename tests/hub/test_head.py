@@ -1,0 +1,41 @@
+"""`hf-speculative export`: a head in another layout, bit for bit."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from hf_speculative.cli import app
+from hf_speculative.heads import load_head
+from hf_speculative.hub.head import export_head
+from tests.support import heads, tiny
+
+
+def test_there_and_back_by_the_command(tmp_path):
+    """Types included, those of tensors that differ from the others."""
+    source, folders = tmp_path / "head", [tmp_path / name for name in ("speculators", "eagle")]
+    load_head(heads.FIXTURES / "eagle3_safeailab").save_pretrained(source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["norm.weight"] = tensors["norm.weight"].bfloat16()
+    save_file(tensors, source / "model.safetensors")
+    for folder, head in zip(folders[::-1], (source, folders[1]), strict=True):
+        result = CliRunner().invoke(app, ["export", str(head), str(folder), "--layout", folder.name])
+        assert result.exit_code == 0, result.output
+    found = load_file(folders[0] / "model.safetensors")
+    assert found.keys() == tensors.keys() and "midlayer.hidden_norm.weight" in load_file(
+        folders[1] / "model.safetensors"
+    )
+    assert all(found[name].equal(tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+@torch.no_grad()
+def test_what_cannot_be_exported(tmp_path):
+    tiny.llama().save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="model holds no draft head"):
+        export_head(tmp_path / "model", tmp_path / "out")
+    head = heads.eagle3(tiny.llama(), norm_before_residual=True)
+    with pytest.raises(ValueError, match="the layout 'eagle' has no place for this head"):
+        export_head(head, tmp_path / "out", "eagle")
+    assert not (tmp_path / "out").exists()
+    export_head(head, tmp_path / "out")
+    assert load_head(tmp_path / "out").config.norm_before_residual

@@ -1,0 +1,206 @@
+"""The server as its clients see it."""
+
+import asyncio
+import copy
+import json
+import threading
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from hf_speculative.serving.app import build_app
+from tests.support import tiny, tongues
+from tests.support.served import alone, running
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.llama(vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def draft(target):
+    return tiny.noisy_copy(target)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = copy.deepcopy(tongues.byte_level(300))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture
+def engine(target, draft, tokenizer):
+    with running(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=3, max_length=100) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(target, tokenizer, engine):
+    with TestClient(
+        build_app(target, tokenizer, "tiny", engine, max_body=2000), raise_server_exceptions=False
+    ) as client:
+        yield client
+
+
+def text_alone(target, tokenizer, prompt, seed=0, **settings):
+    ids = alone(target, tokenizer(prompt)["input_ids"], seed, **settings)
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def events(response):
+    lines = [line for line in response.iter_lines() if line]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("body", "settings"),
+    [
+        ({"max_tokens": 9}, {"max_new_tokens": 9}),
+        ({"max_tokens": 9, "temperature": 0}, {"max_new_tokens": 9}),
+        (
+            {"max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "seed": 5},
+            {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        ),
+        ({"max_tokens": 9, "frequency_penalty": 0.5}, {"max_new_tokens": 9, "repetition_penalty": 1.5}),
+    ],
+)
+def test_completions(body, settings, client, target, tokenizer):
+    expected = text_alone(target, tokenizer, "hello", body.get("seed", 0), **settings)
+    answer = client.post("/v1/completions", json={"prompt": "hello"} | body).json()
+    assert answer["choices"][0]["text"] == expected and answer["model"] == "tiny"
+    assert (
+        answer["usage"]["prompt_tokens"] == len(tokenizer("hello")["input_ids"])
+        and answer["usage"]["completion_tokens"] == 9
+    )
+    counts = answer["metrics"]["speculative_decoding"]
+    assert counts["num_draft_tokens"] >= counts["num_accepted_draft_tokens"] > 0
+    with client.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True} | body) as response:
+        chunks = events(response)
+    streamed = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert streamed == expected.rstrip("\ufffd")  # half a character at the end is not streamed
+    assert chunks[-1]["metrics"]["speculative_decoding"] == counts
+
+
+def test_chat_and_stop(client, target, tokenizer):
+    whole = text_alone(target, tokenizer, "hi there", max_new_tokens=20)
+    stop = whole[6:8]
+    expected = whole[: whole.index(stop) + 2]
+    body = {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 20, "stop": [stop]}
+    answer = client.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] == expected
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_of_no_length_fits(client):
+    """transformers' default of 1,024 new tokens is no reason to refuse a prompt."""
+    usage = client.post("/v1/completions", json={"prompt": "hello"}).json()["usage"]
+    assert usage["total_tokens"] <= 100
+
+
+def test_models_health_and_metrics(client):
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+    assert client.get("/health").json() == {"status": "ok"}
+    client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 9})
+    lines = dict(line.rsplit(" ", 1) for line in client.get("/metrics/").text.splitlines() if line[0] != "#")
+    assert float(lines['vllm:generation_tokens_total{model_name="tiny"}']) == 9
+    assert float(lines['vllm:spec_decode_num_accepted_tokens_total{model_name="tiny"}']) > 0
+    assert float(lines['vllm:request_success_total{finished_reason="length",model_name="tiny"}']) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("completions", {"prompt": "x", "max_tokens": 200}, 400, "more than the 100 that fit"),
+        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_new_tokens"),
+        ("completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ("completions", {"prompt": "x", "temperature": "hot"}, 400, "hot"),
+        ("completions", {"prompt": "x", "seed": "five"}, 400, "seed"),
+        ("completions", {"prompt": "x", "n": 2}, 400, "`n=2` is not supported"),
+        ("completions", {"prompt": "x", "logprobs": 3}, 400, "logprobs"),
+        ("completions", {"prompt": "x", "nonsense": 1}, 400, "nonsense"),
+        ("completions", {"prompt": ["x", "y"]}, 400, "prompt"),
+        ("completions", {"prompt": ""}, 400, "empty"),
+        ("completions", {"prompt": "x", "model": "other"}, 404, "'tiny' is"),
+        ("completions", {"prompt": "x" * 3000}, 413, "2000 bytes"),
+        ("chat/completions", {"messages": [], "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("chat/completions", {}, 400, "messages"),
+    ],
+)
+def test_errors_have_the_shape_of_the_api(path, body, status, words, client):
+    response = client.post(f"/v1/{path}", json=body)
+    assert response.status_code == status, response.text
+    assert words in response.json()["error"]["message"] and response.json()["error"]["type"].endswith("error")
+    assert "/" not in response.json()["error"]["message"]  # no path of this machine
+
+
+def test_what_is_no_json(client):
+    response = client.post("/v1/completions", content="{", headers={"content-type": "application/json"})
+    assert response.status_code == 400 and "error" in response.json()
+
+
+def test_a_failing_pass_tells_the_client_and_not_how(client, target):
+    def fail(module, args, kwargs):
+        raise RuntimeError("/secret/path")
+
+    hook = target.register_forward_pre_hook(fail, with_kwargs=True)
+    try:
+        response = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+        assert response.status_code == 500 and "secret" not in response.text
+        with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+            assert "secret" not in "".join(response.iter_lines())
+    finally:
+        hook.remove()
+    assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_gives_its_lane_back(stream, target, tokenizer, engine, monkeypatch):
+    """As the web server tells it: `http.disconnect` while the answer is under way."""
+    app = build_app(target, tokenizer, "tiny", engine)
+    may_go_on, has_begun = threading.Event(), threading.Event()
+
+    def hold(module, args, kwargs):
+        has_begun.set()
+        assert may_go_on.wait(60)
+
+    async def leave():
+        body = json.dumps({"prompt": "hello", "max_tokens": 90, "stream": stream}).encode()
+        messages = asyncio.Queue()
+        await messages.put({"type": "http.request", "body": body, "more_body": False})
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        scope |= {"http_version": "1.1", "scheme": "http", "client": ("x", 1), "server": ("x", 2), "root_path": ""}
+
+        async def send(message):
+            pass
+
+        answer = asyncio.create_task(app(scope, messages.get, send))
+        await asyncio.to_thread(has_begun.wait, 60)
+        await messages.put({"type": "http.disconnect"})
+        for _ in range(200):
+            if all(request.is_cancelled for request in list(engine._running.values())):
+                break
+            await asyncio.sleep(0.01)
+        may_go_on.set()
+        await asyncio.wait([answer], timeout=60)
+
+    hook = target.register_forward_pre_hook(hold, with_kwargs=True)
+    try:
+        asyncio.run(leave())
+    finally:
+        hook.remove()
+        may_go_on.set()
+    engine.close(timeout=60)
+    assert engine.ended == {"abort": 1} and engine.statistics.num_new_tokens < 90
+
+
+def test_sampled_without_a_seed_differs(client):
+    body = {"prompt": "hello", "max_tokens": 20, "temperature": 1.0}
+    torch.manual_seed(0)
+    texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) > 1

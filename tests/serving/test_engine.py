@@ -1,0 +1,172 @@
+"""The engine: requests that come at any time, each with its own settings, equal to `generate` on them alone."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from hf_speculative.serving.engine import Closed, QueueFull
+from hf_speculative.serving.requests import Request
+from tests.support.served import PATIENCE, alone, running, submit
+
+SETTINGS = (
+    {"max_new_tokens": 12},
+    {"max_new_tokens": 9, "do_sample": True, "temperature": 0.8, "top_p": 0.9},
+    {"max_new_tokens": 15, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 20, "do_sample": True, "top_k": 5, "eos_token_id": [3, 5, 7]},
+    {"max_new_tokens": 30, "eos_token_id": list(range(0, 60, 4))},
+    {"max_new_tokens": 8, "do_sample": True, "min_new_tokens": 4, "eos_token_id": [2]},
+)
+PROMPTS = ([5, 9, 11], [7], [5, 9, 11, 5, 9, 11, 5, 9], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3])
+REQUESTS = [(PROMPTS[i % len(PROMPTS)], SETTINGS[i % len(SETTINGS)]) for i in range(21)]
+
+
+def drafts(name, draft):
+    return {
+        "chain": {"draft_model": draft, "num_draft_tokens": 3},
+        "adaptive": {"draft_model": draft},
+        "auto": {"method": "auto"},
+        "recycling": {"method": "recycling"},
+        "plain": {},
+    }[name]
+
+
+@pytest.mark.parametrize("kind", ["chain", "adaptive", "auto", "recycling", "plain"])
+def test_requests_get_what_they_would_get_alone(kind, target, draft):
+    with running(target, max_lanes=4, **drafts(kind, draft)) as engine:
+        answers = []
+        for seed, (prompt, settings) in enumerate(REQUESTS):
+            answers.append(submit(engine, prompt, seed, **settings))
+            if seed % 5 == 0:  # some come later, while others run
+                answers[-1].has_begun.wait(PATIENCE)
+        for seed, (answer, (prompt, settings)) in enumerate(zip(answers, REQUESTS, strict=True)):
+            assert answer.wait() == alone(target, prompt, seed, **settings)
+        counts = engine.statistics
+        assert counts.num_new_tokens == sum(len(answer.tokens) for answer in answers)
+        assert (counts.num_draft_tokens > 0) == (kind != "plain")
+        assert engine.num_prompt_tokens == sum(len(prompt) for prompt, _ in REQUESTS)
+        assert sum(engine.ended.values()) == len(REQUESTS) and engine.num_running == engine.num_waiting == 0
+        for answer in answers:
+            assert answer.request.statistics.num_new_tokens == len(answer.tokens)
+
+
+def test_lanes_grow_while_requests_wait(target, draft):
+    with running(target, max_lanes=3, draft_model=draft, num_draft_tokens=2) as engine:
+        first = submit(engine, [5, 9, 11], max_new_tokens=100)
+        first.has_begun.wait(PATIENCE)
+        others = [submit(engine, [7, i], max_new_tokens=40) for i in range(1, 3)]
+        for answer in others:
+            answer.has_begun.wait(PATIENCE)
+        assert not first.is_done.is_set()  # they did not wait for it
+        assert first.wait() == alone(target, [5, 9, 11], max_new_tokens=100)
+        assert others[1].wait() == alone(target, [7, 2], max_new_tokens=40)
+
+
+def test_a_cancelled_request_gives_its_lane_back(target):
+    with running(target, max_lanes=1) as engine:
+        first, second = submit(engine, [5], max_new_tokens=120), submit(engine, [9], max_new_tokens=3)
+        waiting = submit(engine, [7], max_new_tokens=3)
+        waiting.request.cancel()
+        first.has_begun.wait(PATIENCE)
+        first.request.cancel()
+        assert second.wait() == alone(target, [9], max_new_tokens=3)
+        assert len(first.wait()) < 120 and waiting.wait() == []
+        assert engine.ended["abort"] == 2
+
+
+class Fails(LogitsProcessor):
+    def __init__(self, after):
+        self.after = after
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] >= self.after:
+            raise RuntimeError("no more")
+        return scores
+
+
+def test_a_processor_that_fails_ends_its_request_alone(target, draft):
+    with running(target, draft_model=draft, num_draft_tokens=3) as engine:
+        good = submit(engine, [5, 9], seed=3, max_new_tokens=30, do_sample=True)
+        bad = submit(engine, [5, 9], max_new_tokens=30, logits_processor=[Fails(10)])
+        with pytest.raises(RuntimeError, match="no more"):
+            bad.wait()
+        assert bad.tokens == alone(target, [5, 9], max_new_tokens=30)[: len(bad.tokens)]
+        assert good.wait() == alone(target, [5, 9], seed=3, max_new_tokens=30, do_sample=True)
+
+
+def test_whoever_cannot_take_tokens_ends_alone(target):
+    def receive(tokens):
+        raise BrokenPipeError("gone")
+
+    with running(target) as engine:
+        error, is_done = [], threading.Event()
+        engine.submit([5], receive, lambda e: (error.append(e), is_done.set()), max_new_tokens=50)
+        good = submit(engine, [9], max_new_tokens=50)
+        assert is_done.wait(PATIENCE) and isinstance(error[0], BrokenPipeError)
+        assert good.wait() == alone(target, [9], max_new_tokens=50)
+
+
+def test_a_pass_that_fails_ends_those_that_run_and_no_others(target):
+    def fail(module, args, kwargs):
+        raise torch.OutOfMemoryError("none left")
+
+    with running(target, max_lanes=1) as engine:
+        hook = target.register_forward_pre_hook(fail, with_kwargs=True)
+        try:
+            first = submit(engine, [5], max_new_tokens=3)
+            with pytest.raises(torch.OutOfMemoryError):
+                first.wait()
+        finally:
+            hook.remove()
+        assert submit(engine, [9], max_new_tokens=3).wait() == alone(target, [9], max_new_tokens=3)
+
+
+def test_refused_before_it_waits(target):
+    with running(target, max_length=32) as engine:
+        for prompt, settings, words in (
+            ([5], {"max_new_tokens": 32}, "more than the 32 that fit"),
+            ([10**6], {"max_new_tokens": 3}, "1000000"),
+            ([5], {"max_new_tokens": -1}, "max_new_tokens"),
+            ([5], {"max_new_tokens": 3, "num_beams": 2}, "num_beams"),
+            ([5], {"max_new_tokens": 3, "guidance_scale": 2.0}, "guidance_scale"),
+            ([5], {"max_new_tokens": 3, "do_sample": True, "temperature": -1.0}, "temperature"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                submit(engine, prompt, **settings)
+        assert engine.num_waiting == 0
+
+
+def test_a_full_queue_and_a_closed_one(target):
+    with running(target, max_lanes=1, max_waiting=1) as engine:
+        first = submit(engine, [5], max_new_tokens=100)
+        first.has_begun.wait(PATIENCE)
+        second = submit(engine, [9], max_new_tokens=5)
+        with pytest.raises(QueueFull, match="1 requests wait already"):
+            submit(engine, [7], max_new_tokens=5)
+        engine.close()  # those that are there end as they would
+        assert len(first.wait()) == 100 and len(second.wait()) == 5 and not engine.is_alive
+        with pytest.raises(Closed):
+            submit(engine, [7], max_new_tokens=5)
+
+
+def test_what_is_over_is_forgotten(target, draft, monkeypatch):
+    """A server's call has no end: nothing may grow with the number of requests."""
+    with running(target, max_lanes=2, draft_model=draft) as engine:
+        long = submit(engine, [5], max_new_tokens=110)
+        long.has_begun.wait(PATIENCE)
+        alive = []
+        monkeypatch.setattr(Request, "__del__", lambda request: alive.append(1), raising=False)
+        for i in range(8):
+            submit(engine, [7 + i], max_new_tokens=2).wait()
+        gc.collect()
+        assert len(alive) >= 6
+        long.wait()
+
+
+@pytest.mark.parametrize("name", ["max_lanes", "max_waiting", "max_length"])
+def test_limits_that_let_nothing_through(name, target):
+    with pytest.raises(ValueError, match=name), running(target, **{name: -1}):
+        pass

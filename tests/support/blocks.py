@@ -1,0 +1,285 @@
+"""Heads of the DFlash family for the tests: files in each published layout, and what they compute, written down plainly.
+
+The plain computation is for one row, without a cache and without any module of the package or of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import silu
+
+from tests.support import tied
+
+RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+LAYERS = (
+    *("head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
+)
+RANK, BLOCK = 4, 5
+#: kinds of heads: layout, parts, fields. A window of 8 in transformers is one of 9 at z-lab
+KINDS = {
+    "z-lab": ("z-lab", (), {"is_causal": False}),
+    "z-lab, causal windows": ("z-lab", (), {}),
+    "JetSpec": ("z-lab", (), {"dflash_config": {"causal_head": True}}),
+    "z-lab, scaled": (
+        "z-lab",
+        (),
+        {"dflash_config": {"input_embedding_scale": 0.9, "output_multiplier": 1.3, "final_logit_softcapping": 9.0}},
+    ),
+    "DFlash 2": (
+        "z-lab",
+        ("convolutions", "selector"),
+        {"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 6}},
+    ),
+    "DeepSpec": (
+        "z-lab",
+        ("markov", "confidence"),
+        {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+        | {"enable_confidence_head": True, "confidence_head_with_markov": True},
+    ),
+    "speculators": ("speculators", (), {"speculators_model_type": "dflash"}),
+    "speculators, reduced": ("speculators", ("vocabulary",), {"speculators_model_type": "dflash"}),
+    "speculators, both ways": (
+        "speculators",
+        ("vocabulary",),
+        {"speculators_model_type": "dflash", "sliding_window_non_causal": True, "sample_from_anchor": True},
+    ),
+    "speculators, DFlash 2": (
+        "speculators",
+        ("convolutions", "selector"),
+        {"speculators_model_type": "dflash2", "conv_kernel_size": 3, "conv_group_size": 8}
+        | {"selector_rank": RANK, "selector_top_k": 6},
+    ),
+    "DSpark": (
+        "speculators",
+        ("vocabulary", "markov", "confidence"),
+        {"speculators_model_type": "dspark", "markov_rank": RANK},
+    ),
+    "DSpark, gated": (
+        "speculators",
+        ("vocabulary", "markov"),
+        {"speculators_model_type": "dspark", "markov_rank": RANK, "markov_head_type": "gated"}
+        | {"enable_confidence_head": False},
+    ),
+    "DSpark, rnn": (
+        "speculators",
+        ("markov", "confidence"),
+        {"speculators_model_type": "dspark", "markov_rank": RANK, "markov_head_type": "rnn"}
+        | {"confidence_head_with_markov": False},
+    ),
+}
+
+
+@torch.no_grad()
+def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
+    """The trained `draft` as a head of a `kind`, its additions random and small, so that it still agrees with `target`."""
+    torch.manual_seed(2)
+    layout, parts, fields = KINDS[kind]
+    config, size, hidden = draft.config, target.config.vocab_size, draft.config.hidden_size
+    fields = dict(fields)
+    tensors = {RENAMED.get(name, name): tensor.clone() for name, tensor in draft.state_dict().items()}
+    layers = {name: getattr(config, name) for name in LAYERS} | {"vocab_size": size, "use_sliding_window": True}
+    block = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+    if layout == "z-lab":
+        own = block | {"target_layer_ids": config.target_layer_ids} | fields.pop("dflash_config", {})
+        place = {} if kind == "DeepSpec" else {"dflash_config": own}
+        given = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_target_layers": 2}
+        given |= (
+            layers | {"sliding_window": config.sliding_window + 1} | (own if kind == "DeepSpec" else place) | fields
+        )
+    else:
+        given = block | {
+            "transformer_layer_config": layers | {"model_type": "qwen3", "sliding_window": config.sliding_window},
+            "draft_vocab_size": num_ids if "vocabulary" in parts else size,
+            "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids],
+            **fields,
+        }
+    num_ids = num_ids if "vocabulary" in parts else size
+    if "vocabulary" in parts:
+        ids = torch.randperm(size)[:num_ids].sort().values
+        tensors |= {
+            "d2t": ids - torch.arange(num_ids),
+            "t2d": torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True),
+        }
+        tensors["lm_head.weight"] = target.lm_head.weight[ids].clone()
+    if "convolutions" in parts:
+        taps = given.get("conv_kernel_size", given.get("dflash_config", {}).get("conv_kernel_size"))
+        for index in range(config.num_hidden_layers):
+            for branch in ("attention_conv", "mlp_conv"):
+                base = 0.05 * torch.randn(2, taps, hidden)
+                base[:, 0] += 1
+                tensors[f"layers.{index}.{branch}.base_kernel"] = base
+                projection = 0.03 * torch.randn(2 * taps * hidden // 8, hidden)
+                tensors[f"layers.{index}.{branch}.kernel_projection.weight"] = projection
+    if "selector" in parts:
+        tensors["candidate_selector.hidden_projection.weight"] = 0.5 * torch.randn(RANK, hidden)
+        for name in ("predecessor_codebook", "successor_codebook"):
+            tensors[f"candidate_selector.{name}"] = 0.5 * torch.randn(size, RANK)
+    if "markov" in parts:
+        tensors["markov_head.markov_w1.weight"] = torch.randn(size, RANK)
+        tensors["markov_head.markov_w2.weight"] = 0.5 * torch.randn(num_ids, RANK)
+        inner = {"gated": ("gate_proj", hidden + RANK, RANK), "rnn": ("joint_proj", hidden + 2 * RANK, 3 * RANK)}
+        if (extra := inner.get(given.get("markov_head_type"))) is not None:
+            name, wide, narrow = extra
+            tensors[f"markov_head.{name}.weight"] = 0.3 * torch.randn(narrow, wide)
+            tensors[f"markov_head.{name}.bias"] = 0.3 * torch.randn(narrow)
+    if "confidence" in parts:
+        wide = hidden + (RANK if given.get("confidence_head_with_markov", True) else 0)
+        tensors |= {
+            "confidence_head.proj.weight": 0.3 * torch.randn(1, wide),
+            "confidence_head.proj.bias": torch.zeros(1),
+        }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(given))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def pairs(steps: int = 45, **config) -> dict[bool, tuple]:
+    """One target with two drafts trained for it, to be written in the layouts: whether the newest token's place predicts."""
+    return {
+        anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)
+    }
+
+
+def from_anchor(kind: str) -> bool:
+    return KINDS[kind][2].get("sample_from_anchor", "DSpark" in kind or kind == "DeepSpec")
+
+
+class Plain:
+    """What a head computes for one text, read from its files."""
+
+    def __init__(self, folder, target):
+        fields, self.tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+        layers = fields.get("transformer_layer_config", fields)
+        own = fields | fields.get("dflash_config", {})
+        self.own, self.layers, self.is_speculators = own, layers, layers is not fields
+        self.embed, self.head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        kind, architectures = fields.get("speculators_model_type"), fields.get("architectures", [""])
+        self.anchor = own.get("sample_from_anchor", kind == "dspark" or "DSpark" in architectures[0])
+        self.is_dflash2 = kind == "dflash2"
+        self.block_size, self.head_dim = own["block_size"], layers["head_dim"]
+        self.layer_ids = own.get("target_layer_ids") or [index - 1 for index in own["aux_hidden_state_layer_ids"]]
+
+    def norm(self, x, name):
+        x = x.float()
+        return (
+            x * (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt() * self.tensors[f"{name}.weight"]
+        )
+
+    def linear(self, x, name):
+        bias = self.tensors.get(f"{name}.bias")
+        return x @ self.tensors[f"{name}.weight"].T + (0 if bias is None else bias)
+
+    def rotated(self, x, positions):
+        half = self.head_dim // 2
+        frequencies = self.layers["rope_parameters"]["rope_theta"] ** (-torch.arange(half) / half)
+        angles = positions[:, None, None] * frequencies
+        one, other = x[..., :half], x[..., half:]
+        return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+
+    def sees(self, kind, query, key, anchor) -> bool:
+        """Whether the place at position `query` of the block that begins at `anchor` sees position `key`."""
+        window = self.layers.get("sliding_window") if kind == "sliding_attention" else None
+        if self.is_speculators:
+            both_ways = self.own.get("sliding_window_non_causal", self.is_dflash2) or window is None
+            return key >= anchor - (window or 10**6) and (both_ways or key <= query)
+        is_causal = self.own.get("causal_head") or self.own.get("is_causal")
+        if is_causal is None:
+            is_causal = kind == "sliding_attention"
+        far = window is not None and (query - key >= window or key - query >= window)
+        return not far and (not is_causal or key <= query)
+
+    def convolved(self, x, name):
+        """Both convolutions of a branch, as functions of what they convolve."""
+        base = self.tensors.get(f"{name}.base_kernel")
+        if base is None:
+            return (lambda y: y), (lambda y: y)
+        taps = self.linear(x, f"{name}.kernel_projection").view(len(x), 2, base.shape[1], -1)
+
+        def convolution(which):
+            def apply(y):
+                out = torch.zeros_like(y)
+                for t in range(len(y)):
+                    for back in range(min(t + 1, base.shape[1])):
+                        dynamic = taps[t, which, back].repeat_interleave(y.shape[1] // taps.shape[3])
+                        out[t] += (base[which, back] + dynamic) * y[t - back]
+                return out
+
+            return apply
+
+        return convolution(0), convolution(1)
+
+    def states(self, context, newest: int):
+        """Of the block after `context (n, layers * hidden)`: `(block, hidden)`."""
+        n, size, dim = len(context), self.block_size, self.head_dim
+        context = self.norm(self.linear(context, "fc"), "hidden_norm")
+        ids = torch.full((size,), self.own["mask_token_id"])
+        ids[0] = newest
+        x, positions = self.embed[ids] * self.own.get("input_embedding_scale", 1.0), torch.arange(n + size)
+        for index, kind in enumerate(self.layers["layer_types"]):
+            name = f"layers.{index}"
+            y = self.norm(x, f"{name}.input_layernorm")
+            before, after = self.convolved(y, f"{name}.attention_conv")
+            y = before(y)
+            both = torch.cat([context, y])
+            q, k, v = (
+                self.linear(z, f"{name}.self_attn.{part}_proj").view(len(z), -1, dim)
+                for z, part in ((y, "q"), (both, "k"), (both, "v"))
+            )
+            q = self.rotated(self.norm(q, f"{name}.self_attn.q_norm"), positions[n:])
+            k = self.rotated(self.norm(k, f"{name}.self_attn.k_norm"), positions)
+            groups = q.shape[1] // k.shape[1]
+            visible = torch.tensor([[self.sees(kind, n + i, j, n) for j in range(n + size)] for i in range(size)])
+            scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(groups, 1)) / math.sqrt(dim)
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+            attended = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(groups, 1)).reshape(size, -1)
+            x = x + after(self.linear(attended, f"{name}.self_attn.o_proj"))
+            y = self.norm(x, f"{name}.post_attention_layernorm")
+            before, after = self.convolved(y, f"{name}.mlp_conv")
+            y = before(y)
+            gated = silu(self.linear(y, f"{name}.mlp.gate_proj")) * self.linear(y, f"{name}.mlp.up_proj")
+            x = x + after(self.linear(gated, f"{name}.mlp.down_proj"))
+        return self.norm(x, "norm")
+
+    def logits(self, context, newest: int, drafted) -> torch.Tensor:
+        """`(places, target vocabulary)` of the places that predict, each after those tokens of `drafted` that stand before."""
+        states = self.states(context, newest)[0 if self.anchor else 1 :]
+        out, memory = [], torch.zeros(RANK)
+        for state, previous in zip(states, [newest, *drafted], strict=False):
+            scores = self.tensors.get("lm_head.weight", self.head) @ state * self.own.get("output_multiplier", 1.0)
+            if cap := self.own.get("final_logit_softcapping"):
+                scores = cap * torch.tanh(scores / cap)
+            if "candidate_selector.hidden_projection.weight" in self.tensors:
+                kept = scores.topk(self.own["selector_top_k"]).indices
+                factor = self.tensors["candidate_selector.predecessor_codebook"][previous]
+                factor = factor * self.linear(state, "candidate_selector.hidden_projection")
+                bonus = self.tensors["candidate_selector.successor_codebook"] @ factor
+                scores = torch.full_like(scores, -torch.inf).index_copy(0, kept, (scores + bonus)[kept])
+            if "markov_head.markov_w1.weight" in self.tensors:
+                latent = self.tensors["markov_head.markov_w1.weight"][previous]
+                kind = self.own.get("markov_head_type", "vanilla")
+                if kind == "gated":
+                    latent = torch.sigmoid(self.linear(torch.cat([state, latent]), "markov_head.gate_proj")) * latent
+                elif kind == "rnn":
+                    joint = self.linear(torch.cat([memory, latent, state]), "markov_head.joint_proj")
+                    gate, candidate, output = joint.view(3, -1)
+                    memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(candidate)
+                    latent = torch.tanh(output)
+                scores = scores + self.linear(latent, "markov_head.markov_w2")
+            if "d2t" in self.tensors:
+                ids = self.tensors["d2t"] + torch.arange(len(scores))
+                scores = torch.full((len(self.head),), -torch.inf).index_copy(0, ids, scores)
+            out.append(scores)
+        return torch.stack(out)
+
+    def confidences(self, context, newest: int, drafted) -> torch.Tensor:
+        """`(places,)` in logits."""
+        states = self.states(context, newest)[0 if self.anchor else 1 :]
+        if self.own.get("confidence_head_with_markov", True):
+            before = self.tensors["markov_head.markov_w1.weight"][torch.tensor([newest, *drafted])[: len(states)]]
+            states = torch.cat([states[: len(before)], before], 1)
+        return self.linear(states, "confidence_head.proj")[:, 0]

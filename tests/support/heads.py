@@ -1,0 +1,109 @@
+"""Draft heads for the tests: the fixtures in tests/heads/fixtures, and random ones made for tiny targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_speculative.heads.eagle3 import Eagle3Model
+from hf_speculative.heads.eagle3_config import Eagle3Config
+from tests.support import tied, tiny
+
+FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
+EAGLE3 = sorted(folder.name for folder in FIXTURES.glob("eagle3_*"))
+
+
+def expected_of(name: str) -> dict[str, torch.Tensor]:
+    return load_file(FIXTURES / name / "expected.safetensors")
+
+
+def target_for(embeddings: torch.Tensor, num_layers: int = 6) -> LlamaForCausalLM:
+    """A random Llama with these embeddings, which the heads of fixtures fit."""
+    torch.manual_seed(0)
+    size, vocab_size = embeddings.shape[1], embeddings.shape[0]
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            **tiny.GATED | {"vocab_size": vocab_size, "hidden_size": size, "num_hidden_layers": num_layers},
+        )
+    ).eval()
+    tiny._spread(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(embeddings)
+    return model
+
+
+@torch.no_grad()
+def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None = None, hidden: int = 32, **fields):
+    """A random head for `target`, which agrees with it about some tokens if it is as wide.
+
+    Args:
+        kind: type of its layers.
+        draft_vocab: tokens that it can propose, spread over the target's vocabulary; by default all.
+        hidden: its width.
+        fields: of its config; `layers`, of its layers' config.
+    """
+    torch.manual_seed(seed)
+    own = target.config.get_text_config(decoder=True)
+    layers = {
+        "model_type": kind,
+        "vocab_size": own.vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": hidden // 4,
+        "max_position_embeddings": 128,
+        "pad_token_id": None,
+        **fields.pop("layers", {}),
+    }
+    fields = {"eagle_aux_hidden_state_layer_ids": [0, 1, own.num_hidden_layers], **fields}
+    config = Eagle3Config(
+        transformer_layer_config=layers,
+        draft_vocab_size=draft_vocab or own.vocab_size,
+        has_embed_tokens=hidden != own.hidden_size or fields.get("speculators_model_type") == "peagle",
+        target_hidden_size=None if hidden == own.hidden_size else own.hidden_size,
+        **fields,
+    )
+    config._attn_implementation = own._attn_implementation
+    head = tiny._spread(Eagle3Model(config).eval())
+    if head.d2t is not None:
+        ids = torch.randperm(own.vocab_size)[:draft_vocab].sort().values
+        head.d2t.copy_(ids - torch.arange(draft_vocab))
+        head.t2d[ids] = True
+    if head.config.is_parallel:
+        head.mask_hidden.normal_()
+    if head.embed_tokens is not None and hidden == own.hidden_size:
+        head.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
+    if hidden == own.hidden_size:
+        _knows_the_newest_token(head, target)
+    return head
+
+
+def _knows_the_newest_token(head, target):
+    """Its first layer attends to where the newest token stands, and its embedding goes on to a head like the target's."""
+    first, size = head.layers[0].self_attn, head.fc.out_features
+    passed = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    for part, factor in ((first.q_proj, 3.0), (first.k_proj, 3.0), (first.v_proj, 1.0)):
+        part.weight.copy_(factor * passed)
+    first.o_proj.weight.copy_(torch.eye(size))
+    for norm in ("q_norm", "k_norm"):
+        if hasattr(first, norm):
+            getattr(first, norm).weight.mul_(3.0)
+    head.fc.weight.mul_(0.1)
+    for layer in head.layers:
+        layer.mlp.down_proj.weight.mul_(0.1)
+    for layer in head.layers[1:]:
+        layer.self_attn.o_proj.weight.mul_(0.1)
+    ids = slice(None) if head.d2t is None else head.t2d
+    head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+
+
+def target(model_type: str = "llama", attention: str = "sdpa", **config):
+    """A target whose layers write little, so that the next token follows mostly from the last one, which heads know."""
+    model = tiny.build(model_type, attention=attention, **config)
+    tied.hush(model.model.layers, 0.3)
+    return model
