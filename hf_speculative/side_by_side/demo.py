@@ -21,7 +21,7 @@ from .comparison import Comparison, Piece, Runner
 from .screen import STYLES
 
 #: new tokens of each text, and how often each is timed both ways
-NUM_TOKENS, REPEATS = 72, 5
+NUM_TOKENS, REPEATS = 72, 3
 #: so much slower than they came are texts shown, to be followed by eye
 SLOWER = 4.0
 INTRODUCTION = (

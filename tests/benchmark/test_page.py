@@ -94,7 +94,7 @@ def test_it_begins_with_a_sentence_and_a_summary(tmp_path):
     assert [verdict for _, [(_, verdict)] in lines] == ["ahead", "LOSS to plain"]
     page.write(report, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert sentence in text and text.index(sentence) < text.index("summary") < text.index("<h2>")
+    assert text.index(sentence) < text.index('class="cell summary"') < text.index("<h2>")
     assert len(re.findall('class="loss"', text)) == 2, "the verdict alone, in the summary and in its table"
     file = io.StringIO()
     screen.print_summary(Console(file=file, width=200), report, glossary=False)

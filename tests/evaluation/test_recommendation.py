@@ -73,7 +73,9 @@ def test_what_the_counts_rule_out_is_noise_and_never_recommended():
     assert found.advice.endswith('; left out as noise: "a, 4 tokens". Measure again on a quiet machine.')
     (found,) = handmade([[2.0] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 4)).recommendations
     assert (found.setting, found.runner_up, found.noise) == (A4, None, (A2,))
-    assert found.advice.startswith('take "a, 4 tokens", 1.82x plain decoding; left out as noise: "a, 2 tokens".')
+    assert found.advice.startswith(
+        'take "a, 4 tokens", 1.82x (1.82 to 1.82) plain decoding; left out as noise: "a, 2 tokens".'
+    )
 
 
 def test_a_busy_while_does_not_move_the_totals():
@@ -85,7 +87,8 @@ def test_a_busy_while_does_not_move_the_totals():
     for setting in (A2, A4):
         assert busy.totals(setting).speedup.median == quiet.totals(setting).speedup.median < 2
     assert busy.totals(Setting()).tokens_per_second == quiet.totals(Setting()).tokens_per_second == 3
-    assert busy.recommendations[0].advice == quiet.recommendations[0].advice
+    (found,), (other,) = busy.recommendations, quiet.recommendations
+    assert (found.setting, found.is_clear, found.speedup.median) == (other.setting, other.is_clear, other.speedup.median)
 
 
 def test_compiled_passes_may_cost_less_than_plain_ones():
@@ -107,7 +110,7 @@ def test_as_a_table_and_in_a_line(tmp_path):
     evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
     table = evaluation.to_pandas()
     assert list(table.index) == [setting.name for setting in evaluation.settings]
-    assert table["speedup"].tolist()[1:] == [2.0, 1.6] and table["speedup"].isna().iloc[0]
+    assert table["speedup"].tolist()[1:] == pytest.approx([2.0, 1.6]) and table["speedup"].isna().iloc[0]
     assert table.loc[A2.name, "speedup_low"] == 2.0 and "draft_acceptance_rate" in table and "temperature" in table
     evaluation.to_csv(tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text().splitlines()
