@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..embedded import embedded_pair
 from ..evaluation.settings import Setting
+from ..reports.pages import visible
 from ..reports.speedup import Speedup, Work, interval
 from ..reports.terminal import as_text
 from .comparison import Comparison, Piece, Runner
@@ -51,7 +52,7 @@ SCENES = (
         "greedy, with a repetition penalty",
         "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
         "    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):",
-        Setting(draft_model="draft"),
+        Setting(draft_model="draft", num_draft_tokens=4),
         kwargs={"repetition_penalty": 1.2},
     ),
     Scene(
@@ -64,7 +65,7 @@ SCENES = (
         "sampled at temperature 0.5, the very tokens of plain sampling under the same seed",
         "class Lock:\n    def __enter__(self):\n        return self\n\n"
         "    def __exit__(self, *args):\n        self.release()\n\n    def",
-        Setting(draft_model="draft", temperature=0.5, reproducible=True),
+        Setting(draft_model="draft", num_draft_tokens=4, temperature=0.5, reproducible=True),
         kwargs={"top_p": 0.9},
     ),
 )
@@ -141,7 +142,7 @@ def _both(line: str, plain: list[Piece], ours: list[Piece], passes: tuple[int, i
 
 
 def _panel(name: str, line: str, pieces: list[Piece], passes: int) -> Panel:
-    text = as_text(line, "dim")
+    text = Text.assemble((visible(line), "dim"))
     for piece in pieces:
         text.append_text(as_text(piece.text, STYLES[piece.is_from_draft]))
     title = Text.assemble((name, "bold"), f", {passes} passes")

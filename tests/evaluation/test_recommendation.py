@@ -88,7 +88,11 @@ def test_a_busy_while_does_not_move_the_totals():
         assert busy.totals(setting).speedup.median == quiet.totals(setting).speedup.median < 2
     assert busy.totals(Setting()).tokens_per_second == quiet.totals(Setting()).tokens_per_second == 3
     (found,), (other,) = busy.recommendations, quiet.recommendations
-    assert (found.setting, found.is_clear, found.speedup.median) == (other.setting, other.is_clear, other.speedup.median)
+    assert (found.setting, found.is_clear, found.speedup.median) == (
+        other.setting,
+        other.is_clear,
+        other.speedup.median,
+    )
 
 
 def test_compiled_passes_may_cost_less_than_plain_ones():

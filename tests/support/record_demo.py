@@ -14,7 +14,7 @@ from hf_speculative.side_by_side import demo
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 
 
-def record(width: int = 104) -> str:
+def record(width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     quiet_transformers()
     demo.show(console)
