@@ -112,6 +112,7 @@ def test_the_speedup_is_over_what_both_have_done():
 
 def test_as_a_table_and_in_a_line(tmp_path):
     evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
+    evaluation.header["target"] = "org/big"
     table = evaluation.to_pandas()
     assert list(table.index) == [setting.name for setting in evaluation.settings]
     assert table["speedup"].tolist()[1:] == pytest.approx([2.0, 1.6]) and table["speedup"].isna().iloc[0]

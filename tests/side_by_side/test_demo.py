@@ -32,7 +32,7 @@ def test_the_command_shows_it(monkeypatch):
 
 def test_options_without_effect_are_refused():
     result = CliRunner().invoke(app, ["generate", "x", "--demo", "--temperature", "1"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2 and "--prompt, --temperature beside --demo" in re.sub(r"\s+", " ", result.stderr)
+    assert result.exit_code == 2 and "--temperature, --prompt beside --demo" in re.sub(r"\s+", " ", result.stderr)
 
 
 @pytest.mark.parametrize("scene", demo.SCENES, ids=lambda scene: scene.title.split(",")[0])
