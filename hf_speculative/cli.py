@@ -20,6 +20,7 @@ from .hub import cli as hub
 from .serving.chat import chat
 from .serving.cli import serve
 from .side_by_side.cli import generate
+from .training.cli import train_command
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ for _name, _command in (
     ("check", check),
     ("bench", bench),
     ("eval", eval_command),
+    ("train", train_command),
     ("card", hub.card),
     ("export", hub.export),
     ("export-generate", hub.export_generate),

@@ -19,10 +19,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
+from .call.kept import forget
 from .call.option_table import ATTACHED_SOURCES, CALL, documented
 from .call.output import GenerateSpeculativeOutput
 from .call.preparation import checked, load_draft
-from .call.sources import is_configured, source_of
+from .call.sources import go_together, is_configured, source_of
 from .call.statistics import Statistics
 from .models import modes_of_a_call, pool
 from .types import Round
@@ -180,7 +181,7 @@ def attach(
     named = [name for name, value in found.items() if value is not None]
     if not named and not is_configured(getattr(target, "generation_config", None)):
         config = replace(config, method="auto")
-    if len(named) > 1:
+    if len(named) > 1 and not go_together(named):
         raise ValueError(f"{' and '.join(f'`{name}`' for name in named)} are two sources of drafts: give one.")
     existing = own_generate(target)
     if existing is not None and not isinstance(existing, Attached):
@@ -200,7 +201,8 @@ def attach(
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `attach`; returns the same `model`. A model without a draft stays as it is.
 
-    Releases the memory kept for later calls, caches and compiled passes, of both models.
+    Releases the memory kept for later calls, caches and compiled passes, of both models; what sources of drafts have kept with
+    the target, answers and what they learned, is forgotten.
     """
     target = checks.unwrap(model, "model")
     attached = own_generate(target)
@@ -208,6 +210,7 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
         del target.generate
         pool.release(attached.draft_model)
     pool.release(target)
+    forget(target)
     return model
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from .types import Batch, Costs, Draft, Round, Tree, Verdict
 
+#: more draft tokens than any draft has
+MANY = 2**20
+
 
 class CachedModel:
     """A model that feeds what it has not seen.
@@ -218,7 +221,8 @@ class Drafter:
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
         hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
         branches: it proposes trees of draft tokens, where it may.
-        may_branch: set before a call begins: all parts of it take trees; else propose a chain.
+        may_branch: set before a call begins: all parts of it take trees; else propose a chain. A path may be no longer than a
+            row has room for (`Batch.rooms`); what is longer is cut.
     """
 
     one_hot_proposals: bool = False
@@ -229,6 +233,10 @@ class Drafter:
     @property
     def num_forwards(self) -> int:
         return 0
+
+    def branches_with(self, sampler: Sampler) -> bool:
+        """Whether `branches` holds for a call whose tokens are drawn by this `sampler`."""
+        return self.branches
 
     @property
     def keeps_rows_together(self) -> bool:
@@ -297,6 +305,9 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    #: tokens per second, of all rows together, that the last plan promises; `None` where nothing is known of time
+    speed: float | None = None
+
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
 
@@ -307,6 +318,20 @@ class Schedule:
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
         """How many of a row's draft tokens to propose, if no pass is needed to know their chances, the likeliest first: all."""
         return [len(row) for row in chances]
+
+    @property
+    def chooses_nodes(self) -> bool:
+        """`num_nodes` has a say."""
+        return type(self).num_nodes is not Schedule.num_nodes
+
+    def num_levels(self, batch: Batch) -> int | None:
+        """How deep the next tree is to be, of a drafter that asks for each level, 0 for a chain; `None`: as that is set."""
+        return None
+
+    @property
+    def parts(self) -> tuple[Schedule, Schedule]:
+        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do."""
+        return self, self
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
@@ -330,11 +355,11 @@ class Schedule:
 
     @staticmethod
     def rooms(batch: Batch) -> list[int]:
-        """How many draft tokens each row can use.
+        """How many draft tokens each row can use; of a tree, whose siblings take no room, any number.
 
         None in the first round: the prompt then goes through the target in the shape that plain `generate` gives it, and the
         first token is there as early. Later ones leave room for the token that the target adds.
         """
         if batch.is_unread:
             return [0] * len(batch.rows)
-        return [max(0, batch.max_length - length - 1) for length in batch.host_lengths]
+        return [MANY if room and batch.branches else room for room in batch.rooms]

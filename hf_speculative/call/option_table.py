@@ -106,9 +106,9 @@ OPTIONS = (
            "Draft by copying what followed the same tokens earlier in the text, up to so many tokens a round.", is_source=True),
     Option("use_mtp", Flag(), _SOURCE, "off",
            "Draft with the multi-token prediction layers of the target's checkpoint.", is_source=True, page="self-drafting.md"),
-    Option("method", Name(("auto", "suffix", "recycling")), _SETTING, "none",
+    Option("method", Name(("auto", "suffix", "recycling", "ngram")), _SETTING, "none",
            "Draft without a model: `suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; "
-           "`recycling` tries what the target found likely after the same token; `auto` does both.",
+           "`recycling` tries what the target found likely after the same token; `auto` does both; `ngram` is prompt lookup.",
            is_source=True, page="suffix.md"),
     Option("drafter", _DRAFTER, (CONFIG,), "none",
            "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="add-a-drafter.md"),
@@ -125,6 +125,12 @@ OPTIONS = (
     Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
            "End a draft after a token that the draft gave a probability below this."),
     # of one source
+    Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
+           "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "
+           "`num_draft_tokens` counts the nodes.", aliases=("speculative_eagle_topk",), page="trees.md#trees-of-a-draft-model"),
+    Option("tree_depth", WholeNumber(), _SETTING, "5; where the depth is chosen by cost, 8 at most",
+           "How many draft tokens may follow one another in a draft model's tree, each level a pass of it.",
+           aliases=("speculative_num_steps",), page="trees.md#trees-of-a-draft-model"),
     Option("max_matching_ngram_size", WholeNumber("matches nothing: give 1 or more, or leave it out."), _AS_CONFIGURED, "3",
            "The longest run of tokens that prompt lookup looks for."),
     Option("corpus", _CORPUS, _SETTING, "none",

@@ -121,7 +121,7 @@ def read_options(
         load: turns the name of a draft into the model.
     """
     call = _Call(model, kwargs)
-    argument, value, attached_config = _source(call, kwargs, attached_draft, attached_config)
+    argument, value, guesses, attached_config = _source(call, kwargs, attached_draft, attached_config)
     if argument is None:
         refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
         call.refuse(refused, "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`, or leave it out")
@@ -141,6 +141,8 @@ def read_options(
     levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.given.keys()})
+    if guesses is not None:
+        source = sources.with_guesses(source, guesses, values | {"in_call": call.given.keys()})
     call.refuse_for(source, config)
     source = source.for_model(model)
     return Options(
@@ -155,23 +157,30 @@ def read_options(
 
 def _source(
     call: _Call, kwargs: dict[str, Any], attached_draft, attached: SpeculativeConfig
-) -> tuple[str | None, Any, SpeculativeConfig]:
-    """Who drafts: the source's name, its value, and what of the attached settings still counts; no name if nobody does."""
+) -> tuple[str | None, Any, str | None, SpeculativeConfig]:
+    """Who drafts: the source's name, its value, a method of guessing beside it, and what of the attached settings still counts.
+
+    No name if nobody does.
+    """
     own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
     found = {"draft_model": attached_draft} | {name: getattr(attached, name) for name in ATTACHED_SOURCES}
     named = {name: value for name in SOURCES if (value := call.source(name, own_configs)) is not None}
+    guesses = named.pop("method") if sources.go_together(named) else None
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
         ((source, value),) = named.items()
-        if value != found.get(source):  # what was attached along with a source is about that source
+        is_attached = value == found.get(source) and guesses in (None, found["method"])
+        if not is_attached:  # what was attached along with a source is about that source
             attached = replace(attached, **dict.fromkeys(sources.SETTINGS_OF_ONE))
-        return source, value, replace(attached, **dict.fromkeys(ATTACHED_SOURCES))
+        return source, value, guesses, replace(attached, **dict.fromkeys(ATTACHED_SOURCES))
     if any(name in kwargs for name in ROWS["draft_model"].names):  # as `None`
-        return None, None, SpeculativeConfig()
+        return None, None, None, SpeculativeConfig()
     if all(value is None for value in found.values()):
         found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
-    return *next(((name, value) for name, value in found.items() if value is not None), (None, None)), attached
+    named = {name: value for name, value in found.items() if value is not None}
+    guesses = named.pop("method") if sources.go_together(named) else None
+    return *next(iter(named.items()), (None, None)), guesses, attached
 
 
 def _how_much(source: Source, values: dict[str, Any]) -> dict[str, Any]:

@@ -51,10 +51,14 @@ def target_and_drafter(
 def make_schedule(options: Options) -> Schedule:
     if options.config.schedule is not None:
         return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-    kinds = SCHEDULE_NAMES | {"adaptive": options.source.adaptive_schedule}
-    schedule = kinds[options.schedule_name](options.num_draft_tokens)
+    if options.schedule_name == "adaptive":
+        schedule = options.source.adaptive_schedule(options.num_draft_tokens, options.length_is_default)
+    else:
+        schedule = SCHEDULE_NAMES[options.schedule_name](options.num_draft_tokens)
     threshold = options["assistant_confidence_threshold"]
-    return ConfidenceStop(schedule, threshold) if threshold else schedule
+    if threshold:
+        schedule = ConfidenceStop(schedule, threshold)
+    return options.source.around(schedule, options.num_draft_tokens, options.length_is_default)
 
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
@@ -98,8 +102,9 @@ def make_ranks(options: Options, model: PreTrainedModel) -> Alone:
 
 
 def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sampler: Sampler, rule: Rule) -> bool:
-    """Whether the drafter, which branches, may: all other parts take trees."""
-    return drafter.branches and all(part.takes_trees for part in (target, sampler, rule)) and fits_trees(model)
+    """Whether the drafter branches and may: all other parts take trees."""
+    parts_do = all(part.takes_trees for part in (target, sampler, rule))
+    return parts_do and drafter.branches_with(sampler) and fits_trees(model)
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:

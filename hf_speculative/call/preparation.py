@@ -57,7 +57,7 @@ def _within_longest(options: Options, target: PreTrainedModel) -> Options:
         return options
     if options.length_is_default:
         return replace(options, num_draft_tokens=longest)
-    if num_tokens > longest:
+    if num_tokens > longest and not options.source.counts_nodes:
         raise ValueError(
             f"`num_draft_tokens={num_tokens}`: the draft that `{options.source.argument}` names proposes at most {longest} "
             f"tokens a round: give 1 to {longest}, or leave it out."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -53,20 +53,25 @@ class Source:
         num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
+        knows_chances: each of its guesses comes with a chance to be right, and takes no pass.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
-        adaptive_schedule: how the schedule "adaptive" chooses among its drafts, of up to `most_tokens`.
+        most_tokens: of the drafts among which the schedule "adaptive" chooses.
         timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
+        timed_trees: likewise numbers of nodes, by the number of levels of a tree whose levels are drafted one after another.
     """
 
     argument: ClassVar[str]
     method: ClassVar[str]
     runs_target: ClassVar[bool] = False
+    knows_chances: ClassVar[bool] = False
     reads_states: bool = False
-    adaptive_schedule: ClassVar[type[Schedule]] = Adaptive
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
+    timed_trees: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
+    #: what guesses without a pass, and what drafts, where it is two sources in one
+    parts: tuple[Source, Source] | None = None
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -94,6 +99,11 @@ class Source:
         return self.runs_target or self.reads_states
 
     @property
+    def counts_nodes(self) -> bool:
+        """A number of draft tokens is that of a tree's nodes, more than its longest path has."""
+        return False
+
+    @property
     def cost_key(self) -> Hashable:
         return self.method
 
@@ -118,6 +128,14 @@ class Source:
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         """The longest draft that it can propose for the target `model`; `None` for any. Called after `check`."""
         return None
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        """How "adaptive" chooses among drafts of up to `max_tokens`, a number that nobody gave if it `is_default`."""
+        return Adaptive(max_tokens)
+
+    def around(self, schedule: Schedule, max_tokens: int, is_default: bool) -> Schedule:
+        """The call's `schedule`, made from such a number of tokens, or one around it."""
+        return schedule
 
     def cost_of_token(self, model: PreTrainedModel) -> float:
         """What a draft token is assumed to cost, in passes of the target `model`, until that is measured.

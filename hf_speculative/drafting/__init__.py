@@ -7,6 +7,7 @@ from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
+from .guesses_first import GuessesFirst
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
 from .prompt_lookup import PromptLookup
@@ -15,7 +16,7 @@ from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
-DRAFTERS = (Beams, DraftModel, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
+DRAFTERS = (Beams, DraftModel, GuessesFirst, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
 TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)
 
@@ -30,6 +31,7 @@ __all__ = [
     "EarlyExit",
     "Gemma4Assistant",
     "Guesser",
+    "GuessesFirst",
     "Mtp",
     "Nothing",
     "OtherTexts",

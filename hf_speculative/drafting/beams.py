@@ -11,6 +11,9 @@ from .levels import Levels
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
+#: candidates after a node, and levels of a tree, where nobody says more
+DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
+
 
 class Beams(WrappedDrafter):
     """Proposes the most confident nodes of a tree that grows by beams; the number of draft tokens is that of its nodes.
@@ -25,43 +28,65 @@ class Beams(WrappedDrafter):
     Args:
         drafter: scores the levels.
         top_k: candidates after each node, and nodes of each level that are expanded (EAGLE's and SGLang's `topk`).
-        depth: the longest path: each level takes a pass of a draft model.
+        depth: the longest path: each level takes a pass of a draft model. Where the schedule says how deep a tree is to be
+            (`Schedule.num_levels`), its word counts; `None`: chains where it says nothing.
 
     Raises:
         ValueError: one of them is below 1.
     """
 
-    def __init__(self, drafter: Stepwise, top_k: int = 4, depth: int = 5):
+    def __init__(self, drafter: Stepwise, top_k: int = DEFAULT_TOP_K, depth: int | None = DEFAULT_DEPTH):
         for name, value in (("top_k", top_k), ("depth", depth)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"`{name}={value}` drafts nothing: give 1 or more.")
         super().__init__(drafter)
         self.stepwise, self.top_k, self.depth = drafter, top_k, depth
         self.branches = drafter.scores_levels
         self.expanded_as: Tensor | None = None
 
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        batch.grows_levels = self.may_branch
+        super().begin(batch, sampler)
+
+    def branches_with(self, sampler: Sampler) -> bool:
+        is_drawn = sampler.keeps_draft_probs and not sampler.one_hot_proposals
+        return self.branches and sampler.drafts_trees and not is_drawn
+
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         self.expanded_as = None
-        is_drawn = sampler.keeps_draft_probs and not sampler.one_hot_proposals
-        if is_drawn or not self.may_branch or not sampler.drafts_trees or schedule.may_stop:
-            return super().propose(batch, num_tokens, schedule, sampler)
-        depth = max(self.stepwise.limit(batch, [min(n, self.depth) for n in num_tokens]))
+        levels = schedule.num_levels(batch)
+        if levels is None:
+            levels = self.depth or 0
+        rooms = [min(n, room) for n, room in zip(num_tokens, batch.rooms, strict=True)]
+        if not levels or not self.may_branch or schedule.may_stop:
+            return super().propose(batch, rooms, schedule, sampler)
+        depth = max(self.stepwise.limit(batch, [min(levels, room) for room in rooms]))
         if depth == 0:
             return Draft.empty(batch)
         scores = sampler.draft_scores(batch, self.stepwise.step(batch, 0), 0)
-        levels = Levels(self.top_k, sampler.confidences(scores[:, None], 0))
+        candidates = Levels(self.top_k, sampler.confidences(scores[:, None], 0))
         for ahead in range(1, depth):
-            width = levels.expand()
-            batch.put(levels.expanded_tokens, tree=levels.expanded_tree)
-            end = levels.expanded.shape[1]
+            width = candidates.expand()
+            batch.put(candidates.expanded_tokens, tree=candidates.expanded_tree)
+            end = candidates.expanded.shape[1]
             scores = sampler.level_scores(batch, self.stepwise.level(batch, end, width), end - width)
-            levels.add(sampler.confidences(scores, ahead))
-        tokens, parents, confidences, self.expanded_as = levels.best(max(num_tokens))
+            candidates.add(sampler.confidences(scores, ahead))
+        tokens, parents, confidences, self.expanded_as = candidates.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
         limits = torch.tensor(num_tokens, device=tokens.device).minimum(is_possible.sum(1))
-        return Draft(tokens, None, limits, parents, depth)
+        if not schedule.chooses_nodes:
+            return Draft(tokens, None, limits, parents, depth)
+        # Read by the host, beside the one read of each round: how many nodes are worth their time.
+        read = torch.cat([limits[:, None].double(), confidences.double().exp()], 1).tolist()
+        counts = schedule.num_nodes(batch, [chances[: int(num)] for num, *chances in read])
+        if not any(counts):
+            self.expanded_as = None
+            return Draft.empty(batch)
+        end = max(counts)
+        return Draft(tokens[:, :end], None, torch.tensor(counts, device=tokens.device), parents[:, :end], depth)
 
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
             batch = batch.as_fed(self.expanded_as)
+        self.expanded_as = None
         super().rollback(batch)

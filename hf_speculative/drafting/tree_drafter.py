@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import torch
@@ -67,7 +67,8 @@ class TreeDrafter(Drafter):
         self.grown: list[Growth] = []
         self.lengths: list[int] = []
         self.proposed: list[list[int]] = []
-        self.seen: tuple[list[list[int]], Tensor] | None = None
+        self.draft: Draft | None = None
+        self.seen: tuple[list[int | None], Draft, list[list[int]] | None, Tensor] | None = None
         for guesser in self.guessers:
             guesser.begin(batch, self.vocab_size)
 
@@ -80,31 +81,37 @@ class TreeDrafter(Drafter):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         self._learn_successors()
         self.lengths = [len(text) for text in batch.history]
-        self.grown = [self._grow(lane, batch, num) for lane, num in enumerate(num_tokens)]
+        rooms = zip(num_tokens, batch.rooms, strict=True)
+        self.grown = [self._grow(lane, batch, num, min(self.max_depth, room)) for lane, (num, room) in enumerate(rooms)]
         counts = schedule.num_nodes(batch, [growth.chances for growth in self.grown])
         self.proposed = [growth.tokens[:n] for growth, n in zip(self.grown, counts, strict=True)]
         if not any(counts):
             return Draft.empty(batch)
-        draft = Draft.of(batch, self.proposed)
+        draft = self.draft = Draft.of(batch, self.proposed)
         if not self.may_branch:
             return draft
         parents = [growth.parents[:n] + [-1] * (draft.width - n) for growth, n in zip(self.grown, counts, strict=True)]
         depth = max(max(growth.depths[:n], default=0) for growth, n in zip(self.grown, counts, strict=True))
         if all(row[:n] == list(range(-1, n - 1)) for row, n in zip(parents, counts, strict=True)):
             return draft  # a chain pays for no mask
-        return Draft(draft.tokens, None, draft.num_tokens, torch.tensor(parents, device=draft.tokens.device), depth)
+        self.draft = replace(draft, parents=torch.tensor(parents, device=draft.tokens.device), depth=depth)
+        return self.draft
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         if self.num_successors:
-            proposed = self.proposed if draft.width else [[] for _ in batch.rows]
-            tokens = [[text[-1], *nodes] if text else [] for text, nodes in zip(batch.history, proposed, strict=True)]
+            newest = [text[-1] if text else None for text in batch.history]
             # Read by the host when the next draft is made: by then it is there.
-            self.seen = tokens, logits.topk(min(self.num_successors, logits.shape[2])).indices
+            successors = logits.topk(min(self.num_successors, logits.shape[2])).indices
+            self.seen = newest, draft, self.proposed if draft is self.draft else None, successors
 
     def _learn_successors(self) -> None:
         if self.seen is None:
             return
-        (tokens, device_successors), self.seen = self.seen, None
+        (newest, draft, shown, device_successors), self.seen = self.seen, None
+        if shown is None:  # somebody else's
+            counts = draft.num_tokens.tolist()
+            shown = [row[:n] for row, n in zip(draft.tokens.tolist(), counts, strict=True)]
+        tokens = [[] if first is None else [first, *nodes] for first, nodes in zip(newest, shown, strict=True)]
         successors = device_successors.cpu().numpy()
         for row, found in zip(tokens, successors, strict=True):
             for guesser in self.guessers:
@@ -137,7 +144,7 @@ class TreeDrafter(Drafter):
         for guesser in self.guessers:
             guesser.learn(prompt, answer)
 
-    def _grow(self, lane: int, batch: Batch, num_nodes: int) -> Growth:
+    def _grow(self, lane: int, batch: Batch, num_nodes: int, max_depth: int) -> Growth:
         """The likeliest nodes first; without branches, only the likeliest after each."""
         growth, row = Growth(), batch.rows[lane]
         waiting: list[tuple] = []
@@ -164,7 +171,7 @@ class TreeDrafter(Drafter):
             growth.parents.append(parent)
             growth.chances.append(-chance)
             growth.depths.append(level)
-            if level < self.max_depth and node + 1 < num_nodes:
+            if level < max_depth and node + 1 < num_nodes:
                 reach(self._places_after(places, token), node, -chance, level + 1)
         return growth
 

@@ -24,6 +24,9 @@ class WrappedDrafter(Drafter):
     def may_branch(self, may_branch: bool) -> None:
         self.drafter.may_branch = may_branch
 
+    def branches_with(self, sampler: Sampler) -> bool:
+        return self.drafter.branches_with(sampler)
+
     @property
     def num_forwards(self) -> int:
         return self.drafter.num_forwards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from ..call.configuration import SpeculativeConfig
@@ -105,10 +106,16 @@ class Setting:
         return "adaptive length" if self.num_draft_tokens is None else f"{self.num_draft_tokens} tokens"
 
     @property
+    def shown_options(self) -> dict[str, Any]:
+        """`options` as reports have them: of a corpus its name, without the folders of this machine."""
+        corpus = {"corpus": PurePath(self.options["corpus"]).name} if "corpus" in self.options else {}
+        return {**self.options, **corpus}
+
+    @property
     def further_options(self) -> str:
         """What it says beside source and length, in words that follow a comma."""
         named = (self.argument, "num_draft_tokens")
-        return "".join(f", {name}={value}" for name, value in self.options.items() if name not in named)
+        return "".join(f", {name}={value}" for name, value in self.shown_options.items() if name not in named)
 
     @property
     def label(self) -> str:

@@ -58,7 +58,7 @@ class Figure:
     def conditions(self, draft_name: str | None) -> dict[str, Any]:
         """What the figure depends on, ready for a model-index."""
         setting, header, environment = self.setting, self.evaluation.header, self.evaluation.environment
-        how = dict(setting.options)
+        how = setting.shown_options
         if setting.draft is not None:
             is_own = draft_name and Path(draft_name).is_absolute()  # a folder of this machine, which nobody else has
             how["draft_model"] = Path(draft_name or "").name if is_own else draft_name

@@ -200,7 +200,8 @@ def _is_constant(setting: Setting) -> bool:
     """Whether vLLM can draft as many tokens; prompt lookup has always meant "up to", there as here."""
     schedule = setting.options.get("num_assistant_tokens_schedule", "constant")
     is_constant = setting.num_draft_tokens is not None and schedule == "constant"
-    return setting.max_draft_tokens is not None or is_constant
+    is_chain = setting.options.get("tree_top_k", 1) == 1 and "tree_depth" not in setting.options
+    return (setting.max_draft_tokens is not None or is_constant) and is_chain
 
 
 def _method(figure: Figure) -> str:

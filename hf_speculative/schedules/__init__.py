@@ -3,12 +3,14 @@
 from ..types import Costs
 from .adaptive import Adaptive
 from .best_nodes import BestNodes
+from .chain_or_tree import ChainOrTree
 from .confidence import ConfidenceStop
 from .constant import Constant
+from .free_or_paid import FreeOrPaid
 from .heuristic import Heuristic
 from .together import Together
 
-SCHEDULES = (Adaptive, BestNodes, Constant, Heuristic, ConfidenceStop, Together)
+SCHEDULES = (Adaptive, BestNodes, ChainOrTree, Constant, FreeOrPaid, Heuristic, ConfidenceStop, Together)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -22,9 +24,11 @@ __all__ = [
     "SCHEDULE_NAMES",
     "Adaptive",
     "BestNodes",
+    "ChainOrTree",
     "ConfidenceStop",
     "Constant",
     "Costs",
+    "FreeOrPaid",
     "Heuristic",
     "Together",
 ]

@@ -60,6 +60,15 @@ class Evidence:
         return survivals
 
 
+def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> list[float]:
+    """What a round brings all rows together, for drafts of 0, 1, ..., `longest` tokens, within the room that rows have."""
+    gains = [float(len(rooms))] + [0.0] * longest
+    for survival, room in zip(survivals, rooms, strict=True):
+        for i in range(min(longest, room)):
+            gains[i + 1] += survival[i]
+    return list(accumulate(gains))
+
+
 class Adaptive(Schedule):
     """The length with the best expected tokens per second, 0 included.
 
@@ -90,44 +99,49 @@ class Adaptive(Schedule):
             del self.rows[row]
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
-        length = self._length(batch.rows, rooms, longest) if longest else 0
+        survivals = [self.survival(row) for row in batch.rows]
+        length, self.speed = self.choose(rooms, longest, survivals) if longest else (0, 0.0)
         return [min(length, room) for room in rooms]
 
-    def _length(self, rows: list[int], rooms: list[int], longest: int) -> int:
-        times, tokens = self._times(len(rows)), self._expected_tokens(rows, rooms, longest)
+    def choose(self, rooms: list[int], longest: int, survivals: list[list[float]]) -> tuple[int, float]:
+        """The length to draft, and the most tokens per second that one length, 0 included, is expected to bring."""
+        times, tokens = self.times_of(len(rooms)), expected_tokens(survivals, rooms, longest)
         plain, *speeds = [n / time for n, time in zip(tokens, times, strict=False)]
         best = max(speeds)
         # A draft that takes longer than what it could bring at best is not worth a try either.
         can_pay = any(n * times[0] > time for n, time in enumerate(times[1:], start=2))
-        return speeds.index(best) + 1 if best > plain or (self.credit > 0 and can_pay) else 0
+        pays = best > plain or (self.credit > 0 and can_pay)
+        return (speeds.index(best) + 1 if pays else 0), max(best, plain)
 
-    def _expected_tokens(self, rows: list[int], rooms: list[int], longest: int) -> list[float]:
-        """What a round brings all rows together, for drafts of 0, 1, ..., `longest` tokens."""
-        rate = self.all_rows.rate()
-        gains = [float(len(rows))] + [0.0] * longest
-        for row, room in zip(rows, rooms, strict=True):
-            evidence = self._evidence(row)
-            survival = evidence.survival(evidence.rate(rate, ROW_WEIGHT))
-            for i in range(min(longest, room)):
-                gains[i + 1] += survival[i]
-        return list(accumulate(gains))
+    def survival(self, row: int) -> list[float]:
+        """The chances of a row that its first, its first two, ... draft tokens are kept."""
+        evidence = self._evidence(row)
+        return evidence.survival(evidence.rate(self.all_rows.rate(), ROW_WEIGHT))
 
     def update(self, round: Round) -> None:
-        drafts = {row: survival for row, survival in zip(round.rows, round.survival, strict=True) if survival}
+        rows = zip(round.rows, round.survival, strict=True)
+        drafts = {row: survival[: self.max_tokens] for row, survival in rows if survival}
         self.credit += CREDIT_A_ROUND
         if not drafts:
             return
-        self.all_rows.add(list(drafts.values()))
-        for row, survival in drafts.items():
+        self.learn(drafts)
+        times, width = self.times_of(len(round.rows)), max(map(len, drafts.values()))
+        self.earn(1 + sum(map(sum, drafts.values())) / len(round.rows), times[width] / times[0])
+
+    def learn(self, survivals: dict[int, list[float]]) -> None:
+        """What came of one round's drafts, by row."""
+        self.all_rows.add(list(survivals.values()))
+        for row, survival in survivals.items():
             self._evidence(row).add([survival])
-        times, width = self._times(len(round.rows)), max(map(len, drafts.values()))
-        num_tokens = 1 + sum(map(sum, drafts.values())) / len(round.rows)
-        self.credit = min(self.credit + num_tokens - times[width] / times[0], MOST_CREDIT)
+
+    def earn(self, num_tokens: float, num_steps: float) -> None:
+        """A round brought a row so many tokens, and took the time of so many plain steps."""
+        self.credit = min(self.credit + num_tokens - num_steps, MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:
         return self.rows.setdefault(row, Evidence(self.max_tokens))
 
-    def _times(self, batch_size: int) -> list[float]:
+    def times_of(self, batch_size: int) -> list[float]:
         """Times of rounds that draft 0, 1, ... tokens."""
         if batch_size not in self.times:
             assert self.costs is not None  # `begin` comes before the first plan

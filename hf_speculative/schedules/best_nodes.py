@@ -50,8 +50,15 @@ class BestNodes(Schedule):
         if num_rows not in self.times:
             assert self.costs is not None  # `begin` comes before the first plan
             self.times[num_rows] = self.costs.curve(num_rows, self.max_tokens)
-        times, trust = self.times[num_rows], min(1.0, self.kept / self.promised)
-        best, best_speed, tokens = 0, MARGIN * num_rows / times[0], float(num_rows)
+        return self.best(chances, self.times[num_rows])
+
+    #: tokens per second that something else promises
+    to_beat = 0.0
+
+    def best(self, chances: list[list[float]], times: list[float]) -> list[int]:
+        """The number of nodes of each row, where rounds take `times` with 0, 1, ... of them."""
+        num_rows, trust = len(chances), min(1.0, self.kept / self.promised)
+        best, best_speed, tokens = 0, max(MARGIN * num_rows / times[0], self.to_beat), float(num_rows)
         for n in range(1, max(map(len, chances), default=0) + 1):
             tokens += trust * sum(row[n - 1] for row in chances if len(row) >= n)
             if tokens / times[n] > best_speed:

@@ -8,6 +8,7 @@ then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "ke
 from torch import Tensor
 
 from ..interfaces import Schedule
+from ..types import Batch
 from .wrapped import WrappedSchedule
 
 
@@ -19,6 +20,13 @@ class ConfidenceStop(WrappedSchedule):
     def __init__(self, schedule: Schedule, threshold: float):
         super().__init__(schedule)
         self.threshold = threshold
+
+    @property
+    def parts(self) -> tuple[Schedule, Schedule]:
+        return self, self
+
+    def num_levels(self, batch: Batch) -> int | None:
+        return 0  # the draft ends with a token
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor:
         return scores.softmax(-1).gather(1, tokens[:, None])[:, 0] < self.threshold

@@ -25,6 +25,21 @@ class WrappedSchedule(Schedule):
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
         return self.schedule.num_nodes(batch, chances)
 
+    @property
+    def chooses_nodes(self) -> bool:
+        return self.schedule.chooses_nodes
+
+    def num_levels(self, batch: Batch) -> int | None:
+        return self.schedule.num_levels(batch)
+
+    @property
+    def speed(self) -> float | None:  # type: ignore[override]
+        return self.schedule.speed
+
+    @property
+    def parts(self) -> tuple[Schedule, Schedule]:
+        return self.schedule.parts
+
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)
 

@@ -3,8 +3,8 @@
 `batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
 """
 
-from .batch import NO_TOKEN, Appended, Batch, Draft, Verdict, along_path
-from .rounds import Costs, NoDistribution, Round
+from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
+from .rounds import Appended, Costs, NoDistribution, Round
 from .tree import Tree
 
 __all__ = [

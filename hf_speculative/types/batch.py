@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .rounds import Appended
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
@@ -36,6 +37,7 @@ class Batch:
         rows: which row of the call each row is.
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
+        branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
@@ -43,6 +45,8 @@ class Batch:
     """
 
     is_unread: bool = True
+    branches: bool = False
+    grows_levels: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
     path: Tensor | None = None
@@ -67,6 +71,11 @@ class Batch:
         if history is None:
             history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
         self.history = [list(row) for row in history]
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many draft tokens, one after another, each row has room for beside the token that the target adds."""
+        return [max(0, self.max_length - length - 1) for length in self.host_lengths]
 
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
@@ -183,21 +192,6 @@ class Batch:
             self.host_lengths[lane] = newcomers.host_lengths[i]
             self.host_padding[lane] = newcomers.host_padding[i]
             self.history[lane] = newcomers.history[i]
-
-
-@dataclass
-class Appended:
-    """What `Batch.append` read from the device, one entry a row.
-
-    Attributes:
-        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
-        num_drafted: draft tokens proposed.
-        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
-    """
-
-    tokens: list[list[int]]
-    num_drafted: list[int]
-    survival: list[list[float]]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,21 @@ class NoDistribution(RuntimeError):
 
 
 @dataclass
+class Appended:
+    """What `Batch.append` read from the device, one entry a row.
+
+    Attributes:
+        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
+        num_drafted: draft tokens proposed.
+        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+    """
+
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    survival: list[list[float]]
+
+
+@dataclass
 class Round:
     """What one round did, for whoever follows the loop. Lists have one entry a running row.
 
@@ -67,12 +82,17 @@ class Costs:
         rounds: `{batch_size: {num_draft_tokens: time}}`, in any unit. 0 draft tokens, one step of plain decoding, has to be
             there. Between two numbers the line through them is followed; beyond the largest draft, the last one; beyond the
             batch sizes given, the nearest of them.
+        trees: `{batch_size: {num_levels: {num_nodes: time}}}`, of rounds that draft a tree a level at a time. Of two numbers of
+            levels at least; each level is taken to cost the same.
+        guesses: of rounds whose draft takes no pass, where a call has both kinds.
 
     Raises:
-        ValueError: nothing given, no time of a plain step, or a time that is not above 0.
+        ValueError: nothing given, no time of a plain step, trees of one number of levels, or a time that is not above 0.
     """
 
     rounds: Mapping[int, Mapping[int, float]]
+    trees: Mapping[int, Mapping[int, Mapping[int, float]]] = field(default_factory=dict)
+    guesses: Costs | None = None
 
     def __post_init__(self):
         if not self.rounds:
@@ -85,14 +105,36 @@ class Costs:
             if not all(time > 0 for time in times.values()):
                 raise ValueError(f"`rounds[{batch_size}]={dict(times)}`: times have to be above 0.")
 
+        for batch_size, by_levels in self.trees.items():
+            if len(by_levels) < 2:
+                raise ValueError(f"`trees[{batch_size}]` has trees of one number of levels: give two.")
+            if not all(time > 0 for times in by_levels.values() for time in times.values()):
+                raise ValueError(f"`trees[{batch_size}]`: times have to be above 0.")
+
     def curve(self, batch_size: int, longest: int) -> list[float]:
         """Times of rounds of `batch_size` rows that draft 0, 1, ..., `longest` tokens."""
-        sizes = sorted(self.rounds)
-        at_size = min(max(batch_size, sizes[0]), sizes[-1])
         return [
-            _interpolated({size: _interpolated(self.rounds[size], n) for size in sizes}, at_size)
+            _of_batch({size: _interpolated(times, n) for size, times in self.rounds.items()}, batch_size)
             for n in range(longest + 1)
         ]
+
+    def tree_curve(self, batch_size: int, num_levels: int, most_nodes: int) -> list[float]:
+        """Likewise of trees of `num_levels` levels, with 0, 1, ..., `most_nodes` nodes."""
+        return [
+            _of_batch({size: _time_of_tree(times, num_levels, n) for size, times in self.trees.items()}, batch_size)
+            for n in range(most_nodes + 1)
+        ]
+
+
+def _time_of_tree(times: Mapping[int, Mapping[int, float]], num_levels: int, num_nodes: int) -> float:
+    low, high = min(times), max(times)
+    common = max(times[high])
+    of_level = max(0.0, times[high][common] - _interpolated(times[low], common)) / (high - low)
+    return max(_interpolated(times[low], num_nodes) + (num_levels - low) * of_level, min(times[low].values()) / 2)
+
+
+def _of_batch(times: Mapping[int, float], batch_size: int) -> float:
+    return _interpolated(times, min(max(batch_size, min(times)), max(times)))
 
 
 def _interpolated(points: Mapping[int, float], at: int) -> float:

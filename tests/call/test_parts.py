@@ -10,9 +10,11 @@ from hf_speculative.schedules import (
     SCHEDULES,
     Adaptive,
     BestNodes,
+    ChainOrTree,
     ConfidenceStop,
     Constant,
     Costs,
+    FreeOrPaid,
     Heuristic,
     Together,
 )
@@ -20,11 +22,13 @@ from hf_speculative.verification import RULES, SampledVerification
 from tests.support import tiny
 from tests.support.drafters import MAKE_DRAFTER
 
-CHEAP = Costs({1: {0: 1.0, 8: 1.1}})
+CHEAP = Costs({1: {0: 1.0, 8: 1.1}}, {1: {1: {4: 1.02, 8: 1.03}, 3: {8: 1.05}}})
 MAKE_SCHEDULE = {
     Adaptive: lambda: Adaptive(6),
     BestNodes: lambda: BestNodes(6, costs=CHEAP),
+    ChainOrTree: lambda: ChainOrTree(4, 8, 3, costs=CHEAP),
     Constant: lambda: Constant(3),
+    FreeOrPaid: lambda: FreeOrPaid(ChainOrTree(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
     Together: lambda: Together(Constant(4), max_lead=2),

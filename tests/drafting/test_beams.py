@@ -133,7 +133,7 @@ PROCESSORS = {
 def test_sampling_reproduces_plain(target, beams, processors):
     config = SpeculativeConfig(drafter=beams, num_draft_tokens=7)
     reproduces_plain(target, (1, 3), PROCESSORS[processors], speculative_config=config)
-    assert beams.num_trees > 5 and not beams.num_chains
+    assert beams.num_trees > 4 and not beams.num_chains
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_k": 3, "repetition_penalty": 1.5}], ids=str)

@@ -8,7 +8,7 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
-from hf_speculative.drafting import SuffixStore
+from hf_speculative.drafting import PromptLookup, SuffixStore
 from hf_speculative.drafting.suffix.automaton import SuffixAutomaton
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
@@ -259,8 +259,8 @@ def test_what_is_attached_is_about_its_own_source(target, draft):
         assert store.num_documents == 2
         hs.attach(target, draft)
         assert target.generate(**call, method="suffix", corpus=store).tolist() == expected and store.num_documents == 3
-        with pytest.raises(ValueError, match="`draft_model` and `method` are two sources of drafts"):
-            hs.attach(target, draft, method="suffix")
+        with pytest.raises(ValueError, match="`draft_model` and `drafter` are two sources of drafts"):
+            hs.attach(target, draft, hs.SpeculativeConfig(drafter=PromptLookup()))
         with pytest.raises(ValueError, match="`corpus` has no effect without `method`"):
             target.generate(**call, corpus=store)
     finally:

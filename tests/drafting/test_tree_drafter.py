@@ -5,8 +5,10 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
+from hf_speculative.call.kept import kept_with
 from hf_speculative.call.sources import source_of
 from hf_speculative.call.sources.mtp import MtpSource
+from hf_speculative.call.timings import Timings
 from hf_speculative.drafting import Guesser, OtherTexts, OwnText, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
 from hf_speculative.schedules import BestNodes, Constant, Costs
@@ -239,3 +241,41 @@ def test_what_is_learned_stays_with_the_model():
             hs.generate(model, **call, method="recycling", num_draft_tokens=6)
         passes.append(stats.num_target_forwards)
     assert passes[1] < passes[0] == passes[2]
+
+
+def test_what_was_learned_is_forgotten_with_the_attachment():
+    model = tiny.llama()
+    call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    hs.attach(model, method="recycling")
+    model.generate(**call)
+    assert kept_with(model)
+    hs.detach(model)
+    assert not kept_with(model)
+
+
+def test_near_its_end_a_row_keeps_its_siblings(target):
+    """With room for one token beside the target's own, the tree is one level of as many nodes as asked for."""
+    drafter = TreeDrafter([Recycling()])
+    call = tiny.prompts(1, width=12) | {"do_sample": False, "pad_token_id": 0}
+    config = hs.SpeculativeConfig(drafter=drafter, num_draft_tokens=6)
+    hs.generate(target, **call, max_new_tokens=40, speculative_config=config)  # it learns
+    proposed = []
+    drafter.observe = lambda batch, draft, logits: proposed.append((draft, batch.rooms))
+    found = hs.generate(target, **call, max_new_tokens=3, speculative_config=config)
+    assert found.tolist() == target.generate(**call, max_new_tokens=3).tolist()
+    (draft, rooms) = proposed[1]
+    assert rooms == [1] and draft.width > 1 and set(draft.parents[0].tolist()) == {-1}
+
+
+def test_wide_passes_are_timed_where_they_are_cheap():
+    """Not where 16 columns are dear, and not before 16 were timed."""
+    for of_sixteen, wanted in ((1.3, {32, 64}), (4.0, set())):
+        timings = Timings(0.05, (4, 0, 16, 32, 64))
+        timings.samples.update({0: [1.0, 1.0], 4: [1.1, 1.1]})
+        assert timings.wanted(8) == 16
+        timings.samples[16] = [of_sixteen, of_sixteen]
+        found = set()
+        while (length := timings.wanted(8)) is not None:
+            found.add(length)
+            timings.samples[length] = [1.5, 1.5]
+        assert found == wanted

@@ -154,3 +154,9 @@ def test_what_fits_no_target_or_source_is_refused_before_the_first_forward(evalu
 def test_aliases_mean_the_same():
     assert Setting(draft_model="a", num_assistant_tokens=3) == Setting(draft_model="a", num_draft_tokens=3)
     assert Setting(use_mtp=False).is_plain
+
+
+def test_where_a_corpus_lies_on_this_machine_is_in_no_name():
+    setting = Setting(method="suffix", corpus="/home/me/texts/manual.txt")
+    assert setting.label == "suffix, adaptive length, corpus=manual.txt"
+    assert setting.generate_kwargs["corpus"] == "/home/me/texts/manual.txt"

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import Adaptive, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.schedules import Adaptive, ChainOrTree, ConfidenceStop, Constant, Heuristic, Together
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -30,8 +30,10 @@ COSTS = {
 
 
 def batch_at(lengths, max_length=10_000):
+    rooms = [max(0, max_length - length - 1) for length in lengths]
+    is_unread = not any(lengths)
     return SimpleNamespace(
-        rows=list(range(len(lengths))), host_lengths=lengths, is_unread=not any(lengths), max_length=max_length
+        rows=list(range(len(lengths))), host_lengths=lengths, is_unread=is_unread, rooms=rooms, branches=False
     )
 
 
@@ -205,14 +207,15 @@ def test_survival_is_the_chance_of_acceptance(rule):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (Adaptive, 16)),
+        ({}, (ChainOrTree, 16)),
         ({"num_draft_tokens": 3}, (Constant, 3)),
-        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (Adaptive, 3)),
+        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (ChainOrTree, 3)),
+        ({"tree_top_k": 1}, (Adaptive, 16)),
         ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
         ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
         ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
         ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
-        ({"generation_config": GenerationConfig()}, (Adaptive, 16)),
+        ({"generation_config": GenerationConfig()}, (ChainOrTree, 16)),
         ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (Adaptive, 6)),
     ],
 )
@@ -220,4 +223,5 @@ def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings,
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
     assert type(schedule) is kind
-    assert getattr(schedule, {Adaptive: "max_tokens", Constant: "num_tokens", Heuristic: "start"}[kind]) == length
+    names = {Adaptive: "max_tokens", ChainOrTree: "max_tokens", Constant: "num_tokens", Heuristic: "start"}
+    assert getattr(schedule, names[kind]) == length

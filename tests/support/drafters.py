@@ -3,6 +3,7 @@
 from hf_speculative.drafting import (
     Beams,
     DraftModel,
+    GuessesFirst,
     OtherTexts,
     OwnText,
     PromptLookup,
@@ -36,6 +37,9 @@ def suffix_drafter(store=None, max_factor=1.0, **settings):
 MAKE_DRAFTER = {
     Beams: lambda draft: Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
     DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
+    GuessesFirst: lambda draft: GuessesFirst(
+        TreeDrafter([Recycling(), OwnText()]), Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
+    ),
     PromptLookup: lambda draft: PromptLookup(max_ngram=2),
     StringMatch: lambda draft: in_other_letters(StringMatch, draft),
     TreeDrafter: lambda draft: TreeDrafter([Recycling(), OwnText(), OtherTexts(SuffixStore())]),

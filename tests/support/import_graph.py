@@ -20,6 +20,7 @@ FLOORS = (
     ("batches", "command", "compatibility"),
     ("benchmark", "evaluation", "integrations", "serving"),
     ("hub", "side_by_side"),
+    ("training",),
     ("cli",),
     ("__main__",),
 )

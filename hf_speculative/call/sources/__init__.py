@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -13,10 +14,11 @@ from .draft_model import DraftModelSource
 from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
+from .guesses_first import GuessesFirstSource
 from .mtp import MtpSource
 from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
-from .prompt_lookup import PromptLookupSource
+from .prompt_lookup import NgramSource, PromptLookupSource
 from .recycling import RecyclingSource
 from .suffix import SuffixSource
 
@@ -31,6 +33,7 @@ SOURCES: tuple[type[Source], ...] = (
     DraftModelSource,
     EarlyExitSource,
     PromptLookupSource,
+    NgramSource,
     MtpSource,
     SuffixSource,
     RecyclingSource,
@@ -55,6 +58,23 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> So
     names = [field.name for field in fields(kind)[1:]]  # type: ignore[arg-type]
     given = {name: option for name, option in (options or {}).items() if name in names and option is not None}
     return kind(value, **given)  # type: ignore[call-arg]
+
+
+def go_together(named: Collection[str]) -> bool:
+    """Whether these keywords ask for a draft model and for guesses beside it."""
+    return set(named) == {"draft_model", "method"}
+
+
+def with_guesses(source: Source, method: str, options: dict[str, Any]) -> Source:
+    """What `source` drafts, and what `method` guesses.
+
+    Raises:
+        ValueError: that method's guesses come without their chances.
+    """
+    guesses = source_of("method", method, options)
+    if not guesses.knows_chances:
+        raise ValueError(f"`draft_model` and `method={method!r}` do not go together: give one, or `method='suffix'`.")
+    return GuessesFirstSource(guesses, source)
 
 
 def is_configured(generation_config) -> bool:

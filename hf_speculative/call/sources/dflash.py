@@ -14,6 +14,7 @@ from .given_model import HeadSource
 
 class DFlashSource(HeadSource):
     method = "dflash"
+    scores_levels = True
     config_fields = ("target_layer_ids", "block_size", "mask_token_id")
 
     @property
@@ -36,7 +37,7 @@ class DFlashSource(HeadSource):
         return self.block.max_draft_tokens
 
     def drafter(self, call: PreparedCall) -> Drafter:
-        return DFlash(self.draft_model, call.model)
+        return self.in_trees(DFlash(self.draft_model, call.model))
 
 
 class DSparkSource(DFlashSource):

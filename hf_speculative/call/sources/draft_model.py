@@ -9,7 +9,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting import DraftModel, StringMatch, TokenIntersection
 from ...interfaces import CachedModel, Drafter
-from ...models import TextModel, UniversalModel, choose, inputs_for_draft, max_positions_of, ragged_model
+from ...models import (
+    TextModel,
+    UniversalModel,
+    choose,
+    fits_trees,
+    inputs_for_draft,
+    max_positions_of,
+    ragged_model,
+)
 from ...tokenizers.alignment import LOOKBEHIND, Translation
 from ...tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from .. import checks
@@ -31,6 +39,7 @@ class DraftModelSource(GivenModelSource):
     in_call: Collection[str] = ()
 
     method = "draft_model"
+    scores_levels = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,7 +56,7 @@ class DraftModelSource(GivenModelSource):
 
     @property
     def cost_key(self) -> Hashable:
-        return self.method, self.vocabulary_mapping
+        return super().cost_key, self.vocabulary_mapping
 
     def check(self, model: PreTrainedModel) -> None:
         checks.check_model(self.draft_model, "draft_model")
@@ -86,7 +95,8 @@ class DraftModelSource(GivenModelSource):
             cached = self._on_universal_path(call, has_own_text)
         max_positions = max_positions_of(draft)
         if not has_own_text:
-            return DraftModel(cached, max_positions)
+            drafter = DraftModel(cached, max_positions)
+            return self.in_trees(drafter) if cached.takes_trees and fits_trees(draft) else drafter
         translation = Translation(
             self.tokenizer,
             self.draft_tokenizer,

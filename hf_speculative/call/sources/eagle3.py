@@ -14,6 +14,7 @@ from .given_model import HeadSource
 
 class Eagle3Source(HeadSource):
     method = "eagle3"
+    scores_levels = True
     config_fields = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual")
 
     def why_not(self, config) -> str | None:
@@ -42,7 +43,7 @@ class Eagle3Source(HeadSource):
             )
 
     def drafter(self, call: PreparedCall) -> Drafter:
-        return Eagle3(self.draft_model, call.model)
+        return self.in_trees(Eagle3(self.draft_model, call.model))
 
 
 class PEagleSource(Eagle3Source):
@@ -58,4 +59,4 @@ class PEagleSource(Eagle3Source):
         return self.draft_model.config.num_depths
 
     def drafter(self, call: PreparedCall) -> Drafter:
-        return PEagle(self.draft_model, call.model)
+        return self.in_trees(PEagle(self.draft_model, call.model))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from transformers import PreTrainedModel
 
+from ...drafting.beams import DEFAULT_DEPTH, DEFAULT_TOP_K, Beams
+from ...drafting.stepwise import Stepwise
+from ...interfaces import Drafter, Schedule
 from ...models import ATTENTION
+from ...schedules import ChainOrTree
 from ..source import Source
+
+TREE_OPTIONS = ("tree_top_k", "tree_depth")
+#: the largest tree that the schedule "adaptive" considers, and the numbers of nodes that are timed for it, by levels
+MAX_NODES, MAX_LEVELS = 64, 8
+TIMED_TREES: Mapping[int, tuple[int, ...]] = {2: (8, 0, 16, 4, 32), 5: (8, 0)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,12 +27,18 @@ class GivenModelSource(Source):
 
     Attributes:
         speculation_type: transformers' name of the method, which may be given and is not needed.
+        tree_top_k: candidates after each draft token; 1 for chains, `None` to leave the choice to the schedule.
+        tree_depth: levels of a tree, at most those where the schedule chooses.
+        scores_levels: its drafter does (`Stepwise.scores_levels`), so that its drafts may be trees.
     """
 
     draft_model: PreTrainedModel
     speculation_type: str | None = None
+    tree_top_k: int | None = None
+    tree_depth: int | None = None
 
     argument = "draft_model"
+    scores_levels: ClassVar[bool] = False
 
     def __post_init__(self):
         asked = self.speculation_type
@@ -31,6 +47,44 @@ class GivenModelSource(Source):
                 f"`speculation_type={asked!r}` needs a DFlash draft, but `draft_model` is a {type(self.draft_model).__name__}: "
                 "leave it out."
             )
+        if self.tree_depth is not None and self.tree_top_k == 1:
+            raise ValueError(f"`tree_depth={self.tree_depth}` has no effect on chains (`tree_top_k=1`): leave one out.")
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        return tuple(name for name in super().options() if cls.scores_levels or name not in TREE_OPTIONS)
+
+    @property
+    def timed_trees(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
+        return TIMED_TREES if self.scores_levels and self.tree_top_k != 1 else {}
+
+    @property
+    def counts_nodes(self) -> bool:
+        return bool(self.timed_trees) and (self.tree_top_k, self.tree_depth) != (None, None)
+
+    @property
+    def cost_key(self) -> Hashable:
+        return super().cost_key, self.tree_top_k
+
+    @property
+    def label(self) -> str:
+        tree = {"top": self.tree_top_k, "depth": self.tree_depth}
+        said = [f"{name} {value}" for name, value in tree.items() if value is not None]
+        return f"{super().label} ({', '.join(said)})" if said else super().label
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        if not self.timed_trees:
+            return super().adaptive_schedule(max_tokens, is_default)
+        max_nodes = MAX_NODES if is_default else max_tokens
+        return ChainOrTree(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
+
+    def in_trees(self, drafter: Stepwise) -> Drafter:
+        """`drafter`, or trees of what it guesses: where they were asked for, or the schedule says."""
+        if self.tree_top_k == 1:
+            return drafter
+        if not self.counts_nodes:
+            return Beams(drafter, depth=None)
+        return Beams(drafter, self.tree_top_k or DEFAULT_TOP_K, self.tree_depth or DEFAULT_DEPTH)
 
 
 class HeadSource(GivenModelSource):

@@ -1,4 +1,4 @@
-"""Copies from the text: `prompt_lookup_num_tokens=`."""
+"""Copies from the text: `prompt_lookup_num_tokens=`, or `method="ngram"`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,23 @@ class PromptLookupSource(Source):
     max_matching_ngram_size: int = 3
 
     argument, method = "prompt_lookup_num_tokens", "ngram"
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        return PromptLookup(self.max_matching_ngram_size)
+
+
+@dataclass(frozen=True)
+class NgramSource(Source):
+    """The same by vLLM's name, the number of tokens being that of `num_draft_tokens`."""
+
+    given: str
+    max_matching_ngram_size: int = 3
+
+    argument, method = "method", "ngram"
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return value == cls.method
 
     def drafter(self, call: PreparedCall) -> Drafter:
         return PromptLookup(self.max_matching_ngram_size)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
+from ...interfaces import Schedule
 from ...models import num_logits
 from ...schedules import BestNodes
 from ...tokenizers.loading import tokenizer_of
@@ -28,12 +29,15 @@ class GuessingSource(Source):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
     argument = "method"
-    adaptive_schedule, most_tokens = BestNodes, 64
-    timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8)
+    most_tokens, knows_chances = 64, True
+    timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)
 
     @classmethod
     def takes(cls, value) -> bool:
         return value == cls.method
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        return BestNodes(max_tokens)
 
     def tree_drafter(self, model: PreTrainedModel, guessers: Sequence[Guesser]) -> TreeDrafter:
         key = tuple(type(guesser) for guesser in guessers)

@@ -1,0 +1,129 @@
+"""Chains or trees of a drafter that pays for each level: whichever promises more tokens per second.
+
+How long a chain, how deep a tree and which of them is decided before anything is drafted, as in `adaptive.py`: by measured
+costs and by what came of earlier rounds. How many of a tree's nodes are proposed is decided once the draft has said how
+confident it is of each, as in `best_nodes.py`. Neither depends on chance, so that the output stays exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
+from .adaptive import PRIOR_RATE, PRIOR_WEIGHT, Adaptive, expected_tokens
+from .best_nodes import BestNodes
+
+#: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until it was tried
+RESCUED = 0.5
+#: after so many rounds of the one kind, the other one is judged by what it might bring at best
+PATIENCE = 32
+#: nodes that are expected to be proposed before any were, and what a tree leaves of that expectation
+FIRST_NODES, MEMORY = 8.0, 0.9
+
+
+class ChainOrTree(Schedule):
+    """Each round the chain or the tree with the best expected tokens per second, or nothing.
+
+    A tree is kept at least as far as a chain, and each of its levels takes a pass over more columns. The one that was not used
+    of late is taken to be as good as it can be: a chain as good as trees were, a tree to know what follows where half of the
+    chains broke. So it is tried where it might pay, and there only.
+
+    Args:
+        max_tokens: the longest chain.
+        max_nodes, max_levels: the largest tree.
+        costs: of rounds; by default those that are measured. Without `Costs.trees`, drafts are chains.
+    """
+
+    def __init__(self, max_tokens: int = 16, max_nodes: int = 64, max_levels: int = 8, costs: Costs | None = None):
+        self.costs, self.max_tokens, self.max_nodes = costs, max_tokens, max_nodes
+        self.chains, self.trees = Adaptive(max_tokens, costs), Adaptive(max_levels, costs)
+        self.trees.all_rows.kept[0] = PRIOR_WEIGHT * (PRIOR_RATE + (1 - PRIOR_RATE) * RESCUED)
+        self.nodes = BestNodes(max_nodes, costs)
+        self.typical = min(FIRST_NODES, float(max_nodes))
+        self.levels = 0
+        self.rounds_since_chain, self.rounds_since_tree = 0, PATIENCE
+        self.curves: dict[tuple[int, int], list[float]] = {}
+
+    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+        self.chains.begin(batch, costs)
+        self.costs = self.chains.costs
+
+    def plan(self, batch: Batch) -> list[int]:
+        self.levels, self.speed, rooms = 0, 0.0, batch.rooms
+        if batch.is_unread or not any(rooms):
+            return [0] * len(rooms)
+        longest = min(self.chains.max_tokens, max(rooms))
+        survivals = self._survivals(batch, self.chains, self.trees, self.rounds_since_chain, lambda kept: kept)
+        length, self.speed = self.chains.choose(rooms, longest, survivals)
+        if batch.grows_levels and self._costs.trees:
+            self.levels, self.speed = self._levels_above(self.speed, batch, rooms)
+        if self.levels:
+            return [min(self.max_nodes, room) for room in self.rooms(batch)]
+        return [min(length, room) for room in rooms]
+
+    def _levels_above(self, speed: float, batch: Batch, rooms: list[int]) -> tuple[int, float]:
+        """How many levels the best tree has and its speed; 0 if it promises no more than `speed`."""
+        deepest = min(self.trees.max_tokens, max(rooms))
+        survivals = self._survivals(batch, self.trees, self.chains, self.rounds_since_tree, _rescued)
+        tokens = expected_tokens(survivals, rooms, deepest)
+        speeds = [tokens[n] / self._times(len(rooms), n)[round(self.typical)] for n in range(1, deepest + 1)]
+        return (speeds.index(max(speeds)) + 1, max(speeds)) if max(speeds) > speed else (0, speed)
+
+    @staticmethod
+    def _survivals(
+        batch: Batch, own: Adaptive, other: Adaptive, num_rounds: int, at_best: Callable[[float], float]
+    ) -> list[list[float]]:
+        """The chances of each row's first, second, ... token or level: by its `own` kind, or by what the `other` one says."""
+        if num_rounds < PATIENCE:
+            return [own.survival(row) for row in batch.rows]
+        return [_by_other(other.survival(row), own.max_tokens, at_best) for row in batch.rows]
+
+    def num_levels(self, batch: Batch) -> int:
+        return self.levels
+
+    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        counts = self.nodes.best(chances, self._times(len(chances), self.levels))
+        self.typical = max(1.0, MEMORY * self.typical + (1 - MEMORY) * max(counts))
+        return counts
+
+    def update(self, round: Round) -> None:
+        if not self.levels:
+            self.chains.update(round)
+            if any(round.num_drafted):
+                self.rounds_since_chain, self.rounds_since_tree = 0, self.rounds_since_tree + 1
+            return
+        self.rounds_since_chain, self.rounds_since_tree = self.rounds_since_chain + 1, 0
+        self.nodes.update(round)
+        kept = {row: len(survival) for row, survival in zip(round.rows, round.survival, strict=True)}
+        self.trees.learn({row: [1.0] * num + [0.0] * (num < self.levels) for row, num in kept.items()})
+        num_rows = len(round.rows)
+        times = self._times(num_rows, self.levels)
+        num_steps = times[max(round.num_drafted)] / self.chains.times_of(num_rows)[0]
+        self.chains.earn(1 + sum(kept.values()) / num_rows, num_steps)
+
+    @property
+    def _costs(self) -> Costs:
+        assert self.costs is not None  # `begin` comes before the first plan
+        return self.costs
+
+    def _times(self, batch_size: int, num_levels: int) -> list[float]:
+        """Times of rounds with trees of 0, 1, ... nodes."""
+        key = (batch_size, num_levels)
+        if key not in self.curves:
+            self.curves[key] = self._costs.tree_curve(*key, self.max_nodes)
+        return self.curves[key]
+
+
+def _rescued(kept: float) -> float:
+    return kept + (1 - kept) * RESCUED
+
+
+def _by_other(survival: list[float], longest: int, at_best: Callable[[float], float]) -> list[float]:
+    """Chances of the one kind from those of the other; beyond the longest of these, as at its end."""
+    shares = [after / before if before else 0.0 for before, after in zip([1.0, *survival], survival, strict=False)]
+    found, chance = [], 1.0
+    for share in (shares + shares[-1:] * longest)[:longest]:
+        chance *= at_best(share)
+        found.append(chance)
+    return found
