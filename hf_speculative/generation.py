@@ -246,10 +246,10 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
 class patch_transformers:
     """Teach every model's `generate` to take `draft_model=`, for a while or until `undo()`.
 
-    with hf_speculative.patch_transformers():
-        model.generate(**inputs, draft_model=draft)
+        with hf_speculative.patch_transformers():
+            model.generate(**inputs, draft_model=draft)
 
-    patch = hf_speculative.patch_transformers()   # the same, until patch.undo()
+        patch = hf_speculative.patch_transformers()  # the same, until patch.undo()
 
     A call with a draft, `assistant_model=` and prompt lookup included, goes through this package; any other call is
     transformers' own, unless settings say where drafts come from: `patch_transformers(method="auto")`.

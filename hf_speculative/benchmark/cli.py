@@ -84,6 +84,7 @@ def bench(
         ),
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with tables and plots to this file.")] = None,
+    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the tables what the figures mean.")] = False,
 ) -> None:
     """Measure how fast a pair decodes, against plain `generate`, transformers' assisted generation, and theory.
 
@@ -148,7 +149,7 @@ def bench(
         )
     if result.is_interrupted:
         err.print(f"stopped; measured so far: {len(result.cells)} of {len(cells)} cells.")
-    screen.print_legend(out, result)
+    screen.print_summary(out, result, glossary)
     _write(result, json_file, plot, report, err)
     if result.is_interrupted:
         raise typer.Exit(STOPPED)

@@ -107,6 +107,12 @@ class MethodResult:
             return {}
         return {stage: sum(sample.stages[stage] for sample in self.samples) / self.num_rounds for stage in STAGES}
 
+    def stage_spread(self, stage: str) -> tuple[float, float] | None:
+        """Quartiles of a stage's seconds in a round, over the repeats; `None` with too few of them."""
+        return (
+            quartiles([s.stages[stage] / s.num_rounds for s in self.samples if s.num_rounds]) if self.is_ours else None
+        )
+
     @property
     def overhead_share(self) -> float | None:
         """Share of a round that is neither drafting nor verifying."""
@@ -200,6 +206,13 @@ class CellResult:
         """Measured speedup over theory's; `None` for noise."""
         theory, speedup = self.theory(name), self.speedup(name)
         return speedup.value / theory if theory and speedup and speedup.value else None
+
+    def efficiency_spread(self, name: str) -> tuple[float, float] | None:
+        """The same of the speedup's quartiles."""
+        theory, speedup = self.theory(name), self.speedup(name)
+        return (
+            (speedup.spread[0] / theory, speedup.spread[1] / theory) if theory and speedup and speedup.spread else None
+        )
 
     def losses(self, name: str) -> list[str]:
         """The methods that `name` is slower than, beyond noise: plain decoding and, if `name` is ours, any that is not."""
