@@ -158,7 +158,7 @@ def describe(model: PreTrainedModel) -> str:
     reason = why_not_packed(model)
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
-    return "plain; `attach` packs them" if reason is None else f"plain: {reason}"
+    return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, bool]]:

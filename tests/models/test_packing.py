@@ -261,7 +261,7 @@ def test_only_what_is_faster(model, monkeypatch):
         return [(2e-3, 1e-3), (2e-3, 1e-3 if is_head else 2e-3)]
 
     monkeypatch.setattr(packing, "_times", times)
-    hs.attach(model, method="suffix")
+    hs.attach(model, method="suffix", pack_weights="auto")
     assert num_packed(model) == 1
     assert is_packed(model.lm_head)
     assert "14 stay plain, not faster packed" in packing.describe(model)
@@ -322,7 +322,7 @@ def test_models_elsewhere_are_left_alone(model):
     model.lm_head._hf_hook = object()
     with pytest.raises(ValueError, match="is offloaded, or spread over devices"):
         hs.attach(model, method="suffix", pack_weights=True)
-    hs.attach(model, method="suffix")
+    hs.attach(model, method="suffix", pack_weights="auto")
     assert num_packed(model) == 0
     assert packing.describe(model) == "not packed: is offloaded, or spread over devices"
 
@@ -330,6 +330,6 @@ def test_models_elsewhere_are_left_alone(model):
 def test_check_says_so(packed):
     answer = hs.check(packed, tiny.llama())
     assert answer.target.weights.startswith("15 of 15 linear layers are packed")
-    assert answer.draft.weights == "plain; `attach` packs them"
+    assert answer.draft.weights == "plain; `attach(model, pack_weights='auto')` packs them"
     packed.lm_head.weight.sum()
     assert "1 more when the next call begins" in hs.check(packed).target.weights
