@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
 from .configuration import Options
-
-_learned: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Any]]] = WeakKeyDictionary()
+from .kept import kept_with
 
 
 class Learned:
@@ -29,7 +28,7 @@ class Learned:
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
         self.place: dict[tuple, Any] = {}
         if is_alone and not (depends_on_length or is_own):
-            of_target = _learned.setdefault(model, WeakKeyDictionary())
+            of_target = kept_with(model).setdefault(Learned, WeakKeyDictionary())
             self.place = of_target.setdefault(source.costs_end_with(model), {})
         self.kind = (source.cost_key, is_sampled, options.schedule_name, options.num_draft_tokens, *inputs.others)
 

@@ -200,7 +200,12 @@ def test_every_option_is_explained():
 
 
 #: options of commands that are not those of the table, though called so
-OTHERS = {("card", "draft_model"), ("export-generate", "draft_model"), ("export-vllm", "draft_model")}
+OTHERS = {
+    ("card", "draft_model"),
+    ("export-generate", "draft_model"),
+    ("export-vllm", "draft_model"),
+    ("train", "num_draft_tokens"),
+}
 
 
 def test_help_of_commands_is_the_tables():
