@@ -6,17 +6,18 @@ TORCHAO := .venv/torchao
 
 # What says that output is exact, for `test-kernels`
 EXACTNESS := tests/test_equality.py tests/test_distribution.py tests/test_distribution_universal.py tests/models/test_verified_types.py \
-	tests/test_compatibility.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
+	tests/compatibility/test_answer.py tests/models/test_placement.py tests/test_trees.py tests/models/test_trees.py
 
-.PHONY: demo test test-slow test-kernels test-gpu quality docs clean help
+.PHONY: demo recording test test-slow test-kernels test-gpu quality docs docs-serve clean help
 
 help:
-	@echo "make demo       text from the embedded pair as it comes; then plain and speculative timed in turn"
+	@echo "make demo       three texts of the embedded pair, plain and speculative side by side; then one sentence"
+	@echo "make recording  docs/assets/demo.svg, the demo as a picture, timed anew"
 	@echo "make test       the test suite, without slow and GPU tests"
 	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
 	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
 	@echo "make quality    formatter, linter and type checker"
-	@echo "make docs       write docs/options.md and build the documentation, links checked"
+	@echo "make docs       write the pages of options and commands, build the site in site/, links checked; docs-serve shows it"
 	@echo "make clean      remove .venv and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -31,6 +32,10 @@ $(TORCHAO): $(READY)
 
 demo: $(READY)
 	$(BIN)/hf-speculative generate --demo
+
+# Timed: on a quiet machine
+recording: $(READY)
+	$(BIN)/python -m tests.support.record_demo
 
 test: $(TORCHAO)
 	$(BIN)/python -m pytest --numprocesses auto
@@ -58,7 +63,11 @@ quality: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.support.options_page
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m tests.support.commands_page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache site

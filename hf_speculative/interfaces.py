@@ -305,6 +305,7 @@ class Schedule:
     out of verification: that would bias the output (algorithm and counter-example in docs/correctness.md).
     """
 
+    learned: object = None  #: what it knows about its pair, from which a later call may start
     #: tokens per second, of all rows together, that the last plan promises; `None` where nothing is known of time
     speed: float | None = None
 

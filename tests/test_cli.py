@@ -61,7 +61,7 @@ def test_a_draft_without_a_tokenizer_has_the_targets(tmp_path):
     data, target = write_prompts(tmp_path / "p.txt", ["a"]), FOLDER / "target"
     pair = ("--model", target, "--draft-model", draft)
     for command in (
-        ("check", target, draft),
+        ("check", target, draft, "--no-measure"),
         ("bench", *pair, "--new-tokens", 8, "--repeats", 1, "--methods", "plain,speculative"),
         ("eval", *pair, "--dataset", data, "--max-new-tokens", 4, "--results", tmp_path / "out.jsonl"),
     ):

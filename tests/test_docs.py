@@ -9,13 +9,14 @@ import sys
 import warnings
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
-from tests.support import call_path
+from tests.support import call_path, notebooks
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TRAINING = "train_embedded_pair.py"
 #: run by a test of its own: the slow one here, the other in tests/integrations/test_ray_data.py
@@ -82,6 +83,22 @@ ARGUMENTS = {
 def test_examples_run(path, tmp_path):
     arguments = [str(path), *ARGUMENTS.get(path.name, [])]
     assert forked(tmp_path, arguments, lambda: runpy.run_path(str(path), run_name="__main__")).strip()
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path, tmp_path):
+    """Their code as a program, which is quick; slowly, as Jupyter runs it."""
+    program = compile(notebooks.code(path), path.name, "exec")
+    forked(tmp_path, ["-c"], lambda: exec(program, {"__name__": "__main__"}))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Jupyter's own
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_path):
+    outputs = [cell.outputs for cell in notebooks.execute(path, tmp_path).cells if cell.cell_type == "code"]
+    stored = [cell.outputs for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [bool(cell) for cell in outputs] == [bool(cell) for cell in stored] and any(stored)
 
 
 @pytest.mark.slow

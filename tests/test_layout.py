@@ -103,7 +103,7 @@ def test_models_are_loaded_in_one_place():
     assert places == {("loading.py", "auto_class"), ("layout.py", "kind"), ("mtp.py", "_mtp_class()")}
 
 
-@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation"])
+@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation", ".training"])
 def test_lazy_names_are_listed_and_known_to_type_checkers(name):
     package = importlib.import_module(f"hf_speculative{name}")
     assert set(package.__all__) <= set(dir(package))

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from .. import theory
+from .heads import make_head
 from .pairs import Calibration, Pair
 from .random_weights import best_dtype, draw, first_layers, later_projections, random_model
 from .shapes import SHAPES, Shape
@@ -60,6 +62,13 @@ class CalibratedPair(Pair):
         self.projections = later_projections(target, shape.draft_layers)
         self.calibrations: dict[tuple[float, float], Calibration] = {}
         self._scale_logits()
+        self._heads: dict[str, PreTrainedModel] = {}
+
+    def head(self, kind: str) -> PreTrainedModel:
+        """A draft head of random weights, made when it is first asked for."""
+        if kind not in self._heads:
+            self._heads[kind] = make_head(kind, self.target)
+        return self._heads[kind]
 
     def prepare(self, acceptance: float | None, temperature: float) -> Calibration:
         """Calibrate to `acceptance` at `temperature` (0 is greedy), or return to an earlier calibration.

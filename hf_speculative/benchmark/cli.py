@@ -75,7 +75,16 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... Default: cuda if there is one.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this JSON file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots into this folder. Needs the extra `plot`.")] = None,
+    gpu_report: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-report",
+            help="Print one table about this GPU, to paste into an issue: versions, equality, speed and memory in float32, "
+            "float16 and bfloat16, eager, captured and compiled. Takes minutes; with the embedded pair, or --model.",
+        ),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Write one HTML page with tables and plots to this file.")] = None,
+    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the tables what the figures mean.")] = False,
 ) -> None:
     """Measure how fast a pair decodes, against plain `generate`, transformers' assisted generation, and theory.
 
@@ -104,6 +113,13 @@ def bench(
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet_transformers()
+    if gpu_report:
+        if shape not in (None, "embedded") or dtype:
+            raise ValueError(
+                "--gpu-report takes the embedded pair, or --model with --draft-model, in all number formats."
+            )
+        _print_gpu_report(model, draft_model, device, err)
+        return
     if plot is not None:
         plotting.require()
         files.check_folder("--plot", plot)
@@ -133,12 +149,25 @@ def bench(
         )
     if result.is_interrupted:
         err.print(f"stopped; measured so far: {len(result.cells)} of {len(cells)} cells.")
-    screen.print_legend(out, result)
+    screen.print_summary(out, result, glossary)
     _write(result, json_file, plot, report, err)
     if result.is_interrupted:
         raise typer.Exit(STOPPED)
     if not result.cells:
         raise typer.Exit(1)
+
+
+def _print_gpu_report(model: str | None, draft_model: str | None, device: str, console: Console) -> None:
+    import torch
+
+    from . import gpu_report
+
+    if torch.device(device or "cuda").type != "cuda" or not torch.cuda.is_available():
+        raise ValueError("--gpu-report is about a GPU, and torch finds none: leave it out to measure this machine.")
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in gpu_report.DTYPES]
+    with console.status("building the pair") as status:
+        pairs = (_pair(None, model, draft_model, dtype, device or "cuda:0", False) for dtype in dtypes)
+        typer.echo(gpu_report.markdown(pairs, say=status.update))
 
 
 def _write(result: Report, json_file: Path | None, plot: Path | None, report: Path | None, console: Console) -> None:

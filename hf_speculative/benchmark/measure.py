@@ -15,6 +15,7 @@ from ..call.statistics import record
 from ..reports.environment import environment
 from ..reports.timing import timed
 from .cells import Cell
+from .heads import share_of_pass
 from .methods import DEFAULT_METHODS, Method, chosen_methods
 from .pairs import Pair
 from .passes import PassTimer, copy_bandwidth
@@ -51,6 +52,9 @@ def run(
     """
     chosen = chosen_methods(methods)
     _check(pair, cells, num_new_tokens, repeats)
+    for method in chosen:
+        if method.head is not None:
+            pair.head(method.head)
     settings = {
         "num_new_tokens": num_new_tokens,
         "repeats": repeats,
@@ -118,15 +122,27 @@ def _measure_cell(
     lengths = (num_new_tokens, num_new_tokens // 4)
     timer, why_not = _pass_timer(pair, cell, num_cached=cell.context + sum(lengths) // 2)
     results = {
-        m.name: MethodResult(m.name, m.is_speculative, m.is_ours, cell.batch, is_bounded=m.is_bounded) for m in methods
+        m.name: MethodResult(
+            m.name,
+            m.is_speculative,
+            m.is_ours,
+            cell.batch,
+            is_bounded=m.is_bounded,
+            draft_share=share_of_pass(pair.head(m.head), pair.target) if m.head else None,
+        )
+        for m in methods
     }
     result = CellResult(cell, results, calibration, timer.passes if timer else None, why_not)
     if timer is not None:
         result.draft_cache_bytes = timer.passes.draft_cache_bytes * (cell.context + num_new_tokens) // timer.num_cached
     for method in methods:
         steps.next(f"{cell}: {method.name}, warm-up")
-        for length in lengths:  # both: what is compiled or captured may depend on the length of the cache
-            Call(pair, cell, method, length, seed=0)
+        # both lengths: what is compiled or captured may depend on the length of the cache
+        texts, _ = (Call(pair, cell, method, length, seed=0).result for length in lengths)
+        if method is methods[0]:
+            plain = texts
+        elif method.package is not None and cell.temperature == 0:
+            results[method.name].num_equal_rows = num_equal_rows(texts, plain)
     try:
         for repeat in range(repeats):
             samples = {}
@@ -159,6 +175,7 @@ class Call:
     """One timed `generate` call.
 
     Attributes:
+        result: what it gave.
         statistics: of a method of ours; empty for others.
         num_passes: forwards of the target, `None` where they cannot be counted.
         num_row_passes: their rows added up, 0 if they cannot be counted. In our methods, a row that is done leaves the batch.
@@ -187,7 +204,7 @@ class Call:
         torch.manual_seed(seed)
         try:
             with record() as self.statistics:
-                _, seconds = timed(lambda: method.generate(pair, cell, call), pair.device)
+                self.result, seconds = timed(lambda: method.generate(pair, cell, call), pair.device)
         finally:
             hook.remove()
         # Measuring costs ends after a few calls of a pair, which is not what a few repeats should tell.
@@ -219,6 +236,12 @@ class Call:
             num_draft_passes=own.num_draft_forwards - other.num_draft_forwards,
             stages=stages if self.method.is_ours else {},
         )
+
+
+def num_equal_rows(texts, others) -> int:
+    """Rows of the same tokens."""
+    width = min(texts.shape[1], others.shape[1])
+    return int((texts[:, :width] == others[:, :width].to(texts.device)).all(1).sum())
 
 
 def end_settings(pair: Pair, num_new_tokens: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import ROWS
+from . import peers
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Method:
         is_bounded: its target passes cost no less than plain decoding's, so that their number bounds its speedup. Compiled or
             captured passes may cost less.
         max_batch: the largest batch it takes.
+        head: the kind of draft head that drafts, of random weights, its tokens kept by lot.
+        package: of a peer: another package, which has to be installed, and whose tokens are compared with plain decoding's.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Method:
     counts_passes: bool = False
     is_bounded: bool = False
     max_batch: int | None = None
+    head: str | None = None
+    package: str | None = None
 
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
@@ -78,6 +83,23 @@ def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
         return generate(pair.target, **call, method=method)
 
 
+def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
+    from ..call.configuration import SpeculativeConfig
+    from ..generation import generate
+    from .heads import KeptByLot
+
+    assert cell.acceptance is not None  # a shape's
+    config = SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)
+    options = {"num_draft_tokens": cell.num_draft_tokens, "speculative_config": config}
+    return generate(pair.target, **call, draft_model=pair.head(kind), **options)
+
+
+#: kinds of draft heads, and what they are
+HEADS = {
+    "eagle3": "an EAGLE-3 head of one layer",
+    "dflash": "a DFlash head of five layers and blocks of 16",
+    "mtp": "one MTP layer, used again for each token",
+}
 PLAIN = Method(
     "plain",
     lambda pair, cell, call: pair.target.generate(**call),
@@ -149,6 +171,23 @@ METHODS = {
             )
             for name in getattr(ROWS["method"].type, "names", ())
         ),
+        *(
+            Method(
+                f"head-{kind}",
+                partial(_with_head, kind=kind),
+                f"hf_speculative with {what}, random weights, tokens kept by lot; for a shape",
+                is_ours=True,
+                is_bounded=True,
+                head=kind,
+            )
+            for kind, what in HEADS.items()
+        ),
+        Method(
+            "economize",
+            peers.economize,
+            "the package economize with the same draft and draft length, where it is installed",
+            package="economize",
+        ),
     )
 }
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")
@@ -162,6 +201,8 @@ def chosen_methods(methods: Iterable[str | Method]) -> list[Method]:
             if method not in METHODS:
                 raise ValueError(f"`methods`: {method!r} is not known: choose from {', '.join(METHODS)}.")
             method = METHODS[method]
+        if method.package is not None and (reason := peers.why_missing(method.package)):
+            raise ValueError(f"`methods`: {method.name!r} cannot be measured: {reason}")
         if method.name not in {other.name for other in chosen}:
             chosen.append(method)
     return chosen

@@ -66,6 +66,16 @@ class Pair:
             )
         return None
 
+    def head(self, kind: str) -> PreTrainedModel:
+        """A draft head of that kind with random weights, for a pair that has some.
+
+        Raises:
+            ValueError: it has none.
+        """
+        raise ValueError(
+            f"`methods`: head-{kind} is for shapes with random weights, and {self.name} is none: leave it out."
+        )
+
     def prompts(self, batch: int, length: int) -> Tensor:
         """`(batch, length)` ids, the same at each call, another text in each row."""
         if self.tokenizer is None:

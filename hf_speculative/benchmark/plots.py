@@ -8,6 +8,7 @@ from typing import Any
 
 from ..reports import files
 from ..reports.plotting import INK, as_svg, label, new_axes, require, style
+from . import wording
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 
@@ -101,7 +102,7 @@ def _speedup(report: Report, axis: str):
 
 def _rounds(report: Report):
     bars = [
-        (cell.cell, name, method.stage_seconds())
+        (wording.place(cell, report.cells), name, method.stage_seconds())
         for cell in report.cells
         for name, method in cell.methods.items()
         if method.is_ours
@@ -112,7 +113,7 @@ def _rounds(report: Report):
         lengths = [max(0.0, 1000 * stages[stage]) for _, _, stages in bars]
         axes.barh(range(len(bars)), lengths, left=starts, color=STAGE_COLOURS[stage], label=stage, height=0.7)
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    labels = [f"{label(name, 22)}\nbatch {c.batch}, k {c.num_draft_tokens}, context {c.context}" for c, name, _ in bars]
+    labels = [f"{label(name, 22)}\n{place}" for place, name, _ in bars]
     axes.set_yticks(range(len(bars)), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds a round", color=INK)

@@ -26,12 +26,18 @@ def random_model(config, dtype: torch.dtype, device: torch.device, seed: int = 0
     """A model of `config` with random weights, made in `dtype` on `device`: never a second copy, on the host or elsewhere."""
     with torch.device(device), no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    fill(model, seed)
+    return model
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, seed: int = 0) -> None:
+    """Random weight matrices, norms that change nothing, no biases."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             draw(model, name, seed)
         else:
             nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
-    return model
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..call.statistics import Statistics, without_nan
@@ -59,6 +59,9 @@ class MethodResult:
         statistics: of the long calls, for a method of ours.
         peak_bytes: on a GPU, the most that one call had allocated beyond what was there before.
         is_bounded: the number of its target passes bounds its speedup, see `Method`.
+        draft_share: bytes that a pass of its head reads over those of a target's pass, where it has a head; theory then takes
+            that for its share of the time.
+        num_equal_rows: of a greedy peer, the rows whose tokens are plain decoding's.
     """
 
     name: str
@@ -69,6 +72,8 @@ class MethodResult:
     statistics: Statistics = field(default_factory=Statistics)
     peak_bytes: int | None = None
     is_bounded: bool = False
+    draft_share: float | None = None
+    num_equal_rows: int | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -102,6 +107,12 @@ class MethodResult:
             return {}
         return {stage: sum(sample.stages[stage] for sample in self.samples) / self.num_rounds for stage in STAGES}
 
+    def stage_spread(self, stage: str) -> tuple[float, float] | None:
+        """Quartiles of a stage's seconds in a round, over the repeats; `None` with too few of them."""
+        return (
+            quartiles([s.stages[stage] / s.num_rounds for s in self.samples if s.num_rounds]) if self.is_ours else None
+        )
+
     @property
     def overhead_share(self) -> float | None:
         """Share of a round that is neither drafting nor verifying."""
@@ -117,15 +128,23 @@ class MethodResult:
             tokens_per_round=self._total("num_tokens") / row_rounds,
             draft_passes=self._total("num_draft_passes") / self.num_rounds,
             columns=1 + self._total("num_drafted") / row_rounds,
-            passes=passes,
+            passes=self._own(passes),
         )
+
+    def _own(self, passes: Passes) -> Passes:
+        """With the passes of its head in place of the draft's, if it has one."""
+        if self.draft_share is None:
+            return passes
+        num_bytes = round(self.draft_share * passes.target_weight_bytes)
+        seconds = [self.draft_share * passes.target_seconds]
+        return replace(passes, draft=seconds, draft_weight_bytes=num_bytes, draft_cache_bytes=0)
 
     def bandwidth(self, passes: Passes) -> float | None:
         """Bytes a second: weights and cache that a round reads, divided by its time."""
         if not self.num_rounds or (self.is_speculative and not self.is_ours):
             return None
         return (
-            passes.bytes_read(self._total("num_draft_passes") / self.num_rounds)
+            self._own(passes).bytes_read(self._total("num_draft_passes") / self.num_rounds)
             * self.num_rounds
             / self._total("seconds")
         )
@@ -188,6 +207,13 @@ class CellResult:
         theory, speedup = self.theory(name), self.speedup(name)
         return speedup.value / theory if theory and speedup and speedup.value else None
 
+    def efficiency_spread(self, name: str) -> tuple[float, float] | None:
+        """The same of the speedup's quartiles."""
+        theory, speedup = self.theory(name), self.speedup(name)
+        return (
+            (speedup.spread[0] / theory, speedup.spread[1] / theory) if theory and speedup and speedup.spread else None
+        )
+
     def losses(self, name: str) -> list[str]:
         """The methods that `name` is slower than, beyond noise: plain decoding and, if `name` is ours, any that is not."""
         others = [other.name for other in self.methods.values() if not other.is_ours]
@@ -200,7 +226,8 @@ class CellResult:
         own, plain = self.methods[name].peak_bytes, self.methods["plain"].peak_bytes
         if own is not None and plain is not None:
             return own - plain
-        return self.draft_cache_bytes if self.methods[name].is_ours else None
+        has_draft = self.methods[name].is_ours and self.methods[name].draft_share is None
+        return self.draft_cache_bytes if has_draft else None
 
     def to_dict(self, bandwidth: float) -> dict[str, Any]:
         return {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..reports.formats import number, percent, plural, significant, times
-from ..reports.speedup import remarks
+from ..reports.speedup import Speedup, remarks
+from .cells import AXES
 from .passes import Passes
 from .results import STAGES, CellResult, MethodResult, Report
 
@@ -15,13 +18,23 @@ MEANINGS = {
     "whole call": "the speedup of whole `generate` calls, with prompt and set-up.",
     "tokens/pass": "new tokens of a row for each pass of the target, its own token included; plain decoding has 1.",
     "accepted": "share of the draft tokens accepted. Below: the mean acceptance length, the target's own token included.",
-    "round": "the time of a mean round, and the share of each stage; overhead is everything but the others.",
+    "round": "the time of a mean round and of its stages; overhead is everything but the others, `noise` what the "
+    "repeats do not tell from nothing.",
     "outside passes": "share of a round that is neither drafting nor verifying.",
     "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft.",
-    "efficiency": "measured speedup over theory's.",
+    "efficiency": "measured speedup over theory's, with quartiles; beyond 100 % where this package's passes are faster than "
+    "the bare ones.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",
     "extra memory": "peak beyond plain's, measured, on a GPU; else computed: the draft's cache.",
     "verdict": "ahead or LOSS if three quarters of the repeats say so, else level; none from a single repeat.",
+}
+#: the settings of a cell where there is little room
+SHORT = {
+    "batch": "batch",
+    "num_draft_tokens": "k",
+    "context": "context",
+    "acceptance": "acceptance",
+    "temperature": "temperature",
 }
 
 
@@ -50,7 +63,7 @@ def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
         "tokens/pass": number(method.tokens_per_pass),
         **_rounds(method),
         "theory": times(cell.theory(name)),
-        "efficiency": percent(cell.efficiency(name)),
+        "efficiency": _efficiency(cell, name),
         "bandwidth": percent(_share_of_bandwidth(method, passes, report)),
         "extra memory": "" if extra is None else f"{extra / 2**20:.1f} MiB",
         "verdict": verdict(cell, name),
@@ -59,7 +72,7 @@ def _column(cell: CellResult, name: str, report: Report) -> dict[str, str]:
 
 def _rounds(method: MethodResult) -> dict[str, str]:
     stages, counts = method.stage_seconds(), method.statistics
-    split = {f"  {stage}": milliseconds(stages[stage]) if stages else "" for stage in STAGES}
+    split = {f"  {stage}": _of_stage(method, stage, stages[stage]) if stages else "" for stage in STAGES}
     return {
         "accepted": percent(counts.draft_acceptance_rate, 1) if stages else "",
         "  length": number(counts.mean_acceptance_length) if stages else "",
@@ -69,9 +82,60 @@ def _rounds(method: MethodResult) -> dict[str, str]:
     }
 
 
+def _of_stage(method: MethodResult, stage: str, seconds: float) -> str:
+    """A stage's time. It is a difference of two calls', so that a short one may come out at nothing or less: noise."""
+    low, _ = method.stage_spread(stage) or (seconds, seconds)
+    return milliseconds(seconds) if min(low, seconds) > 0 else "noise"
+
+
+def _efficiency(cell: CellResult, name: str) -> str:
+    spread = cell.efficiency_spread(name)
+    return "" if spread is None else f"{percent(cell.efficiency(name))} ({percent(spread[0])} to {percent(spread[1])})"
+
+
 def _share_of_bandwidth(method: MethodResult, passes: Passes | None, report: Report) -> float | None:
     used = method.bandwidth(passes) if passes else None
     return used / report.copy_bandwidth if used else None
+
+
+def headline(report: Report) -> str:
+    """What was found, in one sentence."""
+    found = [(cell, name) for cell in report.cells for name, method in cell.methods.items() if method.is_ours]
+    told = [(s, cell, name) for cell, name in found if (s := cell.speedup(name)) is not None and not s.is_noise]
+    if not told:
+        return "Nothing was measured that could be told from noise."
+    best, cell, name = max(told, key=lambda each: each[0].median)
+    lost = [f"{other} at {place(where, report.cells)}" for where, other in found if where.losses(other)]
+    text = f"{name} decodes {_with_spread(best)} as fast as plain decoding{_at(cell, report)}"
+    if not lost:
+        return f"{text}; no loss among {plural(len(found), 'measurement')}."
+    return f"{text}; a loss in {len(lost)} of {plural(len(found), 'measurement')}: {', '.join(lost)}."
+
+
+def summary(report: Report) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
+    """The methods, and for each cell its label, and of each method the speedup with its quartiles, and the verdict."""
+    names = list(dict.fromkeys(name for cell in report.cells for name in cell.methods if name != "plain"))
+    lines = []
+    for cell in report.cells:
+        known = [(name, cell.speedup(name)) for name in names]
+        figures = [("", "") if s is None else (_with_spread(s), verdict(cell, name)) for name, s in known]
+        lines.append((place(cell, report.cells), figures))
+    return names, lines
+
+
+def _with_spread(speedup: Speedup) -> str:
+    return str(speedup) + ("" if speedup.spread is None else " ({:.2f} to {:.2f})".format(*speedup.spread))
+
+
+def _at(cell: CellResult, report: Report) -> str:
+    return f" at {place(cell, report.cells)}" if len(report.cells) > 1 else ""
+
+
+def place(cell: CellResult, cells: Sequence[CellResult]) -> str:
+    """What tells a cell from the others: the settings in which they differ, or the batch where there is one cell."""
+    axes = {axis: getattr(cell.cell, axis) for axis in AXES}
+    differ = [axis for axis in axes if len({getattr(other.cell, axis) for other in cells}) > 1] or ["batch"]
+    return ", ".join(f"{SHORT[axis]} {axes[axis]:g}" for axis in differ if axes[axis] is not None)
 
 
 def verdict(cell: CellResult, name: str) -> str:
@@ -95,8 +159,16 @@ def notes(cell: CellResult) -> list[str]:
     """Notes on a cell besides its figures."""
     speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
     found = [r for name, s in speedups.items() for r in remarks(name, s, cell.methods[name].drafts_nothing)]
+    if any(method.draft_share is not None for method in cell.methods.values()):
+        found.append(
+            "Heads draft and are verified in earnest, but a coin keeps their tokens, at the acceptance asked for. Their theory "
+            "takes a pass of theirs to cost its share of the target's bytes."
+        )
     if any(s is None or s.num_pairs < 2 for s in speedups.values()):
         found.append("A verdict takes two repeats or more: give --repeats 3.")
+    for name, method in cell.methods.items():
+        if method.num_equal_rows is not None:
+            found.append(f"{name}: the tokens of {method.num_equal_rows} of {method.batch} rows are plain decoding's.")
     return found
 
 

@@ -192,7 +192,7 @@ def check_ragged(model, path: Path, what: str) -> None:
 def check_eager(config: SpeculativeConfig, what: str) -> None:
     """Drafts that read the target's own layers or states take them out of eager passes."""
     for name in ("compile", "cuda_graphs"):
-        if getattr(config, name):
+        if getattr(config, name) is True:  # "auto" is eager there
             raise ValueError(
                 f"`{name}=True` has no effect on drafts by `{what}`, which reads the target's states out of eager passes: "
                 "leave it out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."

@@ -31,7 +31,7 @@ class SpeculativeConfig:
     schedule: Schedule | None = None
     reproducible: bool | None = None
     generator: torch.Generator | None = None
-    compile: bool | None = None
+    compile: bool | str | None = None
     cuda_graphs: bool | None = None
     allow_lossy: bool | None = None
     tokenizer: PreTrainedTokenizerBase | None = None

@@ -24,6 +24,7 @@ from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
+from .learned import Learned
 from .measured_costs import Probe
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
 from .parts import (
@@ -53,6 +54,7 @@ class Parts:
         cache: the user's own `past_key_values`, if given.
         generator: what a sampled call draws from, if that is known.
         probe: measures what rounds cost, should the schedule ask.
+        learned: what schedules of earlier calls have learned.
         ranks: who decides, where several processes run the target together.
     """
 
@@ -67,6 +69,7 @@ class Parts:
     stopping: Stopping
     generator: torch.Generator | None
     probe: Probe
+    learned: Learned
     ranks: Alone
 
     def begin(self) -> None:
@@ -189,6 +192,7 @@ class SpeculativeDecoding:
             stopping=stopping,
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
             probe=Probe(options, model, inputs, inputs_tensor, batch, logits_processor),
+            learned=Learned(options, model, inputs),
             ranks=ranks,
         )
 
@@ -220,6 +224,7 @@ class SpeculativeDecoding:
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
         parts.ranks.begin(parts.generator)
         parts.schedule.begin(parts.batch, parts.probe)
+        parts.learned.start(parts.schedule)
         stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
         parts.begin()
         rounds = parts.rounds(stopwatch.lap)
@@ -233,6 +238,7 @@ class SpeculativeDecoding:
         finally:
             rounds.close()
             parts.sampler.finish()
+            parts.learned.keep(parts.schedule)
             statistics.num_target_forwards = parts.target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
             statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}

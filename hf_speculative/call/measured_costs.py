@@ -178,7 +178,7 @@ class Probe:
                     known[num_rows, num_levels] = self._timings_of_trees(num_levels, known[num_rows, 0])
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
-        if options.config.compile or options.config.cuda_graphs:
+        if options.config.compile is True or options.config.cuda_graphs:
             rounds.compile(options.source.timed_lengths)
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from .option_types import (
     Flag,
+    FlagOr,
     HasMethods,
     Instance,
     Name,
@@ -170,9 +171,10 @@ OPTIONS = (
            without_draft=HOLDS, page="correctness.md"),
     Option("generator", _GENERATOR, _SETTING, "torch's global generator",
            "What to draw random numbers from, when sampling."),
-    Option("compile", Flag(), _SETTING, "`False`",
-           "Compile the passes of both models by torch.compile: the first call takes long, later ones are faster.",
-           page="benchmarks.md"),
+    Option("compile", FlagOr("auto"), _SETTING, "`False`",
+           "Compile the passes of both models. The first call takes long, later ones are faster; 'auto' decodes eagerly until "
+           "compiled passes are there.",
+           page="caches.md#compiled-and-captured-passes"),
     Option("cuda_graphs", Flag(), _SETTING, "`False`",
            "On a CUDA device, capture the passes of both models once and replay them, compiled or not."),
     Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",

@@ -103,6 +103,27 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class FlagOr:
+    """True, False, or a word; on a command line a flag."""
+
+    word: str
+    written_as: ClassVar[type] = bool
+
+    @property
+    def text(self) -> str:
+        return f"{Flag.text}, or {self.word!r}"
+
+    def checked(self, name: str, value) -> bool | str:
+        if isinstance(value, str):
+            if value != self.word:
+                raise ValueError(f"`{name}={value!r}` is not known: give {self.text}.")
+            return value
+        if not isinstance(value, (bool, resolve_name("numpy:bool_"))):
+            raise wrong_type(name, value, self.text)
+        return bool(value)
+
+
+@dataclass(frozen=True)
 class Instance:
     """An object of one of some classes, which are written `module:name`."""
 

@@ -33,7 +33,7 @@ def target_and_drafter(
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
     path, source = choose_for(model, inputs), options.source
-    compile, cuda_graphs = bool(options.config.compile), bool(options.config.cuda_graphs)
+    compile, cuda_graphs = options.config.compile or False, bool(options.config.cuda_graphs)
     if source.reads_target:
         checks.check_ragged(model, path, source.name)
         checks.check_eager(options.config, source.name)

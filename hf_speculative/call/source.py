@@ -27,14 +27,14 @@ class PreparedCall:
         model: the target.
         inputs_tensor: its main input: the prompt's ids, or what its encoder read.
         generate_kwargs: what `generate` was given.
-        compile, cuda_graphs: passes are to be compiled, captured.
+        compile, cuda_graphs: passes are to be compiled ("auto": where that is at hand), captured.
     """
 
     model: PreTrainedModel
     inputs: Inputs
     inputs_tensor: Tensor | None
     generate_kwargs: dict[str, Any]
-    compile: bool
+    compile: bool | str
     cuda_graphs: bool
 
 
@@ -52,6 +52,7 @@ class Source:
         draft_model: the model of its own that it runs, if it does.
         num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
+        guesses_nodes: its drafts are trees of guesses that cost no pass, as many as pay.
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         knows_chances: each of its guesses comes with a chance to be right, and takes no pass.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
@@ -62,6 +63,7 @@ class Source:
 
     argument: ClassVar[str]
     method: ClassVar[str]
+    guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
     knows_chances: ClassVar[bool] = False
     reads_states: bool = False
@@ -82,6 +84,11 @@ class Source:
     def takes(cls, value) -> bool:
         """Whether it is this source that `value` asks for, where several have the same `argument`."""
         return True
+
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[Any, ...]:
+        """Values of `argument` to try on the target `model` where nobody asked for any: none for most sources."""
+        return ()
 
     @property
     def name(self) -> str:

@@ -181,7 +181,7 @@ class Stopwatch:
     """Wall time by stage: each lap ends one. On a GPU the laps are measured there, by events, without waiting for it."""
 
     def __init__(self, device: torch.device):
-        self.on_gpu = device.type == "cuda"
+        self.device, self.on_gpu = device, device.type == "cuda"
         self.start = time.perf_counter()
         self.marks: list[tuple[str, Any]] = [("", self._now())]
 
@@ -192,7 +192,7 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Seconds by stage since the start; `rest` is what no stage took."""
         if self.on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         total = time.perf_counter() - self.start
         by_stage = dict.fromkeys(STAGES, 0.0)
         for (_, start), (stage, end) in pairwise(self.marks):
@@ -204,7 +204,7 @@ class Stopwatch:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, uploaded
 from .levels import Levels
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
@@ -75,7 +75,7 @@ class Beams(WrappedDrafter):
             candidates.add(sampler.confidences(scores, ahead))
         tokens, parents, confidences, self.expanded_as = candidates.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
-        limits = torch.tensor(num_tokens, device=tokens.device).minimum(is_possible.sum(1))
+        limits = uploaded(num_tokens, tokens.device).minimum(is_possible.sum(1))
         if not schedule.chooses_nodes:
             return Draft(tokens, None, limits, parents, depth)
         # Read by the host, beside the one read of each round: how many nodes are worth their time.
@@ -85,7 +85,7 @@ class Beams(WrappedDrafter):
             self.expanded_as = None
             return Draft.empty(batch)
         end = max(counts)
-        return Draft(tokens[:, :end], None, torch.tensor(counts, device=tokens.device), parents[:, :end], depth)
+        return Draft(tokens[:, :end], None, uploaded(counts, tokens.device), parents[:, :end], depth)
 
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..heads.dflash import Block
 from ..interfaces import CachedModel, Sampler
 from ..models import AttentionLayers, RaggedCache, fed_slots, with_folded_attention
-from ..types import Batch
+from ..types import Batch, uploaded
 from .raw_embedding import raw_embedding
 from .stepwise import Stepwise
 
@@ -88,7 +88,7 @@ class DFlash(Stepwise):
         ends = [len(history) - 1 for history in batch.history]
         context, is_filler = fed_slots(self.seen, ends, self.device)
         size = self.block.block_size
-        block = torch.tensor(ends, device=self.device)[:, None] + torch.arange(size, device=self.device)
+        block = uploaded(ends, self.device)[:, None] + torch.arange(size, device=self.device)
         end = max(ends) + size
         self.cache.reserve(len(ends), end, limit=batch.max_length + size)
         self.cache.end = end

@@ -5,11 +5,10 @@ Each proposal is drawn from the draft's own processed distribution, and that ver
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..interfaces import CachedModel, Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, uploaded
 from .stepwise import Stepwise
 
 
@@ -54,7 +53,7 @@ class DraftModel(Stepwise):
             lambda logits, ahead: sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead),
             settings,
         )
-        return Draft(tokens, distributions, torch.tensor(num_tokens, device=tokens.device))
+        return Draft(tokens, distributions, uploaded(num_tokens, tokens.device))
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]

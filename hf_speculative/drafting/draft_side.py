@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..interfaces import CachedModel
 from ..tokenizers.alignment import Translation
 from ..tokenizers.transcript import Transcript
-from ..types import Batch
+from ..types import Batch, uploaded
 
 ENDLESS = 2**30
 
@@ -41,8 +39,9 @@ class DraftSide:
             width = max(len(transcript.ids) for transcript in self.transcripts)
             padding = [width - len(transcript.ids) for transcript in self.transcripts]
             rows = [[0] * pad + t.ids for pad, t in zip(padding, self.transcripts, strict=True)]
-            ids = torch.tensor(rows, device=batch.tokens.device)
-            self.batch = Batch(ids, padding, self.max_positions or ENDLESS)
+            ids = uploaded(rows, batch.tokens.device)
+            texts = [transcript.ids for transcript in self.transcripts]
+            self.batch = Batch(ids, padding, self.max_positions or ENDLESS, texts)
         return self.batch
 
     def follow(self, batch: Batch, drafted: list[list[int]] | None) -> None:

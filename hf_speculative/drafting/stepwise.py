@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Drafter, Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, uploaded
 
 
 class Stepwise(Drafter):
@@ -44,7 +44,7 @@ class Stepwise(Drafter):
         if min(num_tokens) == width:
             limits = torch.full_like(batch.lengths, width)
         else:
-            limits = torch.tensor(num_tokens, device=batch.lengths.device)
+            limits = uploaded(num_tokens, batch.lengths.device)
         tokens, probs = [], []
         for ahead in range(width):
             scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)

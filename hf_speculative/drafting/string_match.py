@@ -14,7 +14,7 @@ import torch
 
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..tokenizers.alignment import Translation
-from ..types import Batch, Draft
+from ..types import Batch, Draft, uploaded
 from .draft_side import DraftSide
 
 
@@ -53,7 +53,7 @@ class StringMatch(Drafter):
         limits = self.side.within_context([math.ceil(n / self._tokens_per_draft_token(batch)) for n in num_tokens])
         if max(limits) == 0:
             return Draft.empty(batch)
-        going = torch.tensor(limits, device=batch.lengths.device)
+        going = uploaded(limits, batch.lengths.device)
         steps = []
         for ahead in range(max(limits)):
             logits = self.side.model.logits(own, ahead=ahead, num_last=1)[:, 0]
@@ -78,8 +78,8 @@ class StringMatch(Drafter):
         if width == 0:
             return Draft.empty(batch)
         device = batch.tokens.device
-        tokens = torch.tensor([ids + [0] * (width - len(ids)) for ids in found], device=device)
-        return Draft(tokens, None, torch.tensor([len(ids) for ids in found], device=device))
+        tokens = uploaded([ids + [0] * (width - len(ids)) for ids in found], device)
+        return Draft(tokens, None, uploaded([len(ids) for ids in found], device))
 
     def rollback(self, batch: Batch) -> None:
         self.side.follow(batch, self.drafted)

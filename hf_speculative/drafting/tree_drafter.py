@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces import Drafter, Sampler, Schedule
-from ..types import Batch, Draft
+from ..types import Batch, Draft, read_later, uploaded
 from .chances import Chances
 from .guessers import Guesser
 
@@ -68,7 +68,7 @@ class TreeDrafter(Drafter):
         self.lengths: list[int] = []
         self.proposed: list[list[int]] = []
         self.draft: Draft | None = None
-        self.seen: tuple[list[int | None], Draft, list[list[int]] | None, Tensor] | None = None
+        self.seen: tuple[list[int | None], list[list[int]] | None, Tensor, Tensor] | None = None
         for guesser in self.guessers:
             guesser.begin(batch, self.vocab_size)
 
@@ -94,26 +94,28 @@ class TreeDrafter(Drafter):
         depth = max(max(growth.depths[:n], default=0) for growth, n in zip(self.grown, counts, strict=True))
         if all(row[:n] == list(range(-1, n - 1)) for row, n in zip(parents, counts, strict=True)):
             return draft  # a chain pays for no mask
-        self.draft = replace(draft, parents=torch.tensor(parents, device=draft.tokens.device), depth=depth)
+        self.draft = replace(draft, parents=uploaded(parents, draft.tokens.device), depth=depth)
         return self.draft
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         if self.num_successors:
             newest = [text[-1] if text else None for text in batch.history]
-            # Read by the host when the next draft is made: by then it is there.
-            successors = logits.topk(min(self.num_successors, logits.shape[2])).indices
-            self.seen = newest, draft, self.proposed if draft is self.draft else None, successors
+            # Looked at when the next draft is made: what the round accepted has been read in between.
+            successors = read_later(logits.topk(min(self.num_successors, logits.shape[2])).indices)
+            shown = self.proposed if draft is self.draft else None
+            others = (
+                successors if shown is not None else read_later(torch.cat([draft.num_tokens[:, None], draft.tokens], 1))
+            )
+            self.seen = newest, shown, others, successors
 
     def _learn_successors(self) -> None:
         if self.seen is None:
             return
-        (newest, draft, shown, device_successors), self.seen = self.seen, None
+        (newest, shown, others, successors), self.seen = self.seen, None
         if shown is None:  # somebody else's
-            counts = draft.num_tokens.tolist()
-            shown = [row[:n] for row, n in zip(draft.tokens.tolist(), counts, strict=True)]
+            shown = [row[:n] for n, *row in others.tolist()]
         tokens = [[] if first is None else [first, *nodes] for first, nodes in zip(newest, shown, strict=True)]
-        successors = device_successors.cpu().numpy()
-        for row, found in zip(tokens, successors, strict=True):
+        for row, found in zip(tokens, successors.numpy(), strict=True):
             for guesser in self.guessers:
                 if guesser.num_successors:
                     guesser.observe(row, found[: len(row), : guesser.num_successors])

@@ -99,6 +99,7 @@ def eval_command(
         Path | None, typer.Option(help="Write one HTML page with tables, plots and coloured texts to this file.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all totals to this JSON file.")] = None,
+    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the tables what the figures mean.")] = False,
     dtype: Annotated[
         str, typer.Option(help=f"{', '.join(DTYPES)}. Default: the format in which the weights are stored.")
     ] = "",
@@ -176,7 +177,7 @@ def eval_command(
         err.print(Text(f"stopped; {results} has what was measured so far, and the same command continues from there."))
     if int(os.environ.get("RANK", "0")):
         return  # the first process prints
-    screen.print_evaluation(Console(highlight=False), evaluation)
+    screen.print_evaluation(Console(highlight=False), evaluation, glossary)
     err.print(Text(f"results: {results}"))
     if json_file is not None:
         files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
@@ -102,6 +104,13 @@ class Decoder:
         """The same with a draft, a round at a time as it is asked for."""
         with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
             yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
+
+    def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
+        """The tokens of plain decoding under a setting's options, each with the seconds after which it was there."""
+        clock = Arrivals()
+        with self._seeded(0), keeping(self.target, {}):
+            generate(self.target, **self._inputs([prompt]), **self._kwargs(setting.baseline), streamer=clock)
+        return clock.found
 
     def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
         """Where `other` leaves `plain`, and how close the target's two best tokens are there."""
@@ -200,6 +209,22 @@ def _all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, St
     for round, counts in generate_rounds(target, **call):  # noqa: B007, the last counts are whole
         rows.follow(round)
     return rows, counts
+
+
+class Arrivals(BaseStreamer):
+    """Notes when each token of a row comes; the first thing that comes is the prompt."""
+
+    def __init__(self) -> None:
+        self.start, self.has_prompt = time.perf_counter(), False
+        self.found: list[tuple[int, float]] = []
+
+    def put(self, value: Tensor) -> None:
+        if self.has_prompt:
+            self.found += [(token, time.perf_counter() - self.start) for token in value.flatten().tolist()]
+        self.has_prompt = True
+
+    def end(self) -> None:
+        pass
 
 
 class Ends(StoppingCriteria):

@@ -67,10 +67,20 @@ class Recommendation:
 
     @property
     def headline(self) -> str:
-        """The speedup to expect, in a few words."""
+        """What to expect, in a few words: the speedup with its interval, never the point alone."""
         if self.setting is None:
             return "undecided"
-        return str(self.speedup) if self.is_gain else "plain"
+        return self._figure if self.is_gain else "plain"
+
+    @property
+    def is_draw(self) -> bool:
+        """Two drafts beat plain decoding, and the figures do not tell which of them is faster."""
+        return self.is_gain and not self.is_clear
+
+    @property
+    def _figure(self) -> str:
+        spread = self.speedup.spread
+        return str(self.speedup) if spread is None else f"{self.speedup} ({spread[0]:.2f} to {spread[1]:.2f})"
 
     @property
     def advice(self) -> str:
@@ -84,7 +94,10 @@ class Recommendation:
     def _answer(self) -> str:
         speedup, best = self.speedup, f'"{self.best.label}"'
         if self.is_gain:
-            return f"take {best}, {speedup} plain decoding{self._ahead}"
+            rival = "" if self.runner_up is None else f'"{self.runner_up.label}"'
+            if self.is_draw:
+                return f"a draw: take {best}, {self._figure} plain decoding, or {rival}; the figures do not tell which"
+            return f"take {best}, {self._figure} plain decoding{self._ahead(rival)}"
         if self.setting is not None:
             figure = "" if speedup.is_noise else f"; the best, {best}, is at {speedup} plain decoding"
             return f"decode plainly, no draft is faster here{figure}"
@@ -97,13 +110,8 @@ class Recommendation:
         verdict = "no recommendation" if speedup.is_loss else "too close to tell"
         return f"{verdict}: {best} is at {speedup} plain decoding, with a 95 % interval of {low:.2f} to {high:.2f}"
 
-    @property
-    def _ahead(self) -> str:
-        if self.runner_up is None:
-            return ""
-        if self.lead is None or not self.lead.is_gain:
-            return f'; too close to tell from the next, "{self.runner_up.label}"'
-        return f', {self.lead.median - 1:.1%} faster than the next, "{self.runner_up.label}"'
+    def _ahead(self, rival: str) -> str:
+        return "" if self.lead is None else f", {self.lead.median - 1:.1%} faster than the next, {rival}"
 
     def __str__(self) -> str:
         return f"{temperature_name(self.best.temperature)}: {self.advice}"

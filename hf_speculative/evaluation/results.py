@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..call.statistics import Statistics, without_nan
+from ..reports import files
 from ..reports.speedup import Speedup, Work, interval
 from .journal import BadRow, Call, Difference, Journal, Row
 from .recommendation import Recommendation
@@ -57,6 +58,16 @@ class Totals:
         return without_nan(values)
 
 
+def _line(totals: Totals) -> dict[str, Any]:
+    """Flat figures of a setting: lists are left out, scores are columns of their own."""
+    values = totals.to_dict()
+    counts, scores, spread = values.pop("statistics") or {}, values.pop("scores"), values.pop("speedup_interval", None)
+    low, high = spread or (None, None)
+    about = {"setting": values.pop("setting"), "temperature": totals.setting.temperature}
+    flat = {name: value for name, value in counts.items() if isinstance(value, (int, float)) or value is None}
+    return about | values | {"speedup_low": low, "speedup_high": high} | flat | scores
+
+
 class Evaluation:
     """The results of `evaluate`, or of its file.
 
@@ -87,6 +98,26 @@ class Evaluation:
         """The recommendations, one line for each temperature."""
         state = "" if self.is_complete else " (unfinished)"
         return "\n".join([f"{self.header['target']}{state}", *map(str, self.recommendations)])
+
+    def __repr__(self) -> str:
+        """What was evaluated, how far, and what came out."""
+        num = len(next(iter(self.calls.values()), ()))
+        about = f"{self.header['target']}, {len(self.settings)} settings, {num} batches"
+        found = "; ".join(f"{r.headline}: {r.best.label}" for r in self.recommendations)
+        return f"<Evaluation of {about}{'' if self.is_complete else ', unfinished'}{f': {found}' if found else ''}>"
+
+    def to_pandas(self):
+        """A `pandas.DataFrame` with a line for each setting: the figures of `Totals.to_dict`, counts included.
+
+        Noise is no number: its `speedup` is missing. The 95 % interval is in `speedup_low` and `speedup_high`.
+        """
+        import pandas as pd  # comes with datasets
+
+        return pd.DataFrame([_line(self.totals(setting)) for setting in self.settings]).set_index("setting")
+
+    def to_csv(self, path: str | Path) -> None:
+        """The same as a file for spreadsheets."""
+        files.write(Path(path), self.to_pandas().to_csv())
 
     @property
     def environment(self) -> dict[str, Any]:

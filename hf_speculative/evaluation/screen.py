@@ -14,7 +14,7 @@ from .results import Evaluation, Recommendation, Totals
 MAX_LINES = 5
 
 
-def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+def print_evaluation(console: Console, evaluation: Evaluation, glossary: bool = False) -> None:
     """Tables, recommendations, and what went wrong. Names are printed as they are, never as markup."""
     console.print(as_text(wording.title(evaluation), "bold"))
     console.print(as_text(wording.about(evaluation), "dim"))
@@ -33,11 +33,13 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         if scores.columns:
             _print_table(console, scores, "Task scores", totals, found)
     console.print()
-    for name, meaning in wording.MEANINGS.items():
+    for name, meaning in wording.MEANINGS.items() if glossary else ():
         if name in columns:
             short = wording.SHORT.get(name, name)
             long = "" if short == name else f" ({name})"
             console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
+    if not glossary:
+        console.print("[dim]What the figures mean: --glossary.[/]")
     for recommendation in recommendations:
         console.print(as_text(str(recommendation), "bold green" if recommendation.is_gain else "bold"))
     _print_differences(console, evaluation)

@@ -89,7 +89,7 @@ def _is_told(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) and not name.endswith("_token_id")
 
 
-def _without_folders(command: str) -> str:
+def without_folders(command: str) -> str:
     """A card is for others, who do not have this machine's folders.
 
     Raises:
@@ -113,7 +113,7 @@ def _places(found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
         parts = [where["device"], cores, evaluation.header["dtype"], ", ".join([*versions, *cuda]), where["system"]]
         hardware = "; ".join(parts)
         commands = places.setdefault(hardware, [])
-        command = _without_folders(where["command"])
+        command = without_folders(where["command"])
         if command not in commands:
             commands.append(command)
     return [{"hardware": hardware, "commands": commands} for hardware, commands in places.items()]

@@ -20,10 +20,10 @@ from markupsafe import Markup
 from ..reports.pages import visible
 
 
-def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled in. Text that is no `Markup` is shown as it is, whatever Markdown would make of it."""
+def render(template: str, room: str = "hub", **values: Any) -> str:
+    """A template of a room, filled in. Text that is no `Markup` is shown as it is, whatever Markdown would make of it."""
     environment = Environment(
-        loader=PackageLoader("hf_speculative.hub", "."),
+        loader=PackageLoader(f"hf_speculative.{room}", "."),
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,6 +1,6 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
-from . import pool
+from . import packing, pool
 from .attention import with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
@@ -59,6 +59,7 @@ __all__ = [
     "modes_of_a_call",
     "num_logits",
     "num_parameters",
+    "packing",
     "pool",
     "prepared_inputs",
     "ragged_deviation",

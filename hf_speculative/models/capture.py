@@ -24,12 +24,20 @@ class Capture(Protocol):
 
 
 class CudaGraphs:
-    """Captures CUDA graphs, which share one pool of memory."""
+    """Captures CUDA graphs, which share one pool of memory.
 
-    def __init__(self):
-        self.pool = torch.cuda.graph_pool_handle()
+    Args:
+        device: where the function runs; torch captures the current device, whatever it may be.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.pool = device, torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+        with torch.cuda.device(self.device):
+            return self._captured(function, inputs)
+
+    def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         buffers = tuple(tensor.clone() for tensor in inputs)
         # Lazy initialisations, of cuBLAS say, must not be captured; a pass may be repeated, it writes the same slots again.
         stream = torch.cuda.Stream()

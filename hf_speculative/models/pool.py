@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
+from .packed_parameters import parameters_of
 
 if TYPE_CHECKING:
     from .ragged_cache import RaggedCache
@@ -31,12 +32,14 @@ class Kept:
         state: what compiled and captured passes take for granted.
         idle: a cache that no call uses.
         compiled: passes by kind, see `StaticModel`.
+        artifact: the pass that was compiled ahead of time.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 
     state: tuple
     idle: RaggedCache | None = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
+    artifact: Callable[[list[Tensor]], Tensor] | None = None
     twin: PreTrainedModel | None = None
 
 
@@ -80,7 +83,7 @@ def _state(model: PreTrainedModel) -> tuple:
     Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    weights = tuple(tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()))
+    weights = tuple(tensor.data_ptr() for tensor in chain(parameters_of(model), model.buffers()))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(
         tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part

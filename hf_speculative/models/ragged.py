@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..interfaces import CachedModel
-from ..types import Batch
+from ..types import Batch, uploaded
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, last_id
@@ -70,15 +70,16 @@ class RaggedModel(CachedModel):
             attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype, nodes)
         else:
             first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
-            slots = first[:, None] + torch.arange(width, device=self.device)
-            is_filler = slots < self.seen.to(self.device)[:, None]
-            self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
-            positions = slots.masked_fill(is_filler, 0)
+            self.cache.slots = positions = first[:, None] + torch.arange(width, device=self.device)
+            if any(end - seen < width for end, seen in zip(ends, self.host_seen, strict=True)):
+                is_filler = positions < self.seen.to(self.device)[:, None]
+                self.cache.slots = positions.masked_fill(is_filler, self.cache.capacity - 1)
+                positions = positions.masked_fill(is_filler, 0)
             if nodes is not None:
                 positions = nodes.query_positions(positions)
             attention_mask = self.layers.masks(positions, self.cache, self.model.dtype, nodes)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
-            position_ids = positions.clamp(max=batch.max_position)
+            position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         outputs = self.run(
@@ -158,7 +159,7 @@ class RaggedModel(CachedModel):
         ]
         if seen == self.host_seen and all(seen <= first for seen, first in zip(seen, firsts, strict=True)):
             return  # it was not fed the tree
-        first = torch.tensor(firsts, device=batch.path.device)[:, None]
+        first = uploaded(firsts, batch.path.device)[:, None]
         self._move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
         self._set_seen(list(range(len(seen))), seen)
 
@@ -173,7 +174,7 @@ class RaggedModel(CachedModel):
             leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
             self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
-        self.seen = self.seen[torch.tensor(indices, dtype=torch.long, device=self.seen.device)]
+        self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]
         self.cache.select(indices)
 
     def release(self) -> None:
@@ -186,10 +187,10 @@ class RaggedModel(CachedModel):
             super().admit(newcomers, lanes)
 
     def take(self, other, lanes: list[int]) -> None:
-        index, end = torch.tensor(lanes), max(other.host_seen)
+        end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
         for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.take(given, index, end)
+            layer.take(given, lanes, end)
         self._set_seen(lanes, other.host_seen)
 
     def forget(self, lanes: list[int]) -> None:
@@ -200,12 +201,12 @@ class RaggedModel(CachedModel):
             return
         for lane, seen in zip(lanes, values, strict=True):
             self.host_seen[lane] = seen
-        self.seen = torch.tensor(self.host_seen, device=self.seen.device)
+        self.seen = uploaded(self.host_seen, self.seen.device)
 
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
-        self.seen = torch.tensor(self.host_seen, device=batch.tokens.device)
+        self.seen = uploaded(self.host_seen, batch.tokens.device)
         self.cache.reserve(len(batch.rows), length, limit=length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
@@ -230,7 +231,7 @@ class RaggedModel(CachedModel):
         rows, self.done = self.done, []
         self.rows = [row for row, _ in rows]
         self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
-        self.seen = torch.tensor(self.host_seen, device=sequences.device)
+        self.seen = uploaded(self.host_seen, sequences.device)
         self.cache.num_rows = len(rows)
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
         return batch if self._begin(batch, ahead=0)[1] else None

@@ -15,6 +15,8 @@ from torch.nn import functional
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
+from ..types import uploaded
+
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
 
@@ -89,19 +91,19 @@ class RaggedLayer(CacheLayerMixin):
             if not moved:
                 return
             for part in (self.keys, self.values):
-                behind = part[leaving]
+                behind = torch.stack([part[lane] for lane in leaving])
                 for lane in range(moved[0], len(indices)):
                     part[lane] = part[indices[lane]]
                 part[len(indices) : self.cache.num_rows] = behind
         else:
-            index = torch.tensor(indices, device=self.keys.device)
+            index = uploaded(indices, self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
             self.cache.captured.clear()
 
-    def take(self, other: RaggedLayer, index: Tensor, end: int) -> None:
-        """Slots `[0, end)` of row i of `other` become those of row `index[i]`."""
+    def take(self, other: RaggedLayer, lanes: list[int], end: int) -> None:
+        """Slots `[0, end)` of row i of `other` become those of row `lanes[i]`."""
         if self.is_initialized:
-            index = index.to(self.keys.device)
+            index = uploaded(lanes, self.keys.device)
             keys, values = other.filled()
             self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
             # No mask hides an inf that an earlier row left, see `begin`.

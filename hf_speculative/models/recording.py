@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
-from ..types import Batch
+from ..types import Batch, uploaded
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
 
@@ -56,7 +56,7 @@ class RecordingModel(RaggedModel):
     def select(self, indices: list[int]) -> None:
         super().select(indices)
         if indices and self.states is not None:
-            self.states = self.states[torch.tensor(indices, dtype=torch.long, device=self.states.device)]
+            self.states = self.states[uploaded(indices, self.states.device, torch.long)]
 
     def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
         self.states = None  # of rows that run
@@ -72,7 +72,7 @@ class RecordingModel(RaggedModel):
         assert self.states is not None
         self._grow()
         end = max(other.host_seen)
-        self.states[torch.tensor(lanes, device=self.states.device), :end] = other.states[:, :end]
+        self.states[uploaded(lanes, self.states.device), :end] = other.states[:, :end]
 
     def hidden_states(self, positions: Tensor) -> Tensor:
         assert self.states is not None  # a drafter is first asked after the prompt's pass
@@ -89,7 +89,7 @@ def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple
     Returns:
         `(batch, widest)` int64 slots, rows ending in the last column, and `(batch, widest)` bool, those that are filler.
     """
-    first, last = torch.tensor([starts, ends], device=device)
+    first, last = uploaded([starts, ends], device)
     width = max(end - start for start, end in zip(starts, ends, strict=True))
     slots = last[:, None] + torch.arange(-width, 0, device=device)
     return slots, slots < first[:, None]

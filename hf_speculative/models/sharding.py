@@ -8,6 +8,8 @@ from typing import Any
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
+from .packed_parameters import named_parameters_of, parameters_of, weight_of
+
 
 def are_several() -> bool:
     """This process is one of several."""
@@ -42,14 +44,14 @@ def is_sharded(model: PreTrainedModel | None) -> bool:
     if model is None or not are_several():
         return False
     return any(_is_fsdp(module) for module in model.modules()) or any(
-        hasattr(weight, "ds_id") for weight in model.parameters()
+        hasattr(weight, "ds_id") for weight in parameters_of(model)
     )
 
 
 def has_sharded_weights(model: PreTrainedModel) -> bool:
     """FSDP2 has sharded weights, and they are not gathered at the moment."""
     tensor = sys.modules.get("torch.distributed.tensor")  # whoever shards has imported it
-    return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in model.parameters())
+    return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in parameters_of(model))
 
 
 def _is_fsdp(module: nn.Module) -> bool:
@@ -66,11 +68,11 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
     # A tied embedding is the head as well, and computes there.
     tables, heads = (
-        {id(module.weight) for module in model.modules() if isinstance(module, kind)}
+        {id(weight_of(module)) for module in model.modules() if isinstance(module, kind)}
         for kind in (nn.Embedding, nn.Linear)
     )
     total = 0.0
-    for name, weight in model.named_parameters():
+    for name, weight in named_parameters_of(model):
         if id(weight) not in tables - heads:
             share = num_chosen / num_experts if ".experts." in name else 1
             total += getattr(weight, "ds_numel", weight.numel()) * share
@@ -79,4 +81,4 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
 
 def num_parameters(model: PreTrainedModel) -> int:
     """Those of the whole model; ZeRO-3 leaves a rank's own with none."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in parameters_of(model))

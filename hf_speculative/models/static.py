@@ -17,27 +17,59 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..types import Batch
-from . import pool
+from ..types import Batch, uploaded
+from . import artifacts, pool
+from .cached_model import device_of
 from .capture import Capture, CudaGraphs
+from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
+from .packing import unpack_weights
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .sharding import group_of, is_sharded
 
-#: passes of more columns than this, prompts, run eagerly: they are few, and of all lengths
-MAX_COLUMNS = 32
 #: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
 MIN_SLOTS, STEPS = 256, 4
 
 
 def ragged_model(
-    model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, cuda_graphs: bool = False
+    model: PreTrainedModel, clamp_ids: bool = False, compile: bool | str = False, cuda_graphs: bool = False
 ) -> RaggedModel:
-    """A ragged model whose passes run as asked, or eagerly where they cannot (`why_eager`)."""
+    """A ragged model whose passes run as asked, or eagerly where they cannot (`why_eager`).
+
+    Args:
+        compile: "auto" takes passes that were compiled ahead of time, and begins to make them where that pays.
+    """
     if not (compile or cuda_graphs) or why_eager(model) is not None:
         return RaggedModel(model, clamp_ids)
-    return StaticModel(model, clamp_ids, compile, CudaGraphs() if cuda_graphs else None)
+    unpack_weights(model)
+    run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
+    if run is not None:
+        return AheadModel(model, clamp_ids, run)
+    if compile == "auto" and not cuda_graphs:
+        return RaggedModel(model, clamp_ids)
+    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
+
+
+def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
+    """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
+
+    Args:
+        waits: until it is there.
+    """
+    if artifacts.why_not(model) is not None:
+        return None
+    kept = pool.kept(model)
+    if kept.artifact is None and waits:
+        try:
+            artifacts.make(model)
+        except artifacts.CannotCompile:
+            return None
+    if kept.artifact is None:
+        kept.artifact = artifacts.find(model)
+        if kept.artifact is None and artifacts.pays(model):
+            artifacts.start(model)
+    return kept.artifact
 
 
 def why_eager(model: PreTrainedModel) -> str | None:
@@ -131,7 +163,11 @@ class StaticModel(RaggedModel):
         return logits[:, -num_last:].to(batch.tokens.device)
 
     def drafts_at_once(self, batch: Batch) -> bool:
-        return self.capture is not None and self._is_static(self._begin(batch, ahead=0)[1])
+        if (
+            self.capture is None or batch.tokens.device != self.device
+        ):  # where tokens are drawn: a capture is of one device
+            return False
+        return self._is_static(self._begin(batch, ahead=0)[1])
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
         ends, width = self._begin(batch, ahead=0)
@@ -152,20 +188,25 @@ class StaticModel(RaggedModel):
         self.num_forwards += num_tokens - 1
         return drafted
 
+    @staticmethod
+    def num_slots(end: int) -> int:
+        """The slots that a pass up to slot `end` looks at."""
+        return ladder(end)
+
     def _is_static(self, width: int) -> bool:
         return width <= MAX_COLUMNS and 0 not in self.host_seen
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
         assert self.seen is not None
-        num_slots = ladder(end)
-        self.cache.reserve(len(batch.rows), num_slots, limit=ladder(batch.max_length + ahead))
+        num_slots = self.num_slots(end)
+        self.cache.reserve(len(batch.rows), num_slots, limit=self.num_slots(batch.max_length + ahead))
         self.cache.start = self.cache.lowest = 0  # windows, too, look at all slots: what a mask hides changes no shape
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
             self.seen.to(self.device),
-            torch.tensor([self.cache.capacity - 1, batch.max_position]).to(self.device, non_blocking=True),
+            uploaded([self.cache.capacity - 1, batch.max_position], self.device),
             torch.arange(num_slots, device=self.device),
         )
 
@@ -211,3 +252,27 @@ class StaticModel(RaggedModel):
             for part in (layer.keys, layer.values):
                 torch._dynamo.maybe_mark_dynamic(part, (0, 2))
         return self.kept.compiled[kind]
+
+
+class AheadModel(StaticModel):
+    """A ragged model whose passes, prompts apart, run from a file that was compiled ahead of time; see `exported`.
+
+    Args:
+        one_pass: the file's, on the weights of `model`.
+    """
+
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: artifacts.Run):
+        self.one_pass = one_pass
+        super().__init__(model, clamp_ids)
+
+    @staticmethod
+    def num_slots(end: int) -> int:
+        return end
+
+    def _one_pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
+        width = inputs[0].shape[1]
+        columns = torch.arange(width - 1 if only_last else 0, width)
+        caches = [layer.filled() for layer in self.cache.layers]
+        keys, values = zip(*caches, strict=True)
+        assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
+        return lambda *tensors: self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])

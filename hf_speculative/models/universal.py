@@ -19,7 +19,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
 from ..interfaces import CachedModel
-from ..types import Batch
+from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
 from .inputs import Inputs, text_inputs
 from .rollback import Crop, Snapshot, rewinder
@@ -64,7 +64,7 @@ class UniversalModel(CachedModel):
         logits = self._feed_from(start, end, num_committed=min(batch.host_lengths))
         first = end - logits.shape[1]  # the column of the first logits
         if len(self.rows) < len(logits):
-            logits = logits[self.rows]
+            logits = logits[uploaded(self.rows, logits.device)]
         return _last_before([column - first for column in ends], logits.to(batch.tokens.device), num_last)
 
     def _feed_from(self, start: int, end: int, num_committed: int) -> Tensor:
@@ -153,7 +153,7 @@ class UniversalModel(CachedModel):
         width = batch.tokens.shape[1]
         if self.ids.shape[1] < width:
             self.ids = functional.pad(self.ids, (0, width - self.ids.shape[1]))
-        self.ids[self.rows, :width] = batch.tokens
+        self.ids[uploaded(self.rows, self.ids.device, torch.long), :width] = batch.tokens
 
     def _go_back(self, column: int) -> None:
         """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""
@@ -241,7 +241,7 @@ def _last_before(ends: list[int], logits: Tensor, num_last: int) -> Tensor:
     """`(batch, num_last, vocab)`: of each row of `logits (batch, columns, vocab)` those in front of its own end."""
     if min(ends) == max(ends):
         return logits[:, -num_last:]
-    columns = torch.tensor(ends, device=logits.device)[:, None] - num_last
+    columns = uploaded(ends, logits.device)[:, None] - num_last
     columns = (columns + torch.arange(num_last, device=logits.device)).clamp(max=logits.shape[1] - 1)
     return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[2]))
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from ..models import Inputs, UniversalModel
-from ..types import Batch
+from ..types import Batch, uploaded
 
 
 class Guidance:
@@ -67,6 +67,8 @@ class Guidance:
             own.select(kept)
             self.unconditional.select(kept)
         more = own.prompt_width - batch.prompt_width
-        own.tokens = torch.cat([self.prompt[batch.rows], batch.tokens[:, batch.prompt_width :]], 1)
+        own.tokens = torch.cat(
+            [self.prompt[uploaded(batch.rows, self.prompt.device)], batch.tokens[:, batch.prompt_width :]], 1
+        )
         own.lengths = batch.lengths + more
         own.host_lengths = [length + more for length in batch.host_lengths]

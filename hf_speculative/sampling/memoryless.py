@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from ..types import NO_TOKEN, Batch
+from ..types import NO_TOKEN, Batch, uploaded
 from .prefixes import Prefixes
 
 
@@ -115,7 +115,9 @@ class RepetitionPenalty:
         if not isinstance(ignored, Tensor):
             return ignored or 0
         if rows not in self.of_rows:  # one entry a row of the call
-            self.of_rows = {rows: ignored.to(batch.tokens.device)[batch.rows, None, None]}
+            self.of_rows = {
+                rows: ignored.to(batch.tokens.device)[uploaded(batch.rows, batch.tokens.device)[:, None, None]]
+            }
         return self.of_rows[rows]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import cast
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -27,6 +28,10 @@ MEMORY = 0.96
 POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
 #: what drafts may lose against plain decoding, in plain steps: at the start, of what they have won, and each round
 FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 3.0, 8.0, 0.015
+#: and of the plain steps that a call asks for, this share at the start
+FIRST_SHARE = 0.02
+#: what an earlier call has seen counts as so many tokens of each position at most
+START_WEIGHT = 8.0
 
 
 class Evidence:
@@ -46,6 +51,12 @@ class Evidence:
             for i, (reached, kept) in enumerate(zip([1.0, *survival], survival, strict=False)):
                 self.reached[i] += reached / len(survivals)
                 self.kept[i] += kept / len(survivals)
+
+    def faded(self) -> Evidence:
+        """The same rates, seen in no more than `START_WEIGHT` tokens."""
+        faded, weight = Evidence(len(self.reached)), min(1.0, START_WEIGHT / max(self.reached))
+        faded.reached, faded.kept = [n * weight for n in self.reached], [n * weight for n in self.kept]
+        return faded
 
     def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
         """The share kept over all positions, shrunk towards `prior`."""
@@ -93,6 +104,17 @@ class Adaptive(Schedule):
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.costs = self.costs or costs()
+        self.credit = min(self.credit, FIRST_SHARE * (batch.max_length - batch.prompt_width))
+
+    @property
+    def learned(self) -> tuple[Evidence, float]:  # type: ignore[override]
+        """Of all rows together, and the credit that is left: a draft that did not pay is not tried at the same length again."""
+        return self.all_rows.faded(), min(max(self.credit, 0.0), FIRST_CREDIT)
+
+    @learned.setter
+    def learned(self, learned: object) -> None:
+        evidence, credit = cast(tuple[Evidence, float], learned)
+        self.all_rows, self.credit = evidence.faded(), min(credit, self.credit)
 
     def plan(self, batch: Batch) -> list[int]:
         for row in self.rows.keys() - {*batch.rows}:  # done; a server's call has no end

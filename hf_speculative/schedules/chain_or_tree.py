@@ -45,6 +45,15 @@ class ChainOrTree(Schedule):
         self.rounds_since_chain, self.rounds_since_tree = 0, PATIENCE
         self.curves: dict[tuple[int, int], list[float]] = {}
 
+    @property
+    def learned(self) -> object:  # type: ignore[override]
+        """Of chains: what is known of them says what trees may bring, until one was tried."""
+        return self.chains.learned
+
+    @learned.setter
+    def learned(self, learned: object) -> None:
+        self.chains.learned = learned
+
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.chains.begin(batch, costs)
         self.costs = self.chains.costs

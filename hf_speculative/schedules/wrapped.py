@@ -19,6 +19,14 @@ class WrappedSchedule(Schedule):
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.schedule.begin(batch, costs)
 
+    @property
+    def learned(self) -> object:  # type: ignore[override]
+        return self.schedule.learned
+
+    @learned.setter
+    def learned(self, learned: object) -> None:
+        self.schedule.learned = learned
+
     def num_draft_tokens(self, row: int) -> int:
         return self.schedule.num_draft_tokens(row)
 

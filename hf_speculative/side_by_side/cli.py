@@ -25,6 +25,7 @@ ENOUGH = 3
 
 @with_drafting_options("num_draft_tokens")
 def generate(
+    context: typer.Context,
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
@@ -37,7 +38,7 @@ def generate(
     column: Annotated[str, typer.Option("--field", help="The column of that file that holds the prompt.")] = "prompt",
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Use two built-in prompts. On a terminal, also the default if no prompt is given."),
+        typer.Option("--demo", help="Show three texts of the embedded pair, plain and speculative side by side."),
     ] = False,
     model: Annotated[
         str | None,
@@ -103,6 +104,18 @@ def generate(
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     check_dtype(dtype)
+    if demo:
+        given = _given(context)
+        if idle := [
+            f"--{name.replace('_', '-')}" for name in given if name not in ("demo", "max_new_tokens", "repeats")
+        ]:
+            raise ValueError(f"{', '.join(idle)} beside --demo, which has models, prompts and settings of its own.")
+        with ends_at_once(), err.status("importing torch and transformers"):
+            from . import demo as demonstration
+        quiet_transformers()
+        num_tokens = max_new_tokens if "max_new_tokens" in given else demonstration.NUM_TOKENS
+        demonstration.show(out, num_tokens, repeats or demonstration.REPEATS)
+        return
     if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
@@ -117,7 +130,7 @@ def generate(
     if draft_model is not None or not names_source:
         drafting["draft_model"] = "draft"
     setting = Setting(num_draft_tokens=num_draft_tokens, temperature=temperature, **drafting)
-    source = prompt_source(prompt, prompts, column, demo, err)
+    source = prompt_source(prompt, prompts, column, err)
     total = sum(1 for p in source() if isinstance(p, str))
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer, other = load_pair(model, draft_model, dtype, device, needs_draft=not names_source)
@@ -173,3 +186,9 @@ def generate(
         raise typer.Exit(STOPPED)
     if not comparison.num_prompts:
         raise typer.Exit(1)
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The options that the command line names."""
+    found = ((name, context.get_parameter_source(name)) for name in context.params)
+    return [name for name, source in found if source is not None and source.name != "DEFAULT"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -89,6 +90,15 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A token's text: when it came, in seconds since the call began, and whether the draft had guessed it."""
+
+    seconds: float
+    text: str
+    is_from_draft: bool
+
+
 class Runner:
     """A pair, and both ways to decode with it.
 
@@ -126,6 +136,14 @@ class Runner:
                 for index, token in enumerate(round.tokens[0]):
                     is_last = round.done[0] and index == len(round.tokens[0]) - 1
                     yield pieces.add(token, is_last), index < round.num_from_draft[0]
+
+    def timelines(self, prompt: str) -> tuple[list[Piece], list[Piece]]:
+        """How the text of one prompt comes, plainly and speculatively."""
+        (ids,) = self._ids([prompt])
+        pieces, arrivals = Pieces(self.tokenizer.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
+        plain = [Piece(seconds, pieces.add(token, False), False) for token, seconds in arrivals]
+        start = time.perf_counter()
+        return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
 
     def warm_up(self, prompts: list[str]) -> None:
         """Decodes both ways at full length: what a first call measures and sets up may depend on the length."""

@@ -15,18 +15,18 @@ from ..evaluation.journal import BadRow
 from ..evaluation.rows import read_texts
 
 #: the ways to give prompts
-WAYS = "as an argument, on standard input, in a file with --prompts, or use the two built-in ones with --demo"
+WAYS = "as an argument, on standard input, in a file with --prompts, or see the --demo"
 
 
 def prompt_source(
-    given: list[str] | None, path: Path | None, column: str, demo: bool, console: Console
+    given: list[str] | None, path: Path | None, column: str, console: Console
 ) -> Callable[[], Iterator[str | BadRow]]:
     """A function that iterates over the prompts, from the first one at each call.
 
     Raises:
         ValueError: there are none, an empty one was given, or two sources were.
     """
-    asked = [name for name, is_asked in (("arguments", given), ("--prompts", path), ("--demo", demo)) if is_asked]
+    asked = [name for name, is_asked in (("arguments", given), ("--prompts", path)) if is_asked]
     if len(asked) > 1:
         raise ValueError(f"prompts from {' and from '.join(asked)} are two sources: give one.")
     texts: Iterable[str | BadRow]
@@ -38,10 +38,8 @@ def prompt_source(
         if "" in given:
             raise ValueError(f"prompt {given.index('') + 1} is empty: give a text to continue, {WAYS}.")
         texts = given
-    elif demo:
-        texts = DEMO_PROMPTS
     elif sys.stdin is not None and sys.stdin.isatty():
-        console.print("No prompt was given: using the two built-in ones (--demo).")
+        console.print("No prompt was given: two built-in ones are used.")
         texts = DEMO_PROMPTS
     else:
         text = sys.stdin.read() if sys.stdin is not None else ""

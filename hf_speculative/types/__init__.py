@@ -5,6 +5,7 @@
 
 from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
 from .rounds import Appended, Costs, NoDistribution, Round
+from .transfers import read_later, uploaded
 from .tree import Tree
 
 __all__ = [
@@ -18,4 +19,6 @@ __all__ = [
     "Tree",
     "Verdict",
     "along_path",
+    "read_later",
+    "uploaded",
 ]

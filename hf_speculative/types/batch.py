@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .rounds import Appended
+from .transfers import uploaded
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
@@ -67,7 +68,7 @@ class Batch:
         self.host_lengths = [self.prompt_width] * len(self.rows)
         self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
         self.host_padding = list(padding)
-        self.padding = torch.tensor(self.host_padding, device=input_ids.device)
+        self.padding = uploaded(self.host_padding, input_ids.device)
         if history is None:
             history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
         self.history = [list(row) for row in history]
@@ -141,7 +142,7 @@ class Batch:
         width = max(map(len, tails))
         self._reserve(max(starts) + width + 1)
         packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
-        first, lengths, tokens = torch.tensor(packed, device=self.tokens.device).split([1, 1, width], 1)
+        first, lengths, tokens = uploaded(packed, self.tokens.device).split([1, 1, width], 1)
         self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
         self.lengths = lengths[:, 0]
         for row, (start, tail) in enumerate(zip(starts, tails, strict=True)):
@@ -151,7 +152,7 @@ class Batch:
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
-        index = torch.tensor(indices, dtype=torch.long, device=self.tokens.device)
+        index = uploaded(indices, self.tokens.device, torch.long)
         self.tokens, self.lengths, self.padding = self.tokens[index], self.lengths[index], self.padding[index]
         self.rows = [self.rows[i] for i in indices]
         self.host_lengths = [self.host_lengths[i] for i in indices]
@@ -183,7 +184,7 @@ class Batch:
         """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
         width = newcomers.tokens.shape[1]
         self._reserve(width + 1)  # and the token that the target will add
-        index = torch.tensor(lanes, device=self.tokens.device)
+        index = uploaded(lanes, self.tokens.device)
         self.tokens[index, :width] = newcomers.tokens
         self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)
         self.padding = self.padding.index_copy(0, index, newcomers.padding)
@@ -253,7 +254,7 @@ class Draft:
         """A deterministic proposal: the tokens of each row."""
         width = max(map(len, proposals))
         packed = [[len(tokens), *tokens, *[0] * (width - len(tokens))] for tokens in proposals]
-        num_tokens, tokens = torch.tensor(packed, device=batch.tokens.device).split([1, width], 1)
+        num_tokens, tokens = uploaded(packed, batch.tokens.device).split([1, width], 1)
         return Draft(tokens, None, num_tokens[:, 0])
 
     def dense_probs(self, like: Tensor) -> Tensor:

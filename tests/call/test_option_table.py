@@ -24,6 +24,7 @@ from hf_speculative.call.option_table import (
 )
 from hf_speculative.call.option_types import (
     Flag,
+    FlagOr,
     HasMethods,
     Instance,
     Name,
@@ -46,6 +47,7 @@ WRONG_TYPES = {
     PositiveNumber: ["0.3", True, torch.tensor(0.3)],
     Probability: ["0.3", True, torch.tensor(0.3)],
     Flag: [1, 0, "no", 0.0],
+    FlagOr: [1, 0, 0.0],
     Name: [7, True, object],
     Instance: [7, "adaptive", object()],
     HasMethods: [7, print, torch.nn.Linear],
@@ -55,8 +57,9 @@ OUT_OF_RANGE = {
     PositiveNumber: [0, -0.5, NAN, np.float32(0)],
     Probability: [1.5, -0.1, NAN, np.float32(2)],
     Name: ["nonsense"],
+    FlagOr: ["no"],
 }
-GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True}
+GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True, FlagOr: True}
 BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 
 
@@ -197,7 +200,12 @@ def test_every_option_is_explained():
 
 
 #: options of commands that are not those of the table, though called so
-OTHERS = {("card", "draft_model"), ("export-generate", "draft_model"), ("export-vllm", "draft_model")}
+OTHERS = {
+    ("card", "draft_model"),
+    ("export-generate", "draft_model"),
+    ("export-vllm", "draft_model"),
+    ("train", "num_draft_tokens"),
+}
 
 
 def test_help_of_commands_is_the_tables():

@@ -320,9 +320,11 @@ def test_plain_decoding_is_recommended_where_drafts_lose(tmp_path):
     assert 'class="lead won"' not in content and "Texts: draft, 2 tokens" in content
 
 
-def printed(evaluation, width=100):
+def printed(evaluation, width=100, glossary=True):
     file = io.StringIO()
-    screen.print_evaluation(Console(file=file, width=width, force_terminal=True, color_system=None), evaluation)
+    screen.print_evaluation(
+        Console(file=file, width=width, force_terminal=True, color_system=None), evaluation, glossary
+    )
     return file.getvalue()
 
 
@@ -338,6 +340,11 @@ def test_the_screen():
         assert str(recommendation) in flat
     for words in ("8 of 9", "0.125", "row 9: prompt 9 is empty", "token 7, logit gap 0.000977", "bonus token"):
         assert words in flat
+
+
+def test_the_glossary_is_there_on_request():
+    assert "bonus token" in printed(plenty()) and "bonus token" not in printed(plenty(), glossary=False)
+    assert "--glossary" in printed(plenty(), glossary=False)
 
 
 def changed(seconds, num_rounds, survival):

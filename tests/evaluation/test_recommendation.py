@@ -15,13 +15,13 @@ A2, A4 = Setting(draft_model="a", num_draft_tokens=2), Setting(draft_model="a", 
             ([4.0], [2.0], [2.5]),
             A2,
             True,
-            'take "a, 2 tokens", 2.00x plain decoding, 25.0% faster than the next, "a, 4 tokens".',
+            'take "a, 2 tokens", 2.00x (2.00 to 2.00) plain decoding, 25.0% faster than the next, "a, 4 tokens".',
         ),
         (
             ([4.0, 4.0], [2.0, 2.6], [2.6, 2.05]),
             A2,
             False,
-            'take "a, 2 tokens", 1.77x plain decoding; too close to tell from the next, "a, 4 tokens".',
+            'a draw: take "a, 2 tokens", 1.77x (1.54 to 2.00) plain decoding, or "a, 4 tokens"; the figures do not tell which.',
         ),
         (
             ([2.0], [2.5], [3.0]),
@@ -41,6 +41,7 @@ def test_the_recommendation(seconds, setting, is_clear, advice):
     evaluation = handmade([(of_setting * 8)[:8] for of_setting in seconds])
     (found,) = evaluation.recommendations
     assert (found.setting, found.is_clear, found.advice) == (setting, is_clear, advice)
+    assert found.is_draw == advice.startswith("a draw") and ("x (" in found.headline) == found.is_gain
     evaluation.header["target"] = "org/big"
     assert str(evaluation) == f"org/big\ngreedy: {advice}"
 
@@ -72,7 +73,9 @@ def test_what_the_counts_rule_out_is_noise_and_never_recommended():
     assert found.advice.endswith('; left out as noise: "a, 4 tokens". Measure again on a quiet machine.')
     (found,) = handmade([[2.0] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 4)).recommendations
     assert (found.setting, found.runner_up, found.noise) == (A4, None, (A2,))
-    assert found.advice.startswith('take "a, 4 tokens", 1.82x plain decoding; left out as noise: "a, 2 tokens".')
+    assert found.advice.startswith(
+        'take "a, 4 tokens", 1.82x (1.82 to 1.82) plain decoding; left out as noise: "a, 2 tokens".'
+    )
 
 
 def test_a_busy_while_does_not_move_the_totals():
@@ -84,7 +87,12 @@ def test_a_busy_while_does_not_move_the_totals():
     for setting in (A2, A4):
         assert busy.totals(setting).speedup.median == quiet.totals(setting).speedup.median < 2
     assert busy.totals(Setting()).tokens_per_second == quiet.totals(Setting()).tokens_per_second == 3
-    assert busy.recommendations[0].advice == quiet.recommendations[0].advice
+    (found,), (other,) = busy.recommendations, quiet.recommendations
+    assert (found.setting, found.is_clear, found.speedup.median) == (
+        other.setting,
+        other.is_clear,
+        other.speedup.median,
+    )
 
 
 def test_compiled_passes_may_cost_less_than_plain_ones():
@@ -100,3 +108,18 @@ def test_the_speedup_is_over_what_both_have_done():
     assert (totals.speedup.median, totals.speedup.num_pairs) == (2, 2) and not evaluation.is_complete
     assert evaluation.totals(A4).speedup is None
     assert evaluation.speedup_of(A2, 1).median == 3 and evaluation.speedup_of(A2, 2) is None
+
+
+def test_as_a_table_and_in_a_line(tmp_path):
+    evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
+    evaluation.header["target"] = "org/big"
+    table = evaluation.to_pandas()
+    assert list(table.index) == [setting.name for setting in evaluation.settings]
+    assert table["speedup"].tolist()[1:] == pytest.approx([2.0, 1.6]) and table["speedup"].isna().iloc[0]
+    assert table.loc[A2.name, "speedup_low"] == 2.0 and "draft_acceptance_rate" in table and "temperature" in table
+    evaluation.to_csv(tmp_path / "table.csv")
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert len(lines) == 4 and lines[0].startswith("setting,temperature,") and A2.name in lines[2].replace('"', "")
+    assert "3 settings, 8 batches" in repr(evaluation) and "2.00x (2.00 to 2.00): a, 2 tokens" in repr(evaluation)
+    busy = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12)).to_pandas()
+    assert busy["speedup"].isna().all() and busy["is_noise"].iloc[1], "noise is no number"

@@ -206,7 +206,7 @@ def test_a_source_of_drafts_in_the_generation_config(target, tmp_path, inputs):
         ({"draft": "x"}, ValueError, "unknown key 'draft'"),
         ({"draft_model": 3}, TypeError, "`draft_model=3`"),
         ({"draft_model": "./draft", "num_draft_tokens": 0}, ValueError, "`num_draft_tokens=0`"),
-        ({"draft_model": "./draft", "compile": "yes"}, TypeError, "`compile='yes'`"),
+        ({"draft_model": "./draft", "compile": "yes"}, ValueError, "`compile='yes'`"),
         ({"draft_model": "./draft", "draft_revision": "v1"}, ValueError, "`draft_revision='v1'`"),
         (["draft"], TypeError, "JSON object"),
     ],

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import RaggedModel, StaticModel, pool, static, why_eager
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, pool, static, why_eager
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 
@@ -244,6 +244,12 @@ def reverse(module, args, output):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 class TestCompile:
+    """In the process, as on a GPU: see tests/models/test_artifacts.py for passes compiled ahead of time."""
+
+    @pytest.fixture(autouse=True)
+    def no_files(self, monkeypatch):
+        monkeypatch.setattr(artifacts, "why_not", lambda model: "is compiled in the process")
+
     @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
     def test_equals_plain_without_recompiling(self, backend, monkeypatch):
         from torch._dynamo.utils import counters

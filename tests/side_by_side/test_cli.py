@@ -56,7 +56,7 @@ def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
         assert result.exit_code == 2 and not result.stdout, args
     assert "standard input is empty" in run().stderr and "prompt 2 is empty" in run("x", "").stderr
     assert "--demo" in run("").stderr, "the way out"
-    assert "two sources" in run("x", "--demo").stderr
+    assert "two sources" in run("x", "--prompts", "p.txt").stderr
 
     class Terminal:
         def isatty(self):
@@ -64,12 +64,11 @@ def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
 
     console = Console(file=io.StringIO())
     monkeypatch.setattr("sys.stdin", Terminal())
-    assert tuple(prompts.prompt_source(None, None, "prompt", False, console)()) == DEMO_PROMPTS
+    assert tuple(prompts.prompt_source(None, None, "prompt", console)()) == DEMO_PROMPTS
     assert "No prompt was given" in console.file.getvalue()
     monkeypatch.setattr("sys.stdin", None)  # closed, as under some schedulers
-    assert tuple(prompts.prompt_source(None, None, "prompt", True, console)()) == DEMO_PROMPTS
     with pytest.raises(ValueError, match="standard input is empty"):
-        prompts.prompt_source(None, None, "prompt", False, console)
+        prompts.prompt_source(None, None, "prompt", console)
 
 
 def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):

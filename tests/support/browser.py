@@ -22,10 +22,14 @@ OPTIONS = (
     "--hide-scrollbars",
     "--disable-extensions",
     "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 )
 PHONE, DESKTOP = 360, 1200
 #: a frame takes its colour scheme from the element it is in
 AROUND = Path(__file__).with_suffix(".html")
+CONTRAST = Path(__file__).with_name("contrast.js")
 
 
 @dataclass
@@ -78,7 +82,8 @@ def look(
         for path, width, scheme in pages
     ]
     around = folder / "frames.html"
-    text = AROUND.read_text(encoding="utf-8").replace("FRAMES", "\n".join(frames)).replace("COLLECT", collect)
+    text = AROUND.read_text(encoding="utf-8").replace("CONTRAST", CONTRAST.read_text(encoding="utf-8"))
+    text = text.replace("FRAMES", "\n".join(frames)).replace("COLLECT", collect)
     around.write_text(text, encoding="utf-8")
     command = [chromium(), *OPTIONS, f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"]
     command += ["--allow-file-access-from-files", "--dump-dom", around.resolve().as_uri()]

@@ -17,9 +17,10 @@ FLOORS = (
     ("distributed",),
     ("call",),
     ("generation",),
-    ("batches", "command", "compatibility"),
-    ("benchmark", "evaluation", "integrations", "serving"),
-    ("hub", "side_by_side"),
+    ("batches", "command"),
+    ("benchmark", "compilation", "evaluation", "integrations", "serving"),
+    ("compatibility", "hub", "side_by_side"),
+    ("training",),
     ("cli",),
     ("__main__",),
 )

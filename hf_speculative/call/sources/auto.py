@@ -19,6 +19,10 @@ class AutoSource(TextSource):
 
     method = "auto"
 
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[str, ...]:
+        return (cls.method,)
+
     def for_model(self, model: PreTrainedModel) -> Source:
         mtp = MtpSource(True)
         try:

@@ -21,6 +21,11 @@ class EarlyExitSource(Source):
 
     argument, method, runs_target = "assistant_early_exit", "early_exit", True
 
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
+        """A quarter and half of the layers."""
+        return tuple(sorted({_num_layers(model) // 4, _num_layers(model) // 2} - {0}))
+
     @property
     def label(self) -> str:
         return f"{self.method} at layer {self.exit_layer}"

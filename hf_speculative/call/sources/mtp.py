@@ -22,6 +22,10 @@ class MtpSource(Source):
     argument, method, runs_target = "use_mtp", "mtp", True
     reads_states = True
 
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[bool, ...]:
+        return (True,)
+
     def check(self, model: PreTrainedModel) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if not getattr(config, "num_mtp_layers", None):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedModel
+
 from ...drafting import PromptLookup
 from ...interfaces import Drafter
 from ..source import PreparedCall, Source
@@ -15,6 +17,10 @@ class PromptLookupSource(Source):
     max_matching_ngram_size: int = 3
 
     argument, method = "prompt_lookup_num_tokens", "ngram"
+
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
+        return (10,)
 
     def drafter(self, call: PreparedCall) -> Drafter:
         return PromptLookup(self.max_matching_ngram_size)

@@ -28,6 +28,7 @@ UNBOUNDED = 2**31 - 1
 class GuessingSource(Source):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
+    guesses_nodes = True
     argument = "method"
     most_tokens, knows_chances = 64, True
     timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)

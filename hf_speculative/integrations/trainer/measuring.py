@@ -174,7 +174,7 @@ def measure(
     target = checks.unwrap(model, "model")
     attached = found = own_generate(target)
     if draft_model is not None or config is not None:
-        attach(target, draft_model, config)
+        attach(target, draft_model, config, pack_weights=False)  # in training, weights change
         attached = target.generate
         _restore(target, found)
     if attached is not None and not isinstance(attached, Attached):  # somebody else's, in which no draft takes part

@@ -1,0 +1,23 @@
+"""Can this draft guess for this target, how, and is it worth it? Asked before a pair is put to work: `check`."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .advice import Advice
+    from .answer import Compatibility, check
+    from .fit import ModelReport
+    from .trials import Trial
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".advice": ["Advice"],
+            ".answer": ["Compatibility", "check"],
+            ".fit": ["ModelReport"],
+            ".trials": ["Trial"],
+        },
+    )
+
+__all__ = ["Advice", "Compatibility", "ModelReport", "Trial", "check"]

@@ -1,0 +1,173 @@
+"""`check`: whether a pair works together, by which paths, and, where asked for, whether it is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call import checks
+from ..call.source import Source
+from ..call.sources import source_of
+from ..call.statistics import without_nan
+from ..models import num_parameters
+from ..tokenizers.vocabulary import VocabularyMatch
+from .advice import Advice
+from .doctor import Examination, is_poor, other_readings
+from .fit import ModelReport, report_of
+from .notes import notes_on, tokenizer_beside
+from .prompts import ids_of_prompts
+from .running import Candidate, Limits, candidates, run_trials
+
+#: seconds before a bar is shown
+BAR_DELAY = 2.0
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether a pair works together; true in a condition if it does.
+
+    Attributes:
+        reason: why it does not, or how it does.
+        target, draft: what was found out about each model.
+        vocabulary: how the vocabularies compare; `None` if no tokenizers were given.
+        notes: what looks wrong about the pair by its files: chat template, base model.
+        advice: whether it is worth it, and with which source of drafts; `None` if nothing was measured.
+    """
+
+    is_compatible: bool
+    reason: str
+    target: ModelReport
+    draft: ModelReport | None = None
+    vocabulary: VocabularyMatch | None = None
+    notes: tuple[str, ...] = ()
+    advice: Advice | None = None
+
+    def __bool__(self) -> bool:
+        return self.is_compatible
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        fit = asdict(replace(self, advice=None))
+        return without_nan(fit | {"advice": self.advice and self.advice.to_dict()})
+
+
+def check(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tokenizer: PreTrainedTokenizerBase | None = None,
+    do_sample: bool = False,
+    measure: bool = False,
+    seconds: float = Limits.seconds,
+    prompts: Iterable | None = None,
+    progress: bool = True,
+    **example: Any,
+) -> Compatibility:
+    """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why; and whether it is worth it.
+
+    Each cache is tried: logits of passes over several tokens, with rollbacks in between, are compared with plain ones. With
+    `measure=True` every source of drafts that fits is tried on a few hundred tokens of the target's own text, batch 1.
+
+    Args:
+        draft_model: if left out, only the target is checked, as for prompt lookup.
+        tokenizer, draft_tokenizer: those of the two models, if they may differ. Where `measure=True` and they are left out,
+            those that lie beside the models.
+        do_sample: the strategy for vocabularies that differ depends on it.
+        measure: find the source of drafts with the largest expected speedup: `Compatibility.advice`.
+        seconds: to measure in, at most; a text that has begun makes it a little more, and a head that is seldom right half
+            of it again, to read it in other ways than its config says.
+        prompts: what the target writes about: texts, messages or ids. Default: some code and some prose.
+        progress: a bar while it is measured, if that takes more than two seconds.
+        **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
+
+    Raises:
+        TypeError: `model` or `draft_model` is not a transformers model.
+        ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with;
+            nothing can be measured, for lack of prompts or since the model takes more than ids.
+    """
+    target, draft = checks.unwrap(model, "model"), checks.unwrap(draft_model, "draft_model")
+    if measure:
+        if not seconds > 0:
+            raise ValueError(f"`seconds={seconds}` leaves no time to measure: give a number above 0.")
+        if example:
+            raise ValueError(
+                f"`measure=True` tries texts of token ids alone, and `{next(iter(example))}` was given: leave one of them out."
+            )
+        tokenizer = tokenizer if tokenizer is not None else tokenizer_beside(target)
+        if draft_tokenizer is None and tokenizer is not None:
+            draft_tokenizer = tokenizer_beside(draft)
+    answer, source = _fit(target, draft, tokenizer, draft_tokenizer, do_sample, example)
+    if not measure or answer.target.path is None:
+        return answer
+    ids = ids_of_prompts(prompts, target, tokenizer)
+    tried = list(candidates(target))
+    if answer and source is not None:
+        given: dict[str, Any] = {"draft_model": draft_model}
+        if answer.vocabulary is not None and answer.vocabulary.strategy != "same":
+            given["draft_tokenizer"] = draft_tokenizer
+        tried.insert(0, Candidate(source, {"draft_model": _shown(source)}, given))
+    limits = Limits(seconds)
+    with tqdm(
+        total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR, dynamic_ncols=True
+    ) as bar:
+        start = limits.clock()
+
+        def watch(what: str) -> None:
+            bar.set_description(what, refresh=False)
+            bar.update(min(seconds, limits.clock() - start) - bar.n)
+
+        trials = run_trials(target, tokenizer, tried, ids, limits, watch)
+        examination = None
+        if tried and tried[0].source is source and is_poor(trials[0]) and (others := other_readings(tried[0], target)):
+            found = run_trials(target, tokenizer, others, ids, Limits(seconds / 2), watch, ["greedy"])
+            examination = Examination(trials[0], tuple(found))
+    models = {"target": target} | ({"draft": draft} if draft is not None else {})
+    parameters = {role: num_parameters(one) for role, one in models.items()}
+    label = source.label if answer and source is not None else None
+    return replace(answer, advice=Advice(label, tuple(trials), parameters, examination))
+
+
+def _fit(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    draft_tokenizer: PreTrainedTokenizerBase | None,
+    do_sample: bool,
+    example: dict[str, Any],
+) -> tuple[Compatibility, Source | None]:
+    """What needs no text, and the source that the draft is, if there is one."""
+    report, reason = report_of(target, "model", example)
+    if draft is None or reason is not None:
+        return Compatibility(reason is None, reason or _summary(report), report), None
+    notes = notes_on(target, draft, tokenizer, draft_tokenizer)
+    source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
+    try:
+        checks.check_source(source, target)
+        source.check_ids(target)
+    except ValueError as error:
+        return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None), notes=notes), source
+    if source.reads_target:
+        other = ModelReport(type(draft).__name__, "ragged", "reads the target's own states")
+    else:
+        other, reason = report_of(draft, "draft_model", example if draft.main_input_name in example else {})
+    match = source.vocabulary(target, do_sample)
+    if reason is None and match is not None and match.strategy is None:
+        reason = match.reason
+    summary = reason or f"{_summary(report)}; draft: {_summary(other)}"
+    return Compatibility(reason is None, summary, report, other, match, notes), source
+
+
+def _summary(report: ModelReport) -> str:
+    return f"{report.name} takes the {report.path} path" + (f", it {report.why}" if report.why else "")
+
+
+def _shown(source: Source) -> str:
+    """The draft's name: as on the Hub, or its folder's."""
+    name = source.draft_model.config.name_or_path if source.draft_model is not None else ""
+    return Path(name).name or "draft" if not name or Path(name).exists() else name

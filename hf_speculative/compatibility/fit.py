@@ -1,0 +1,95 @@
+"""Which path a model takes, proved by comparing logits: through its cache, with tokens taken back, against plain ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..call import checks
+from ..models import (
+    Inputs,
+    choose,
+    fits_trees,
+    is_tested_universal,
+    packing,
+    prepared_inputs,
+    ragged_deviation,
+    text_inputs,
+    tolerance,
+    universal_deviation,
+    why_eager,
+)
+from ..types import Batch
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What `check` found out about one model.
+
+    Attributes:
+        name: its class's name.
+        path: "ragged", "universal", or `None` if it has no cache that can be rolled back.
+        why: the reason, if the path is not the ragged one.
+        deviation: largest difference between plain logits and those through the cache with rollbacks in between, in standard
+            deviations of the logits; `None` if not tried.
+        eager: why its passes run eagerly even with `compile` or `cuda_graphs`; `None` if they need not.
+        chains: why it verifies chains of draft tokens only; `None` if it verifies trees as well, as long as it runs eagerly.
+        weights: whether its weights are packed, and what that brings; or why they are not.
+    """
+
+    name: str
+    path: str | None
+    why: str | None = None
+    deviation: float | None = None
+    eager: str | None = None
+    chains: str | None = None
+    weights: str | None = None
+
+
+def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
+    """What is found about a model, and why it does not work."""
+    name = type(model).__name__
+    try:
+        checks.check_model(model, argument)
+    except ValueError as error:
+        return ModelReport(name, None), str(error)
+    path = choose(model)
+    with torch.no_grad():
+        if path.name == "ragged" and not example:
+            deviation = ragged_deviation(model)
+        else:
+            deviation = universal_deviation(model, _example_inputs(model, argument, example), is_draft=True)
+    kind = "universal" if example else path.name
+    why = path.reason or ("is given more than ids" if kind == "universal" else None)
+    # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
+    is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
+    if is_tested or deviation <= tolerance(model):
+        if kind == "ragged":
+            chains = None if fits_trees(model) else "computes other logits for branches side by side"
+            return ModelReport(name, kind, why, deviation, why_eager(model), chains, packing.describe(model)), None
+        eager, chains = (
+            f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
+        )
+        return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
+    reason = (
+        f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} deviations)"
+    )
+    return ModelReport(name, None, why, deviation), reason
+
+
+def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:
+    if example:
+        return prepared_inputs(model, example)
+    if model.main_input_name != "input_ids":
+        raise ValueError(
+            f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example, as in "
+            f"check(..., {model.main_input_name}=...)."
+        )
+    config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
+    ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
+    if model.config.is_encoder_decoder:
+        return prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return text_inputs(model, Batch(ids, [0, 0], max_length=16))

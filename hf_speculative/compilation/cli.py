@@ -1,0 +1,70 @@
+"""`hf-speculative compile`. Importing it imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
+from ..command.interrupts import ends_at_once
+from ..command.terminal import quiet_transformers
+
+
+def compile_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help=help_line("draft_model", also="A Hub name or folder."))
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+) -> None:
+    """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
+
+    A pass then runs without Python. One file serves all batch sizes, draft lengths and contexts, and is used by compile=True
+    and compile="auto" in every later process. It holds no weights. It is named by the model's config and code, the versions of
+    torch and transformers, and the processor; where one of these changes, compile again. A C++ compiler is needed now, but not
+    later. It takes about half a minute of a core for each 10 layers, in which Ctrl-C leaves nothing behind.
+
+    The embedded pair:  hf-speculative compile
+
+    Your own:  hf-speculative compile Qwen/Qwen3-0.6B --draft-model ./draft --dtype bfloat16
+
+    Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
+    """
+    check_dtype(dtype)
+    err = Console(stderr=True, highlight=False)
+    with ends_at_once(), err.status("loading the models"):
+        from ..models import artifacts, why_eager
+
+        quiet_transformers()
+        names = ("MODEL", "--draft-model")
+        target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
+    made = []
+    for role, one in (("target", target), ("draft", draft)):
+        if one is None:
+            continue
+        is_there, start = artifacts.path_of(one).exists(), time.perf_counter()
+        try:
+            if reason := why_eager(one):
+                raise artifacts.CannotCompile(f"it {reason}")
+            with ends_at_once(), err.status(f"{role}: compiling") as status:
+                path = artifacts.make(one, lambda step, role=role: status.update(f"{role}: {step}"))  # type: ignore[misc]
+        except artifacts.CannotCompile as error:
+            raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
+        seconds = time.perf_counter() - start
+        made.append({"role": role, "path": str(path), "was_there": is_there, "seconds": round(seconds, 1)})
+        if not as_json:
+            done = "was there already" if is_there else f"made in {seconds:.0f} s"
+            Console(highlight=False).print(Text(f"{role}: {done}: {path}"), soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(made))

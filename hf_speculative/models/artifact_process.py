@@ -1,0 +1,37 @@
+"""The process that `artifacts.start` begins: `python -m hf_speculative.models.artifact_process FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from . import artifacts
+
+
+def main(place: Path) -> None:
+    """Makes the file of the model whose config lies in `place`, if that model is described as the caller's was."""
+    os.nice(19)
+    torch.set_num_threads(1)
+    try:
+        asked = json.loads((place / "asked.json").read_text())
+        config = AutoConfig.from_pretrained(place)
+        dtype = getattr(torch, asked["dtype"])
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
+        path = Path(asked["path"])
+        if artifacts.path_of(model) != path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            artifacts.note_of(path).write_text("a model built from the config alone is another one")
+            return
+        artifacts.make(model)
+    finally:
+        shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

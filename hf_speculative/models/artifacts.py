@@ -1,0 +1,191 @@
+"""Passes compiled ahead of time, in files that are found by all they depend on. Loading one takes a fraction of a second.
+
+A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names another one. A file that could not be made has a note
+with the reason in its place, so that nobody tries again; delete it to do so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from filelock import FileLock
+from huggingface_hub.constants import HF_HOME
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..version import __version__
+from . import exported
+from .attention import with_folded_attention
+from .exported import Pass
+from .shallow import has_own_forward
+
+FOLDER = "HF_SPECULATIVE_PASSES"
+#: what a layer costs in Python, and what a core reads; both roughly, to see whether compiling is worth its time
+SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
+#: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
+LEAST_SHARE = 0.1
+#: what a model's config says that changes nothing of its passes
+NOT_OF_PASSES = {
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "id2label",
+    "label2id",
+    "dtype",
+    "torch_dtype",
+}
+#: modules whose source decides what is compiled
+OWN_SOURCES = ("exported.py", "masks.py", "attention.py")
+
+Run = Callable[[list[Tensor]], Tensor]
+_started: set[str] = set()
+
+
+class CannotCompile(RuntimeError):
+    """No file can be made of this model's passes."""
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why passes of `model` have no file; `None` if they may have."""
+    modules = list(model.modules())
+    if model.device.type != "cpu":
+        return f"is on {model.device.type}, where its passes are compiled in the process"
+    if torch.is_autocast_enabled("cpu"):
+        return "runs under autocast"
+    if any(module.training for module in modules):
+        return "is in training mode"
+    if any(module._forward_hooks or module._forward_pre_hooks or has_own_forward(module) for module in modules):
+        return "has hooks, or a `forward` of its own"
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (*model.parameters(), *model.buffers())):
+        return "has weights of a form of their own"
+    if getattr(model, "hf_quantizer", None) is not None:
+        return "is quantised"
+    return None
+
+
+def folder() -> Path:
+    return Path(os.environ.get(FOLDER) or Path(HF_HOME) / "hf_speculative" / "passes")
+
+
+def path_of(model: PreTrainedModel) -> Path:
+    """Where the file of `model` is, if it is there: named by code, versions, processor, config, shapes and modules."""
+    config = model.config.to_dict()
+    described = {
+        "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
+        "config": {name: value for name, value in config.items() if name not in NOT_OF_PASSES},
+        "attention": model.config._attn_implementation,
+        "sources": _sources(model),
+        "tensors": [
+            (name, str(tensor.dtype), list(tensor.shape), list(tensor.stride()))
+            for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+            for name, tensor in named
+        ],
+        "modules": [
+            (name, type(module).__module__, type(module).__qualname__, _settings(module))
+            for name, module in model.named_modules()
+        ],
+    }
+    text = json.dumps(described, sort_keys=True, default=repr)
+    return folder() / f"{type(model).__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.pt2"
+
+
+def _settings(module: nn.Module) -> dict:
+    """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
+    plain = (bool, int, float, str, type(None), tuple)
+    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name != "name_or_path")
+    return {name: value for name, value in named if isinstance(value, plain)}
+
+
+def _sources(model: PreTrainedModel) -> str:
+    """A hash of the files that define the modules, and of ours."""
+    names = {type(module).__module__ for module in model.modules()}
+    files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
+    own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
+    texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
+
+
+def note_of(path: Path) -> Path:
+    """Where it says why there is no file."""
+    return path.with_suffix(".txt")
+
+
+def find(model: PreTrainedModel) -> Run | None:
+    """The compiled pass of `model`, on its own weights, if its file is there."""
+    path = path_of(model)
+    if not path.exists():
+        return None
+    return exported.load(path, _pass(model))
+
+
+def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None) -> Path:
+    """Makes the file of `model`, unless it is there; another process that makes it is waited for.
+
+    Raises:
+        CannotCompile: torch cannot compile it, or not so that it computes what the model does.
+    """
+    if reason := why_not(model):
+        raise CannotCompile(f"{type(model).__name__} {reason}")
+    path = path_of(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if path.exists():
+            return path
+        if note_of(path).exists():
+            raise CannotCompile(note_of(path).read_text())
+        with tempfile.TemporaryDirectory(dir=path.parent) as place:
+            begun = Path(place) / "pass.pt2"
+            try:
+                exported.compile_to(begun, _pass(model), say)
+            except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                note_of(path).write_text(reason)
+                raise CannotCompile(reason) from error
+            begun.replace(path)
+    return path
+
+
+def pays(model: PreTrainedModel) -> bool:
+    """Whether Python takes so much of a pass that a file is worth a minute of a core."""
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    python = SECONDS_A_LAYER * model.config.get_text_config(decoder=True).num_hidden_layers
+    return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
+
+
+def start(model: PreTrainedModel) -> None:
+    """Begins to make the file in a process of its own, at the lowest priority; once, and not where it was tried in vain.
+
+    That process builds a model of random weights from the config: the file holds none.
+    """
+    path = path_of(model)
+    if path.name in _started or note_of(path).exists():
+        return
+    _started.add(path.name)
+    place = tempfile.mkdtemp(prefix="hf_speculative-")
+    model.config.save_pretrained(place)
+    asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
+    (Path(place) / "asked.json").write_text(json.dumps(asked | {"path": str(path)}))
+    command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
+    silent = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+
+
+def _pass(model: PreTrainedModel) -> Pass:
+    return Pass(with_folded_attention(model))

@@ -1,0 +1,148 @@
+"""Linear layers on a CPU whose weights are packed: kept in the order that the processor's matrix units read, and in no other.
+
+oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. A packed layer holds
+its weight in that order *instead of* the plain one, so there is no second copy to go stale. The plain weight is back, bit for
+bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a forward that
+autograd follows. Who has a weight already would not ask, so such weights are left alone (`is_held`). The one exception is a
+head that shares its weight with the embedding, which needs rows: it gets a packed copy, which is compared with the plain weight
+before each use (`Stamp`).
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from .packed_parameters import PackedParameters, is_held, weight_of
+
+#: columns of a pass for which weights are packed; passes of any number read them, and fastest so (docs/packed-weights.md)
+COLUMNS = 16
+#: a layer that was asked for its weight so often keeps it from then on
+MOST_RESTORED = 3
+
+
+class Packed(nn.Module):
+    """What a packed layer does; the class of the plain one comes after this one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return _uncompiled(self, input)
+        parameters = self._parameters
+        packed = getattr(parameters, "packed", None)
+        if packed is None or not _computes(cast(PackedParameters, parameters), input, packed):
+            return super().forward(input)
+        return linear(input, packed, dict.get(parameters, "bias"))
+
+    def __reduce_ex__(self, protocol):
+        # A copy, and what is loaded from a file, is an ordinary layer.
+        return _empty, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
+
+
+def _empty(kind: type) -> nn.Module:
+    return cast(nn.Module, object.__new__(kind))
+
+
+def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear` with a packed weight."""
+    return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+
+
+@torch.compiler.disable
+def _uncompiled(module: nn.Module, input: Tensor) -> Tensor:
+    """torch.compile cannot trace packed weights; passes that we compile have theirs unpacked first."""
+    return module.forward(input)
+
+
+class PackedLinear(Packed, nn.Linear):
+    """An `nn.Linear` whose weight is packed."""
+
+
+class PackedConv1D(Packed, Conv1D):
+    """GPT-2's linear layer, whose plain weight is `(in, out)`, packed."""
+
+
+PACKED: dict[type, type[Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedConv1D}
+PLAIN: dict[type, type] = {packed: plain for plain, packed in PACKED.items()}
+
+
+def _computes(parameters: PackedParameters, input: Tensor, packed: Tensor) -> bool:
+    """Whether the packed weight gives what the plain one would: no gradients, no casts, and a weight that is as it was."""
+    if type(input) is not Tensor or input.dtype != packed.dtype or input.device.type != "cpu":
+        return False
+    weight = parameters.peek()
+    if torch.is_grad_enabled() and (weight.requires_grad or input.requires_grad):
+        return False
+    if torch.is_autocast_enabled("cpu") or input.shape[-1] != packed.shape[1]:
+        return False
+    if parameters.stamp is not None and not parameters.stamp.fits(weight):
+        parameters.restore()
+        return False
+    return True
+
+
+def is_linear(module: nn.Module) -> bool:
+    """It is of a kind that can be packed, or is packed."""
+    return type(module) in PACKED or type(module) in PLAIN
+
+
+def is_packed(module: nn.Module) -> bool:
+    return getattr(module._parameters, "packed", None) is not None
+
+
+def packed_weight(module: nn.Module) -> Tensor:
+    """A plain layer's weight, as `(out, in)`, in oneDNN's order."""
+    weight = weight_of(module).detach()
+    if issubclass(type(module), Conv1D):
+        weight = weight.t().contiguous()
+    return torch.ops.mkldnn._reorder_linear_weight(weight, COLUMNS)
+
+
+def pack(module: nn.Module, packed: Tensor, is_shared: bool) -> bool:
+    """Give a layer its `packed_weight` in place of the plain one, or beside it, if it `is_shared`; whether that went well."""
+    if not isinstance(module._parameters, PackedParameters):
+        module._parameters = PackedParameters(module._parameters)
+        module._parameters.is_transposed = issubclass(type(module), Conv1D)
+        module.__class__ = PACKED[type(module)]
+    return cast(PackedParameters, module._parameters).hold(packed, is_shared)
+
+
+def unpack(module: nn.Module) -> None:
+    """The layer as it was before `pack`, its class included."""
+    if isinstance(module._parameters, PackedParameters):
+        module._parameters = module._parameters.copy()
+        module.__class__ = PLAIN[type(module)]
+
+
+def why_not(module: nn.Module, is_shared: bool) -> str | None:
+    """Why the weight of this linear layer stays plain; `None` if it can be packed."""
+    if "forward" in vars(module) or "_hf_hook" in vars(module) or module._compiled_call_impl is not None:
+        return "run by a function of somebody else's"
+    if getattr(module._parameters, "num_restored", 0) >= MOST_RESTORED:
+        return f"asked for their weights {MOST_RESTORED} times"
+    weight = weight_of(module)
+    if type(weight) is not nn.Parameter or weight.layout is not torch.strided or weight.ndim != 2:
+        return "without a plain weight"
+    if weight.device.type != "cpu":
+        return f"on {weight.device.type}"
+    if weight.dtype not in dtypes():
+        return f"in {str(weight.dtype).removeprefix('torch.')}, for which there is nothing to pack here"
+    if weight.is_inference() or weight.grad is not None:
+        return "in training, or made in inference mode"
+    del weight
+    if not is_shared and is_held(module._parameters):
+        return "whose weights something else has as well"
+    return None
+
+
+def dtypes() -> tuple[torch.dtype, ...]:
+    """Of weights that can be packed on this machine."""
+    room = torch.ops.mkldnn
+    is_there = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+    needs = ((room, "_linear_pointwise"), (room, "_reorder_linear_weight"), (torch.Tensor, "_use_count"))
+    if not is_there or not all(hasattr(*one) for one in (*needs, (torch._C, "_storage_Use_Count"))):
+        return ()
+    return (torch.float32, torch.bfloat16) if room._is_mkldnn_bf16_supported() else (torch.float32,)

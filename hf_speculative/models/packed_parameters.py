@@ -1,0 +1,209 @@
+"""The parameters of a layer whose weight is packed: the plain weight is back, bit for bit, as soon as anybody reads it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+#: numbers of a shared weight that are compared at the start of a call
+NUM_SAMPLES = 4096
+
+WEIGHT = "weight"
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A shared weight as it was when it was packed."""
+
+    version: int
+    place: int
+    sample: Tensor
+
+    @staticmethod
+    def of(weight: Tensor) -> Stamp:
+        step = max(1, weight.numel() // NUM_SAMPLES)
+        return Stamp(weight._version, weight.data_ptr(), weight.detach().flatten()[::step].clone())
+
+    def fits(self, weight: Tensor) -> bool:
+        """It was not written to, nor moved, as far as torch counts: writing to `weight.data` it does not."""
+        return self.version == weight._version and self.place == weight.data_ptr()
+
+    def equals(self, weight: Tensor) -> bool:
+        """It was not written to at all: an optimizer that writes to `weight.data` changes nearly all numbers."""
+        return self.fits(weight) and torch.equal(Stamp.of(weight).sample, self.sample)
+
+
+class PackedParameters(dict):
+    """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
+
+    Attributes:
+        packed: the weight as oneDNN has it, `(out, in)`; `None` while the plain one is there.
+        is_transposed: the plain one is `(in, out)`.
+        stamp: of a weight that an embedding has as well, and that stays where it is.
+        num_restored: how often somebody has asked.
+    """
+
+    packed: Tensor | None = None
+    is_transposed: bool = False
+    stamp: Stamp | None = None
+    num_restored: int = 0
+
+    def peek(self) -> Tensor:
+        """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
+        return cast(Tensor, dict.__getitem__(self, WEIGHT))
+
+    def hold(self, packed: Tensor, is_shared: bool) -> bool:
+        """Have `packed` in place of the plain weight, or beside one that `is_shared`; not if somebody has that."""
+        with _lock:
+            self.stamp = Stamp.of(self.peek()) if is_shared else None
+            # From here on who reads the weight waits for the lock; who has read it before is found to have it.
+            self.packed = packed
+            if self.stamp is None and is_held(self):
+                self.packed = None
+            elif self.stamp is None:
+                weight = self.peek()
+                # Right in shape, type and place for whoever asks for these only; NaN, and not to be written to, otherwise.
+                self._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
+        return self.packed is not None
+
+    def restore(self) -> None:
+        """The plain weight again, as it was."""
+        with _lock:
+            if self.packed is not None and self.stamp is None:
+                plain = self.packed.to_dense()
+                self._write((plain.t() if self.is_transposed else plain).contiguous())
+                self.num_restored += 1
+            self.packed = self.stamp = None
+
+    def check(self) -> None:
+        """Ends the packing of a shared weight that was written to."""
+        if self.stamp is not None and not self.stamp.equals(self.peek()):
+            self.restore()
+
+    def _write(self, data: Tensor) -> None:
+        weight = self.peek()
+        weight.data = data
+        torch.autograd.graph.increment_version(
+            weight
+        )  # a graph that still knows it raises instead of using the wrong numbers
+
+    def _ask(self) -> None:
+        if self.packed is not None and self.stamp is None:
+            self._restore_as_ever()
+
+    @torch.inference_mode(False)
+    def _restore_as_ever(self) -> None:
+        self.restore()
+
+    def _end(self, name=WEIGHT) -> None:
+        if name == WEIGHT:
+            self._restore_as_ever()
+
+    def _all(self) -> dict:
+        values = dict.copy(self)  # first, so that `hold` sees that somebody has them
+        self._ask()
+        return values
+
+    # Whatever reads a weight asks for it, ...
+
+    def __getitem__(self, name):
+        value = super().__getitem__(name)
+        if name == WEIGHT:
+            self._ask()
+        return value
+
+    def get(self, name, default=None):
+        value = super().get(name, default)
+        if name == WEIGHT:
+            self._ask()
+        return value
+
+    def items(self):
+        return self._all().items()
+
+    def values(self):
+        return self._all().values()
+
+    def copy(self):
+        return self._all()
+
+    def __or__(self, other):
+        return self._all() | other
+
+    def __iter__(self):  # its being here makes `dict(...)` and `**` read item by item
+        return super().__iter__()
+
+    def __reduce_ex__(self, protocol):
+        return dict, (self._all(),)
+
+    # ... and whatever replaces it ends the packing.
+
+    def __setitem__(self, name, value):
+        self._end(name)
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name):
+        self._end(name)
+        super().__delitem__(name)
+
+    def pop(self, name, *default):
+        self._end(name)
+        return super().pop(name, *default)
+
+    def popitem(self):
+        self._end()
+        return super().popitem()
+
+    def setdefault(self, name, default=None):
+        self._end(name)
+        return super().setdefault(name, default)
+
+    def update(self, *others, **items):
+        self._end()
+        super().update(*others, **items)
+
+    def __ior__(self, other):
+        self._end()
+        return super().__ior__(other)
+
+    def clear(self):
+        self._end()
+        super().clear()
+
+
+def is_held(parameters: dict) -> bool:
+    """Somebody besides the layer has its weight, or the memory that it is in: an optimizer, another model, autograd, NumPy."""
+    weight = dict.__getitem__(parameters, WEIGHT)
+    storage = weight.untyped_storage()
+    if storage.nbytes() != weight.nbytes or storage.is_shared():
+        return True
+    # The dictionary, the name here and the argument; the tensor itself; the tensor and `storage`.
+    return (sys.getrefcount(weight), weight._use_count(), torch._C._storage_Use_Count(storage._cdata)) != (3, 1, 2)
+
+
+def parameters_of(model: nn.Module) -> Iterator[Tensor]:
+    """`model.parameters()` for whoever asks for shapes, types and places only: packed weights stay packed, without numbers."""
+    return (weight for _, weight in named_parameters_of(model))
+
+
+def named_parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Likewise `model.named_parameters()`."""
+    seen: set[Tensor | None] = {None}
+    for path, module in model.named_modules():
+        for name, weight in dict.items(module._parameters):
+            if weight not in seen:
+                seen.add(weight)
+                yield f"{path}.{name}" if path else name, cast(Tensor, weight)
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """Likewise a layer's weight."""
+    own = dict.get(module._parameters, WEIGHT)
+    return cast(Tensor, getattr(module, WEIGHT, None) if own is None else own)

@@ -1,0 +1,225 @@
+"""Which linear layers of a model run on packed weights, whether that is faster here, and keeping it so from call to call.
+
+`attach` packs, `detach` puts everything back. A layer that was asked for its plain weight in between is packed again when the
+next call begins. docs/packed-weights.md has the figures, and what was tried besides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..reports.timing import timed
+from .packed_layers import PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
+from .packed_parameters import PackedParameters, parameters_of, weight_of
+from .sharding import group_of, is_sharded
+
+#: "auto" packs a layer if products of so many columns take at most this share of the time that they take with plain weights
+WIDTHS, SHARE = (1, 5), 0.95
+#: what a packed layer's own Python takes beside the product, in seconds
+OVERHEAD = 5e-6
+REPEATS = 3
+#: layers that are alike are timed in turn, so many bytes of them: more than caches hold
+NUM_BYTES = 2**26
+
+
+@dataclass
+class Packing:
+    """What was packed of one model.
+
+    Attributes:
+        layers: the linear layers chosen, each with whether an embedding has its weight as well.
+        left: why others stay plain: how many by reason.
+        seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
+        num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
+    """
+
+    layers: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
+    num_bytes: int = 0
+    num_copied: int = 0
+
+    def add(self, layer: nn.Module, is_shared: bool, times: list[tuple[float, float]]) -> None:
+        weight = weight_of(layer)
+        self.layers.append((layer, is_shared))
+        self.num_bytes += weight.nelement() * weight.element_size()
+        self.num_copied += weight.nelement() * weight.element_size() * is_shared
+        for width, seconds in zip(WIDTHS, times, strict=True):
+            self.seconds[width] = [a + b for a, b in zip(self.seconds[width], seconds, strict=True)]
+
+    def __str__(self) -> str:
+        num_packed, num_plain = sum(is_packed(layer) for layer, _ in self.layers), self.left.total()
+        left = "".join(f"; {num} stay plain, {reason}" for reason, num in self.left.items())
+        if not self.layers:
+            return f"none of {num_plain} linear layers is packed{left}"
+        shares = [
+            f"{packed / plain:.2f} of the time at {width} column{'s' * (width > 1)}"
+            for width, (plain, packed) in self.seconds.items()
+        ]
+        waiting = len(self.layers) - num_packed
+        left = f"; {waiting} more when the next call begins" * bool(waiting) + left
+        copied = f", {self.num_copied / 2**20:.0f} MiB of them a second copy" if self.num_copied else ""
+        return (
+            f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({self.num_bytes / 2**20:.0f} MiB"
+            f"{copied}): their products take {' and '.join(shares)}{left}"
+        )
+
+
+_packings: WeakKeyDictionary[PreTrainedModel, Packing] = WeakKeyDictionary()
+#: seconds with plain and packed weights for each of `WIDTHS`, by what they depend on: measured once a process
+_measured: dict[tuple, list[tuple[float, float]]] = {}
+
+
+def why_not_packed(model: PreTrainedModel) -> str | None:
+    """Why no weights of `model` can be packed; `None` if some can."""
+    kind = next((weight.device.type for weight in parameters_of(model) if weight.device.type != "cpu"), None)
+    if kind is not None:
+        return f"is on {kind}, and packed weights are for CPUs"
+    if not dtypes():
+        return "runs on a CPU or a torch without oneDNN's packed products"
+    if is_sharded(model) or group_of(model) is not None:
+        return "is run by several processes"
+    if getattr(model, "hf_quantizer", None) is not None:
+        return "is quantised"
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        return "is offloaded, or spread over devices"
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        return "is compiled"
+    return None
+
+
+def pack_weights(model: PreTrainedModel, only_if_faster: bool = True) -> Packing:
+    """Packs what can be packed of `model`, and by default what is faster so."""
+    if (known := _packings.get(model)) is not None:
+        renew(model)
+        return known
+    packing = _packings[model] = Packing()
+    if why_not_packed(model) is not None:
+        return packing
+    alike: dict[tuple, list[tuple[nn.Module, bool]]] = defaultdict(list)
+    for layer, is_shared in _linear_layers(model):
+        reason = None if is_packed(layer) else why_not(layer, is_shared)  # else as a part of another model
+        if reason is None:
+            alike[_kind(layer)].append((layer, is_shared))
+        else:
+            packing.left[reason] += 1
+    with torch.no_grad(), torch.inference_mode(False):
+        for kind, layers in alike.items():
+            times = _times(kind, [layer for layer, _ in layers])
+            if only_if_faster and not _is_faster(kind, times):
+                packing.left["not faster packed"] += len(layers)
+                continue
+            for layer, is_shared in layers:
+                if is_packed(layer) or pack(layer, packed_weight(layer), is_shared):
+                    packing.add(layer, is_shared, times)
+                else:
+                    packing.left["whose weights something else has as well"] += 1
+    _give_back_memory()
+    return packing
+
+
+def renew(model: PreTrainedModel | None) -> None:
+    """A call begins: layers of `model` that were asked for their weights since are packed again, if nobody has these now."""
+    packing = None if model is None else _packings.get(model)
+    if packing is None or model is None:
+        return
+    num_renewed = 0
+    with torch.no_grad(), torch.inference_mode(False):
+        for layer, is_shared in packing.layers:
+            if is_shared and isinstance(layer._parameters, PackedParameters):
+                layer._parameters.check()
+            if not is_packed(layer) and is_linear(layer) and why_not(layer, is_shared) is None:
+                num_renewed += pack(layer, packed_weight(layer), is_shared)
+    if num_renewed:
+        _give_back_memory()
+
+
+def unpack_weights(model: PreTrainedModel | None) -> None:
+    """All of `model` as it was before `pack_weights`; a model that was not packed stays as it is."""
+    packing = None if model is None else _packings.pop(model, None)
+    if packing is not None:
+        for layer, _ in packing.layers:
+            unpack(layer)
+        _give_back_memory()
+
+
+def describe(model: PreTrainedModel) -> str:
+    """What `check` says about the weights of `model`."""
+    reason = why_not_packed(model)
+    if model in _packings:
+        return str(_packings[model]) if reason is None else f"not packed: {reason}"
+    return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
+
+
+def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, bool]]:
+    """Those that may be packed, each with whether an embedding has its weight as well.
+
+    Not those whose weight is the first of a model's parameters, which is read whenever somebody asks for its device or type.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    firsts = {id(next(parameters_of(part), None)) for part in parts}
+    shared = {id(weight_of(module)) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        if is_linear(module):
+            place = id(weight_of(module))
+            if place in shared or place not in firsts:
+                yield module, place in shared
+
+
+def _kind(layer: nn.Module) -> tuple:
+    """What the time of a layer's product depends on."""
+    weight = weight_of(layer)
+    return PLAIN.get(type(layer), type(layer)), tuple(weight.shape), weight.dtype, torch.get_num_threads()
+
+
+def _times(kind: tuple, layers: list[nn.Module]) -> list[tuple[float, float]]:
+    """Seconds of a layer's product with its plain and with its packed weight, for each of `WIDTHS`; of `layers` that are alike.
+
+    Several of them in turn, for in a pass weights come from memory and not from the processor's caches.
+    """
+    if kind not in _measured:
+        plain_kind, shape, dtype, _ = kind
+        some = layers[: max(1, NUM_BYTES // (shape[0] * shape[1] * dtype.itemsize))]
+        packed = [packed_weight(layer) for layer in some]
+        _measured[kind] = []
+        for width in WIDTHS:
+            input = torch.ones(width, packed[0].shape[1], dtype=dtype)
+            products = (
+                [partial(plain_kind.forward, layer) for layer in some],
+                [partial(linear, packed=p) for p in packed],
+            )
+            spent: tuple[list[float], list[float]] = [], []
+            for _ in range(REPEATS + 1):
+                for one, seconds in zip(products, spent, strict=True):
+                    seconds.append(timed(partial(_each, one, input), input.device)[1])
+            # The least, of which the first is a warm-up: what else the machine does is no reason to do without.
+            plain, fast = (min(seconds[1:]) / len(some) for seconds in spent)
+            _measured[kind].append((plain, fast))
+    return _measured[kind]
+
+
+def _is_faster(kind: tuple, times: list[tuple[float, float]]) -> bool:
+    """In bfloat16 the products are the same ones, less the way to oneDNN's order. Float32's plain ones are MKL's."""
+    return kind[2] == torch.bfloat16 or all(fast + OVERHEAD <= SHARE * plain for plain, fast in times)
+
+
+def _each(products: Sequence[Callable[[Tensor], Tensor]], input: Tensor) -> None:
+    for product in products:
+        product(input)
+
+
+def _give_back_memory() -> None:
+    """glibc keeps the holes between weights that came and went: a quarter of them all, where weights are below 32 MiB."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

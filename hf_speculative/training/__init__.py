@@ -1,0 +1,25 @@
+"""Making drafts: a head or a small model that guesses what a given target writes, learned from the target's own answers."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .distributions import Use
+    from .losses import LOSSES
+    from .results import Trained
+    from .run import train
+    from .settings import Settings
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".distributions": ["Use"],
+            ".losses": ["LOSSES"],
+            ".results": ["Trained"],
+            ".run": ["train"],
+            ".settings": ["Settings"],
+        },
+    )
+
+__all__ = ["LOSSES", "Settings", "Trained", "Use", "train"]

@@ -1,0 +1,102 @@
+"""What a run chooses of transformers' `TrainingArguments`, and where it goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from .estimate import Estimate
+from .settings import Settings
+
+#: the loss is logged so many times in a run
+LOGS = 50
+#: the share of the steps in which the learning rate rises
+WARMUP = 0.05
+
+
+def texts_of_a_pass(settings: Settings, num_processes: int) -> int:
+    """How many texts go through the draft at once.
+
+    Raises:
+        ValueError: a step cannot be split like this.
+    """
+    num_passes = settings.accumulate * num_processes
+    if settings.batch_size % num_passes:
+        of_processes = f" of {num_processes} processes" if num_processes > 1 else ""
+        raise ValueError(
+            f"`batch_size={settings.batch_size}` texts cannot be split evenly into {num_passes} passes{of_processes}: give a "
+            "multiple."
+        )
+    return settings.batch_size // num_passes
+
+
+def defaults(
+    settings: Settings, folder: Path, num_steps: int, every: int, device: str, num_processes: int
+) -> dict[str, Any]:
+    """Arguments of a run that measures, and keeps a checkpoint, `every` so many steps."""
+    return {
+        "output_dir": str(folder),
+        "max_steps": num_steps,
+        "per_device_train_batch_size": texts_of_a_pass(settings, num_processes),
+        "gradient_accumulation_steps": settings.accumulate,
+        "learning_rate": settings.rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": max(1, int(WARMUP * num_steps)),
+        "adam_beta2": 0.95,
+        "max_grad_norm": 0.5,
+        "seed": settings.seed,
+        "logging_steps": max(1, num_steps // LOGS),
+        "eval_strategy": "steps",
+        "eval_steps": every,
+        "save_strategy": "steps",
+        "save_steps": every,
+        "save_total_limit": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_acceptance_length",
+        "greater_is_better": True,
+        "remove_unused_columns": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": device == "cpu",
+        "dataloader_pin_memory": device == "cuda",
+    }
+
+
+def steps_of(settings: Settings, estimate: Estimate) -> int:
+    """So many steps that acceptance is measured after the last one."""
+    if settings.steps is not None:
+        num_steps = settings.steps
+    else:
+        assert settings.minutes is not None
+        num_steps = max(1, int(60 * settings.minutes / estimate.seconds))
+    num_evaluations = min(num_steps, settings.num_evaluations)
+    return -(-num_steps // num_evaluations) * num_evaluations
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end; a full disk or a kill may have left a part of a later one."""
+    for path in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text())  # written last
+        except (OSError, ValueError):
+            continue
+        return path
+    return None
+
+
+def step_of(checkpoint: Path | str) -> int:
+    return int(str(checkpoint).rpartition("-")[2])
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """A full disk is one, whoever writes."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(None, str(error)) from error

@@ -1,0 +1,112 @@
+"""A small model as a draft: any causal one of the target's tokenizer, a truncated copy of the target, or a LoRA on one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call import checks
+from ..call.sources import source_of
+from .student import Prediction, Student
+from .teacher import Lesson
+
+#: what a LoRA is put on: all linear layers but the head, as QLoRA does (arXiv 2305.14314)
+ALL_LINEAR = "all-linear"
+
+
+class DraftStudent(Student):
+    """A causal model that guesses each token from those before it.
+
+    Args:
+        draft: is trained itself; in float32.
+        lora_rank: train a LoRA of this rank instead, and keep its other weights.
+
+    Raises:
+        ValueError: it cannot draft for the target, or peft is missing.
+    """
+
+    def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, lora_rank: int | None = None):
+        checks.check_model(draft, "draft_model")
+        source = source_of("draft_model", draft)
+        checks.check_source(source, target)
+        source.check_ids(target)
+        self.kind = "draft model"
+        self.module: Any = draft
+        if lora_rank is not None:
+            self.kind = f"draft model, LoRA of rank {lora_rank}"
+            self.module = _with_lora(draft, lora_rank)
+
+    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+        return {"input_ids": lesson.ids, "attention_mask": lesson.mask, "use_cache": False}
+
+    def predictions(self, outputs: Any) -> list[Prediction]:
+        return [Prediction(outputs.logits)]
+
+    def draft(self) -> PreTrainedModel:
+        return checks.unwrap(self.module, "draft_model")
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        model = self.module
+        if hasattr(model, "merge_and_unload"):
+            model = copy.deepcopy(model).merge_and_unload()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _with_lora(draft: PreTrainedModel, rank: int):
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ImportError("a LoRA needs peft: pip install 'hf_speculative[peft]'.") from error
+    with warnings.catch_warnings():  # peft asks for names that transformers is about to change
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ALL_LINEAR))
+
+
+def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A copy of the target's embeddings, first layers and head, in float32: a start from which few steps lead to a draft.
+
+    Raises:
+        ValueError: it has fewer layers, or is not made of layers that can be left out.
+    """
+    total = check_layers(target, num_layers)
+    config = copy.deepcopy(target.config)
+    text = config.get_text_config(decoder=True)
+    for name, value in list(vars(text).items()):  # `layer_types` and its kin say something of each layer
+        if isinstance(value, list) and len(value) == total:
+            setattr(text, name, value[:num_layers])
+    text.num_hidden_layers = num_layers
+    config.dtype = torch.float32
+    draft = type(target)(config).float()
+    weights = {name: tensor for name, tensor in target.state_dict().items() if name in draft.state_dict()}
+    missing = [name for name in draft.load_state_dict(weights, strict=False).missing_keys if name not in _tied(draft)]
+    if missing:
+        raise ValueError(
+            f"{type(target).__name__} cannot be cut off after {num_layers} layers, its weights lack {missing[0]}: give a draft "
+            "of your own, `head='draft:FOLDER'`."
+        )
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft.eval()
+
+
+def check_layers(target: PreTrainedModel, num_layers: int) -> int:
+    """How many layers the target has.
+
+    Raises:
+        ValueError: not more than `num_layers`.
+    """
+    total = getattr(target.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if not isinstance(total, int) or not 1 <= num_layers < total:
+        raise ValueError(
+            f"`head='layers:{num_layers}'`: the target has {total} layers, give 1 or more and fewer than that."
+        )
+    return total
+
+
+def _tied(model: PreTrainedModel) -> set[str]:
+    return set(model._tied_weights_keys or ())

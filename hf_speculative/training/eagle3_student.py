@@ -1,0 +1,173 @@
+"""An EAGLE-3 head, trained by training-time test (arXiv 2503.01840, section 3.2).
+
+In use, a head goes on from its own states. So it is trained on them: a first step reads the target's states at all positions at
+once, and each further step reads the states of the one before, and the next tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..heads.eagle3 import Eagle3Model
+from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
+from .student import Prediction, Student
+from .teacher import Lesson
+
+#: fields of a target's config that its head's layer has as well
+OF_TARGET = (
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+#: those of EAGLE-3.1 (arXiv 2605.09992)
+NORMS = ("fc_norm", "norm_output")
+#: with fewer layers, the usual ones would not be three
+LEAST_LAYERS = 6
+
+
+class TrainingTimeTest(nn.Module):
+    """Several steps of a head on its own states, at all positions at once."""
+
+    def __init__(self, head: Eagle3Model, num_steps: int):
+        super().__init__()
+        self.head, self.num_steps = head, num_steps
+
+    def forward(self, inputs_embeds: Tensor, target_states: Tensor) -> list[Tensor]:
+        """
+        Args:
+            inputs_embeds: `(batch, n, hidden)`; that of slot i is of token i + 1 of the text.
+            target_states: `(batch, n, states * width)`; that of slot i is of token i.
+
+        Returns:
+            Of each step k the logits `(batch, n - k, draft vocabulary)`; those of slot i guess token i + 2 + k.
+        """
+        num_slots = inputs_embeds.shape[1]
+        slots = torch.arange(num_slots, device=inputs_embeds.device)
+        states, cache, seen, found = self.head.fuse(target_states), DynamicCache(), [], []
+        for step in range(min(self.num_steps, num_slots)):
+            now = slots[: num_slots - step]
+            # Of the target's states a slot sees those up to its own, of each further step that of its own slot.
+            seen.append((now <= slots[:, None]) if step == 0 else (now == slots[:, None]))
+            states = self.head(
+                inputs_embeds[:, step:],
+                states[:, : len(now)],
+                position_ids=(now + 1 + step)[None],
+                attention_mask=torch.cat(seen, 1)[None, None, : len(now)],
+                past_key_values=cache,
+            )
+            found.append(self.head.logits(states))
+        return found
+
+
+class Eagle3Student(Student):
+    """A head that reads three of the target's hidden states.
+
+    Args:
+        head: on random weights, or one to go on from.
+        num_steps, decay: of the training-time test; each step counts `decay` times the one before.
+    """
+
+    kind = "EAGLE-3 head"
+
+    def __init__(self, head: Eagle3Model, target: PreTrainedModel, num_steps: int = 3, decay: float = 0.8):
+        self.head, self.target, self.decay = head, target, decay
+        self.module = TrainingTimeTest(head, num_steps)
+        self.hidden_layers = head.config.layers_read(num_layers(target))
+        self.vocabulary = None if head.t2d is None else head.t2d.nonzero()[:, 0]
+
+    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+        assert lesson.states is not None
+        dtype = self.head.dtype
+        with torch.no_grad():
+            embeddings = self.target.get_input_embeddings()(lesson.ids[:, 1:])
+        return {"inputs_embeds": embeddings.to(dtype), "target_states": lesson.states[:, :-1].to(dtype)}
+
+    def predictions(self, outputs: Any) -> list[Prediction]:
+        return [Prediction(logits, first=step + 1, weight=self.decay**step) for step, logits in enumerate(outputs)]
+
+    def draft(self) -> PreTrainedModel:
+        is_same = self.head.dtype == self.target.dtype
+        return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.head.save_pretrained(folder)
+
+
+def new_head(
+    target: PreTrainedModel,
+    counts: Tensor,
+    draft_vocab_size: int,
+    norms: tuple[str, ...] = NORMS,
+    num_draft_tokens: int = 5,
+) -> Eagle3Model:
+    """A head for `target`, in float32: its layer random, its output layer the target's.
+
+    Args:
+        counts: `(vocab,)`, how often each token occurs; the most frequent `draft_vocab_size` can be proposed.
+        norms: which of the layout's flags are on.
+
+    Raises:
+        ValueError: the target is not made of what a head needs.
+    """
+    text = target.config.get_text_config(decoder=True)
+    fields = {name: value for name in OF_TARGET if (value := getattr(text, name, None)) is not None}
+    lacking = [
+        name for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size") if name not in fields
+    ]
+    if lacking or target.get_input_embeddings() is None:
+        raise ValueError(
+            f"no EAGLE-3 head can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
+            "Train a draft model instead, `head='draft:FOLDER'`."
+        )
+    size = min(draft_vocab_size, fields["vocab_size"])
+    config = Eagle3Config(
+        transformer_layer_config={"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False} | fields,
+        draft_vocab_size=size,
+        has_embed_tokens=False,
+        eagle_aux_hidden_state_layer_ids=list(layers_read(num_layers(target))),
+        speculators_config=speculators_config(
+            "eagle3", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
+        ),
+        **dict.fromkeys(norms, True),
+    )
+    head = Eagle3Model(config).float()
+    with torch.no_grad():
+        ids = most_frequent(counts, size)
+        if head.d2t is not None:
+            head.d2t.copy_(ids - torch.arange(size))
+            head.t2d.zero_()[ids] = True
+        output = target.get_output_embeddings()
+        if output is not None and output.weight.shape[1] == head.lm_head.weight.shape[1]:
+            head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
+    return head
+
+
+def most_frequent(counts: Tensor, size: int) -> Tensor:
+    """The `size` most frequent ids, sorted by id; of equally frequent ones the smaller first."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def num_layers(target: PreTrainedModel) -> int:
+    return target.config.get_text_config(decoder=True).num_hidden_layers
+
+
+def layers_read(num_layers: int) -> tuple[int, ...]:
+    """As EAGLE, speculators and vLLM; of a target of few layers, the first, middle and last but one of its states."""
+    if num_layers >= LEAST_LAYERS:
+        return default_layers(num_layers)
+    return tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))

@@ -1,0 +1,66 @@
+"""How long a run takes and how much memory, from one step of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from ..reports.timing import timed
+from .trainer import DraftTrainer
+
+#: steps that are timed, after one that is not
+REPEATS = 3
+#: of each number that is trained: itself, its gradient, two moments of Adam
+COPIES = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one optimizer step.
+
+    Attributes:
+        seconds: the median of some forward and backward passes.
+        gigabytes: of weights, gradients and moments, and of the logits of a batch; measured on an accelerator.
+    """
+
+    seconds: float
+    gigabytes: float
+
+
+def estimate(trainer: DraftTrainer) -> Estimate:
+    """Times a step on the longest batch there may be, and on ordinary ones; weights and random numbers stay as they are."""
+    args, device = trainer.args, trainer.args.device
+    examples = list(trainer.train_dataset)[: args.per_device_train_batch_size]
+    inputs = trainer._prepare_inputs(trainer.data_collator(examples))
+    module = trainer.model
+    was_training = module.training
+    module.train()
+
+    def step():
+        with trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(module, dict(inputs))
+        loss.backward()
+        module.zero_grad()
+
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.random.fork_rng([device] if is_cuda else []):
+        seconds = [timed(step, device)[1] for _ in range(REPEATS + 1)][1:]
+    module.train(was_training)
+    moments = sum(2 * weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
+    num_bytes = torch.cuda.max_memory_allocated(device) + moments if is_cuda else _counted(trainer, inputs)
+    return Estimate(statistics.median(seconds) * args.gradient_accumulation_steps, num_bytes / 1e9)
+
+
+def _counted(trainer: DraftTrainer, inputs: dict) -> float:
+    """Where the device does not say: weights, and the float32 logits of target and draft with their gradients."""
+    target, module = trainer.teacher.target, trainer.model
+    weights = sum(weight.numel() * weight.element_size() for weight in target.parameters())
+    for weight in module.parameters():
+        weights += (COPIES if weight.requires_grad else 1) * weight.numel() * weight.element_size()
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    num_predictions = getattr(module, "num_steps", 1)
+    return weights + 4 * inputs["input_ids"].numel() * vocab_size * (1 + 3 * num_predictions)

@@ -1,0 +1,121 @@
+"""Which prompts are learned from, and which are held out to measure acceptance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..evaluation.inputs import prompts_of
+from ..evaluation.journal import BadRow
+from ..evaluation.rows import Reader, read_rows, reader
+from .examples import Example
+
+#: at most this share of the prompts is held out
+HELD_OUT_SHARE = 0.2
+
+
+@dataclass
+class Data:
+    """The prompts of a data set, each once.
+
+    Attributes:
+        prompts: to learn from, by index in the data set.
+        held_out: to measure on.
+        bad_rows: rows that cannot be used, with the reason.
+        num_repeated: rows whose prompt was there before.
+        answers: by index, where the data set brings the target's answers itself; else empty.
+    """
+
+    prompts: dict[int, list[int]]
+    held_out: list[list[int]]
+    bad_rows: list[BadRow]
+    num_repeated: int
+    answers: dict[int, list[int]]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(list(self.prompts.items())).encode()).hexdigest()[:16]
+
+    def examples(self) -> list[Example]:
+        """Those that the data set brings."""
+        return [Example(tuple(self.prompts[i]), tuple(ids)) for i, ids in self.answers.items() if i in self.prompts]
+
+
+def read_data(
+    dataset,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    prompt: Reader | None = None,
+    answers: Reader | None = None,
+    split: str | None = None,
+    config: str | None = None,
+    limit: int | None = None,
+    held_out: int = 16,
+    max_new_tokens: int = 128,
+) -> Data:
+    """
+    Args:
+        dataset, prompt, split, config, limit: as in `hf_speculative.evaluate`.
+        answers: the column, template or function with the target's own answers; by default they are generated.
+        held_out: so many prompts, chosen by a hash of their ids, are not learned from; a fifth of them all at most.
+
+    Raises:
+        ValueError: no row can be used, naming the first row and what is wrong with it; or there is one prompt only.
+    """
+    rows = read_rows(dataset, split=split, config=config, limit=limit)
+    found = prompts_of(rows, prompt, target, tokenizer, max_new_tokens)
+    texts = _answers(rows, answers, found.ids, found.bad_rows, tokenizer)
+    first_of: dict[tuple[int, ...], int] = {}
+    for index, ids in found.ids.items():
+        if not texts or index in texts:
+            first_of.setdefault(tuple(ids), index)
+    unique = {index: list(ids) for ids, index in first_of.items()}
+    if len(unique) < 2:
+        raise ValueError(
+            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed, one to learn "
+            f"from and one to measure on.{_first(found.bad_rows)}"
+        )
+    num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
+    chosen = sorted(unique, key=lambda index: hashlib.sha256(json.dumps(unique[index]).encode()).digest())[
+        :num_held_out
+    ]
+    return Data(
+        prompts={index: ids for index, ids in unique.items() if index not in chosen},
+        held_out=[unique[index] for index in sorted(chosen)],
+        bad_rows=sorted(found.bad_rows, key=lambda row: row.index),
+        num_repeated=len(found.ids) - len(unique),
+        answers=texts,
+    )
+
+
+def _answers(
+    rows: list, how: Reader | None, indices: dict[int, Any], bad_rows: list[BadRow], tokenizer
+) -> dict[int, list[int]]:
+    """Ids of each row's answer; a row without one is a bad row."""
+    if how is None:
+        return {}
+    read, found = reader(how, rows, "answers"), {}
+    for index in indices:
+        try:
+            text = read(rows[index])
+        except ValueError as error:
+            bad_rows.append(BadRow(index, f"its answer: {error}"))
+            continue
+        if not isinstance(text, str) or not text:
+            bad_rows.append(BadRow(index, f"its answer is {text!r}, not a text"))
+            continue
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        found[index] = [*ids, *end]
+    if not found:
+        raise ValueError(f"no row of `dataset` has an answer.{_first(bad_rows)}")
+    return found
+
+
+def _first(bad_rows: list[BadRow]) -> str:
+    return f" Row {bad_rows[0].index}: {bad_rows[0].message}." if bad_rows else ""

@@ -1,0 +1,119 @@
+"""What came out of a run of training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..call.statistics import without_nan
+from ..reports import files
+from .acceptance import GREEDY, SAMPLED
+
+#: in the folder of the draft
+FILE = "training.json"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was measured after so many steps.
+
+    Attributes:
+        acceptance_length: by way to decode, the tokens a round brings, bonus token included.
+        by_position: by way, the share of rounds that kept the draft up to each position.
+    """
+
+    step: int
+    acceptance_length: dict[str, float]
+    by_position: dict[str, list[float]]
+
+
+@dataclass
+class Trained:
+    """A run: what was asked for, what it was made of, what it brought.
+
+    Attributes:
+        folder: what `draft_model=` takes.
+        target: name of the target.
+        kind: of the draft.
+        settings: as `Settings.to_dict`.
+        data: counts of prompts, answers, tokens, repeated and broken rows, and where they came from.
+        notes: what was said about the size of the run.
+        num_steps: steps that were asked for.
+        seconds: of training steps alone.
+        curve: of the held-out prompts, by step.
+        losses: `(step, loss)`.
+        best_step: the step whose weights were kept.
+    """
+
+    folder: Path
+    target: str
+    kind: str
+    settings: dict[str, Any]
+    data: dict[str, Any]
+    environment: dict[str, Any]
+    num_parameters: int = 0
+    notes: list[str] = field(default_factory=list)
+    num_steps: int = 0
+    seconds: float = 0.0
+    curve: list[Point] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    best_step: int | None = None
+
+    @property
+    def main(self) -> str:
+        """The way to decode that it was trained for."""
+        return SAMPLED if self.settings["use"]["temperature"] > 0 else GREEDY
+
+    @property
+    def before(self) -> Point | None:
+        return next((point for point in self.curve if point.step == 0), None)
+
+    @property
+    def after(self) -> Point | None:
+        """That of the weights that were kept."""
+        return next((point for point in self.curve if point.step == self.best_step), None)
+
+    def follow(self, log_history: list[dict[str, Any]]) -> None:
+        """Takes over what a Trainer logged."""
+        self.losses = [(entry["step"], float(entry["loss"])) for entry in log_history if "loss" in entry]
+        entries = {entry["step"]: entry for entry in log_history if "eval_acceptance_length" in entry}
+        self.curve = [_point(step, entry) for step, entry in sorted(entries.items())]
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self) | {"folder": str(self.folder)}
+        return without_nan(values)
+
+    def write(self) -> None:
+        files.write(self.folder / FILE, json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Trained:
+        """What an earlier run left in `folder`.
+
+        Raises:
+            ValueError: it left nothing there.
+        """
+        try:
+            values = json.loads((folder / FILE).read_text())
+            points = [Point(**point) for point in values["curve"]]
+            losses = [(step, loss) for step, loss in values["losses"]]
+            return cls(**values | {"folder": folder, "curve": points, "losses": losses})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{folder} holds no run of training that could be read ({error}): name another."
+            ) from error
+
+
+def _point(step: int, entry: dict[str, Any]) -> Point:
+    lengths, positions = {}, {}
+    for way in (GREEDY, SAMPLED):
+        if (length := entry.get(f"eval_{way}_acceptance_length")) is not None:
+            lengths[way] = float(length)
+            names = sorted(
+                (name for name in entry if name.startswith(f"eval_{way}_position_")),
+                key=lambda n: int(n.split("_")[-1]),
+            )
+            positions[way] = [float(entry[name]) for name in names]
+    return Point(step, lengths, positions)

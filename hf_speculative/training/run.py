@@ -1,0 +1,272 @@
+"""One run of training: answers, a student, steps, the draft that is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
+
+from ..call import checks
+from ..embedded import FOLDER
+from ..evaluation.fingerprint import fingerprint
+from ..evaluation.processes import Processes
+from ..models import num_parameters
+from ..reports import files
+from ..reports.environment import environment
+from ..tokenizers.loading import tokenizer_of
+from . import card, page, students
+from .acceptance import Meter
+from .answers import Asked, Journal, answer, examples_of
+from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of, texts_of_a_pass
+from .estimate import Estimate, estimate
+from .examples import Collator, Example, unique
+from .progress import Clock, Shown
+from .prompts import Data, read_data
+from .prospects import prospects
+from .results import FILE, Trained
+from .settings import Settings
+from .student import Student
+from .teacher import Teacher
+from .trainer import DraftTrainer
+
+ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
+
+
+@dataclass
+class Watch:
+    """What a caller is told while a run goes on.
+
+    Attributes:
+        answers: `(done, total)`, the target's answers.
+        say: a sentence.
+        shows_progress: a bar of the steps.
+    """
+
+    answers: Callable[[int, int], None] = lambda done, total: None
+    say: Callable[[str], None] = lambda sentence: None
+    shows_progress: bool = False
+
+
+def train(
+    target: PreTrainedModel,
+    dataset: Any,
+    output: str | Path,
+    settings: Settings,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    reading: dict[str, Any] | None = None,
+    **arguments,
+) -> Trained:
+    """Train a draft for `target` on its own answers to the prompts of a data set.
+
+    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the report, the answers, the
+    checkpoints and `training.json`. The target stays as it is.
+
+    Args:
+        dataset: prompts, as in `hf_speculative.evaluate`.
+        resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
+        reading: how prompts are read, keywords of `training.prompts.read_data`.
+        **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
+
+    Raises:
+        ValueError, TypeError: before the first forward.
+    """
+    run = Run(target, output, settings, tokenizer, watch or Watch())
+    run.begin(resume)
+    run.read(dataset, reading or {})
+    run.answer()
+    run.prepare(arguments)
+    return run.train(resume)
+
+
+@dataclass
+class Run:
+    """The stages of a run, in their order."""
+
+    target: PreTrainedModel
+    output: str | Path
+    settings: Settings
+    tokenizer: Any
+    watch: Watch
+    examples: list[Example] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.target = checks.unwrap(self.target, "target")
+        checks.check_model(self.target, "target")
+        self.folder = Path(self.output)
+        self.tokenizer = self.tokenizer or tokenizer_of(self.target)
+
+    def begin(self, resume: bool) -> None:
+        """Refuses what cannot work, before anything is computed."""
+        files.check_folder("`output`", self.folder)
+        path = self.folder / FILE
+        if path.exists() and not resume:
+            raise ValueError(
+                f"`output={str(self.folder)!r}` holds a run already: go on with `resume=True`, or name another folder."
+            )
+        if resume and path.exists():
+            theirs, ours = Trained.read(self.folder).settings, json.loads(json.dumps(self.settings.to_dict()))
+            for name, value in ours.items():
+                if theirs.get(name) != value:
+                    raise ValueError(
+                        f"`output={str(self.folder)!r}` holds a run whose {name} is {theirs.get(name)!r} and not {value!r}: "
+                        "resume it as it was begun, or name another folder."
+                    )
+        self.processes = Processes.of(self.target)
+        if self.processes.shares_model:
+            raise ValueError(
+                "the target is sharded over processes, each of which trains on texts of its own: load it whole."
+            )
+        texts_of_a_pass(self.settings, self.processes.count)
+        students.check(self.settings, self.target, self.tokenizer)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def read(self, dataset: Any, reading: dict[str, Any]) -> None:
+        """The prompts."""
+        self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
+        self.data: Data = read_data(
+            dataset,
+            self.target,
+            self.tokenizer,
+            held_out=self.settings.held_out,
+            max_new_tokens=self.settings.max_new_tokens,
+            **reading,
+        )
+        for row in self.data.bad_rows[:3]:
+            self.watch.say(f"Row {row.index} is left out: {row.message}.")
+        if (more := len(self.data.bad_rows) - 3) > 0:
+            self.watch.say(f"{more} more rows are left out.")
+
+    def answer(self, only: int | None = None) -> None:
+        """The target's answers, those of a run before included.
+
+        Args:
+            only: to the first so many prompts, for an estimate.
+        """
+        settings, rank, count = self.settings, self.processes.rank, self.processes.count
+        if self.data.answers:
+            self.examples = unique(self.data.examples(), settings.max_length)
+            self.processes.gather([])  # none begins before all have looked into the folder
+            return
+        name = f"{name_of(self.target)} {fingerprint(self.target)}"
+        asked = Asked(
+            name, self.data.digest, settings.use, settings.max_new_tokens, settings.answers_per_prompt, settings.seed
+        )
+        paths = [self.folder / (ANSWERS if one == 0 else f"{ANSWERS}.rank{one}") for one in range(count)]
+        journal = Journal(paths[rank], asked)
+        prompts = dict(list(self.data.prompts.items())[:only])
+        answer(self.target, prompts, asked, journal, settings.batch_size, self.watch.answers, (rank, count))
+        self.processes.gather([])  # all have written theirs
+        journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
+        self.examples = unique(list(examples_of(journals, prompts)), settings.max_length)
+
+    def prepare(self, arguments: dict[str, Any]) -> Estimate:
+        """Student and trainer, and what a step costs."""
+        self.arguments = arguments
+        self.student: Student = students.new_student(self.settings, self.target, self.examples)
+        trainer = self._trainer(1, 1)
+        self.estimate = self.processes.gather([estimate(trainer)])[0]
+        return self.estimate
+
+    def train(self, resume: bool) -> Trained:
+        """The steps, and what is kept of them."""
+        checkpoint = last_checkpoint(self.folder / CHECKPOINTS) if resume else None
+        found, result = self.folder / FILE, self._result()
+        if resume and found.exists():
+            result.num_steps = Trained.read(self.folder).num_steps
+        for note in result.notes:
+            self.watch.say(note)
+        every = result.num_steps // min(result.num_steps, self.settings.num_evaluations)
+        trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
+        clock = Clock()
+        trainer.add_callback(clock)
+        trainer.add_callback(Shown(self.watch.shows_progress))
+        if trainer.is_world_process_zero():
+            result.write()
+        if resume:
+            self.watch.say(
+                "There is no checkpoint yet: this begins with the first step."
+                if checkpoint is None
+                else f"Going on after step {step_of(checkpoint)}."
+            )
+        with files.named(self.folder, "the checkpoints before are whole: make room, then resume"), as_os_error():
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        result.follow(trainer.state.log_history)
+        best = trainer.state.best_model_checkpoint
+        result.best_step = step_of(best) if best else trainer.state.global_step
+        result.seconds = clock.seconds
+        if trainer.is_world_process_zero():
+            self.student.save(self.folder, self.tokenizer)
+            result.write()
+            card.write(result)
+            page.write(result, self.folder / "report.html")
+        return result
+
+    def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
+        settings = self.settings
+        chosen = defaults(
+            settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
+        )
+        trainer = DraftTrainer(
+            self.student,
+            Teacher(self.target, self.student.hidden_layers),
+            settings.loss,
+            settings.use,
+            self._meter(),
+            args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
+            train_dataset=self.examples,
+            data_collator=Collator(self.tokenizer.pad_token_id or 0),
+        )
+        trainer.remove_callback(PrinterCallback)  # `Shown` tells
+        return trainer
+
+    def _meter(self) -> Meter:
+        settings = self.settings
+        return Meter(
+            self.data.held_out,
+            settings.use,
+            settings.num_draft_tokens,
+            max_new_tokens=min(64, settings.max_new_tokens),
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+        )
+
+    def notes(self, num_answers: int, num_steps: int) -> list[str]:
+        """What a run of this size has to expect."""
+        num_seen = num_steps * self.settings.batch_size
+        return prospects(self.settings.kind, num_answers, num_seen, num_parameters(self.target))
+
+    def _result(self) -> Trained:
+        num_steps = steps_of(self.settings, self.estimate)
+        return Trained(
+            folder=self.folder,
+            target=name_of(self.target),
+            kind=self.student.kind,
+            settings=self.settings.to_dict(),
+            data={
+                "source": self.source,
+                "num_prompts": len(self.data.prompts),
+                "num_held_out": len(self.data.held_out),
+                "num_answers": len(self.examples),
+                "num_tokens": sum(len(example.new_ids) for example in self.examples),
+                "num_repeated": self.data.num_repeated,
+                "num_bad_rows": len(self.data.bad_rows),
+                "are_generated": not self.data.answers,
+            },
+            environment=environment(self.target),
+            num_parameters=num_parameters(self.student.draft()),
+            num_steps=num_steps,
+            notes=self.notes(len(self.examples), num_steps),
+        )
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a report calls it."""
+    name = model.config.name_or_path
+    return "the embedded target" if Path(name) == FOLDER / "target" else name or type(model).__name__

@@ -1,0 +1,122 @@
+"""What a run of training is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .distributions import Use
+from .losses import LOSSES, NEEDS_ALL_TOKENS
+
+#: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
+LEARNING_RATES = {"eagle3": 1e-3, "layers": 1e-3, "draft": 1e-4, "lora": 1e-3}
+HEADS = ("eagle3", "layers:N", "draft:FOLDER")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `train`; a run is resumed with the same ones.
+
+    Attributes:
+        head: `eagle3`; `layers:N`, a copy of the target's first N layers; `draft:FOLDER`, a model of its tokenizer, by name.
+        lora_rank: of a LoRA that is trained in place of the model's own weights.
+        use: how the target will be sampled from: its answers, its distributions and the acceptance are all of that kind.
+        loss: a name in `LOSSES`.
+        steps: of the optimizer; `None`: as many as fit into `minutes`.
+        minutes: of training alone, without answers and measuring.
+        num_evaluations: how often acceptance is measured, evenly over the steps; and once before them.
+        batch_size: texts in a step, of all processes together.
+        accumulate: each process splits its part of a step into so many passes, to save memory.
+        answers_per_prompt: how many answers are sampled to each prompt.
+        ttt_steps, ttt_decay: steps of EAGLE-3's training-time test, and by what each counts less than the one before.
+        draft_vocab_size: of a head: so many tokens, the most frequent of the answers.
+    """
+
+    head: str
+    lora_rank: int | None = None
+    use: Use = field(default_factory=Use)
+    loss: str = "lk_hybrid"
+    steps: int | None = None
+    minutes: float | None = None
+    num_evaluations: int = 4
+    batch_size: int = 8
+    accumulate: int = 1
+    max_length: int = 2048
+    max_new_tokens: int = 128
+    answers_per_prompt: int = 1
+    learning_rate: float | None = None
+    held_out: int = 16
+    num_draft_tokens: int = 5
+    ttt_steps: int = 3
+    ttt_decay: float = 0.8
+    draft_vocab_size: int = 32000
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.kind not in ("eagle3", "layers", "draft"):
+            raise ValueError(f"`head={self.head!r}`: give one of {', '.join(HEADS)}.")
+        if self.kind == "layers" and not self.value.isdecimal():
+            raise ValueError(f"`head={self.head!r}`: give the number of layers, 'layers:2'.")
+        if self.kind == "draft" and not self.value:
+            raise ValueError("`head='draft:'` names no model: give a folder or a Hub name, 'draft:FOLDER'.")
+        if self.lora_rank is not None and self.kind != "draft":
+            raise ValueError(
+                f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
+            )
+        if self.loss not in LOSSES:
+            raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSSES)}.")
+        if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
+            raise ValueError(
+                f"`loss={self.loss!r}` is infinite where `top_k` or `top_p` cut the target's distribution off: leave those "
+                "out, or choose another loss."
+            )
+        if (self.steps is None) == (self.minutes is None):
+            raise ValueError("`steps` and `minutes` both say how long to train: give one of them.")
+        if self.answers_per_prompt > 1 and self.use.temperature == 0:
+            raise ValueError(
+                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: give a `temperature`, or "
+                "leave it out."
+            )
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ValueError(f"`{name}={value}`: give 1 or more.")
+        for name in ("minutes", "learning_rate", "ttt_decay"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"`{name}={value}`: give more than 0.")
+
+    @property
+    def kind(self) -> str:
+        return self.head.partition(":")[0]
+
+    @property
+    def value(self) -> str:
+        """What follows the colon."""
+        return self.head.partition(":")[2]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        default = LEARNING_RATES["lora" if self.lora_rank is not None else self.kind]
+        return default if self.learning_rate is None else self.learning_rate
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"learning_rate": self.rate}
+
+
+#: at least 1 each
+COUNTS = (
+    "lora_rank",
+    "steps",
+    "num_evaluations",
+    "batch_size",
+    "accumulate",
+    "max_length",
+    "max_new_tokens",
+    "answers_per_prompt",
+    "held_out",
+    "num_draft_tokens",
+    "ttt_steps",
+    "draft_vocab_size",
+)

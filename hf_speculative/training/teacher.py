@@ -1,0 +1,83 @@
+"""The target as a teacher: its distributions and hidden states, computed in process and kept for one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import output_capturing
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the target makes of a batch of texts, right-padded.
+
+    Attributes:
+        ids: `(batch, length)` tokens.
+        mask: `(batch, length)`, 1 where there is a token.
+        counted: `(batch, length)` bool: the token after this one is part of an answer, so that guessing it counts.
+        logits: `(batch, length, vocab)` of the target.
+        states: `(batch, length, layers * hidden)`, its hidden states of the layers asked for, side by side; `None` without any.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    counted: Tensor
+    logits: Tensor
+    states: Tensor | None
+
+
+class Teacher:
+    """A frozen target.
+
+    Args:
+        target: left as it is, and in eval mode while it teaches.
+        layers: indices into transformers' `hidden_states`: 0 is the embeddings.
+
+    Raises:
+        ValueError: it gives no hidden states of such layers.
+    """
+
+    def __init__(self, target: PreTrainedModel, layers: tuple[int, ...] = ()):
+        self.target, self.layers = target, list(layers)
+        # Older transformers give the states of all layers, newer ones those asked for.
+        can_select = hasattr(output_capturing, "selected_hidden_states")
+        self.selection: list[int] | bool = bool(layers) and (self.layers if can_select else True)
+        if layers:
+            self._check()
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Lesson:
+        """
+        Args:
+            labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
+        """
+        counted = torch.zeros_like(labels, dtype=torch.bool)
+        counted[:, :-1] = labels[:, 1:] != -100
+        was_training = self.target.training
+        self.target.eval()
+        try:
+            outputs = self.target(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                use_cache=False,
+                output_hidden_states=self.selection,
+            )
+        finally:
+            self.target.train(was_training)
+        states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
+        return Lesson(input_ids, attention_mask, counted, outputs.logits, states)
+
+    def _check(self) -> None:
+        name, device = type(self.target).__name__, self.target.device
+        ids = torch.ones(1, 2, dtype=torch.long, device=device)
+        try:
+            lesson = self(ids, torch.ones_like(ids), ids)
+        except (TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{name} gives no hidden states of layers {self.layers} ({type(error).__name__}: {error}), which a head of "
+                "this kind reads: train a draft model instead, `head='draft:FOLDER'`."
+            ) from error
+        assert lesson.states is not None

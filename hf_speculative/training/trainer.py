@@ -1,0 +1,100 @@
+"""A `transformers.Trainer` whose loss is between the target and the draft, and whose evaluation is the real loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from .acceptance import Meter
+from .distributions import Use
+from .losses import LOSSES, Loss
+from .student import Prediction, Student
+from .teacher import Lesson, Teacher
+
+
+class NotFinite(ValueError):
+    """The loss is no number any more."""
+
+
+class DraftTrainer(Trainer):
+    """Trains a `Student` on what a `Teacher` says about the texts of a data set.
+
+    Its arguments, callbacks, mixed precision, gradient accumulation, checkpoints and several processes are transformers' own.
+    Losses are summed over tokens and divided by their number in the whole step, so that a step is the same however it is split.
+
+    Args:
+        student: what is trained, on the device of the `TrainingArguments`.
+        teacher: moved there too.
+        loss: a name in `LOSSES`, or a function like those.
+        use: how the target will be sampled from.
+        meter: measures acceptance in `evaluate`; `None` for none.
+        **kwargs: as for `Trainer`.
+
+    Raises:
+        NotFinite: in a step whose loss is NaN or infinite. Its batch is kept beside the checkpoints.
+    """
+
+    def __init__(
+        self, student: Student, teacher: Teacher, loss: str | Loss, use: Use, meter: Meter | None = None, **kwargs
+    ):
+        super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
+        self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
+        self.loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
+        if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
+            teacher.target.to(self.args.device)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        lesson = self.teacher(**inputs)
+        outputs = model(**self.student.inputs(lesson))
+        num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch
+        total = sum(
+            prediction.weight * self._summed(prediction, lesson) for prediction in self.student.predictions(outputs)
+        )
+        loss = total / num_tokens
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # gradients of processes are averaged
+        if not torch.isfinite(loss):
+            self._stop(inputs, loss)
+        return (loss, outputs) if return_outputs else loss
+
+    def _summed(self, prediction: Prediction, lesson: Lesson) -> Tensor:
+        """The loss of one prediction, summed over the tokens that count."""
+        end = prediction.first + prediction.logits.shape[1]
+        counted = lesson.counted[:, prediction.first : end]
+        p = self.use.of_target(lesson.logits[:, prediction.first : end][counted])
+        drafted = prediction.logits[counted]
+        if self.student.vocabulary is not None:
+            p = p[:, self.student.vocabulary.to(p.device)]
+        elif p.shape[1] != drafted.shape[1]:  # one of the two is padded further
+            width = min(p.shape[1], drafted.shape[1])
+            p, drafted = p[:, :width], drafted[:, :width]
+        q = self.use.of_draft(drafted)
+        mass = p.logsumexp(-1, keepdim=True)
+        in_vocabulary = ~mass[:, 0].isneginf()  # elsewhere all that is allowed is what the draft cannot say
+        if p.shape[1] < lesson.logits.shape[2]:
+            p, q = (p - mass)[in_vocabulary], q[in_vocabulary]
+        return self.loss(p, q).sum()
+
+    def _stop(self, inputs: dict[str, Any], loss: Tensor) -> None:
+        step = self.state.global_step
+        kept = Path(self.args.output_dir) / f"not-finite-step-{step}.pt"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, kept)
+        raise NotFinite(
+            f"the loss is {loss.item()} in step {step + 1}; its batch is in {kept}. The checkpoints before are whole. Try a "
+            "lower learning rate, or bfloat16 instead of float16."
+        )
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Acceptance on held-out prompts, by the real loop."""
+        if self.meter is None:
+            return {}
+        metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
+        self.log(metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics

@@ -1,0 +1,113 @@
+"""What the card and the report say, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..reports.formats import number, percent, plural
+from .acceptance import GREEDY, SAMPLED
+from .results import Point, Trained
+
+MEANINGS = {
+    "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
+    "never right. Measured by the real loop on prompts that were not learned from.",
+    "1, 2, ...": "The share of rounds that kept the draft up to its first, second, ... token.",
+    "loss": "Between the target's distribution and the draft's, a mean over the tokens of answers. Those of different losses, "
+    "or heads, cannot be compared.",
+}
+
+
+def way_name(result: Trained, way: str) -> str:
+    """A way to decode, with its settings."""
+    use = result.settings["use"]
+    if way == GREEDY:
+        return "greedy"
+    parts = [f"temperature {use['temperature']:g}"]
+    parts += [f"top-k {use['top_k']}"] if use["top_k"] else []
+    parts += [f"top-p {use['top_p']:g}"] if use["top_p"] < 1 else []
+    return ", ".join(parts)
+
+
+def ways(result: Trained) -> list[str]:
+    return [way for way in (GREEDY, SAMPLED) if result.curve and way in result.curve[0].acceptance_length]
+
+
+def title(result: Trained) -> str:
+    return f"{short(result.folder)}, a draft for {short(result.target)}"
+
+
+def short(name: str | Path) -> str:
+    return Path(name).name or str(name)
+
+
+def summary(result: Trained) -> str:
+    """One sentence: what it brought."""
+    before, after = result.before, result.after
+    if before is None or after is None:
+        return "Nothing was measured."
+    lengths = (number(point.acceptance_length[result.main]) for point in (before, after))
+    return (
+        f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' before, '.join(lengths)} after "
+        f"{plural(result.best_step or 0, 'step')}."
+    )
+
+
+def facts(result: Trained) -> dict[str, str]:
+    """How it was trained, by name."""
+    settings, data = result.settings, result.data
+    answers = "the target's own, generated for this" if data["are_generated"] else "as the data set has them"
+    left_out = [
+        f"{data[name]:,} {what}"
+        for name, what in (("num_repeated", "repeated"), ("num_bad_rows", "unusable"))
+        if data[name]
+    ]
+    steps = f"{result.num_steps:,} of {settings['batch_size']} texts"
+    if result.best_step is not None:
+        steps += f"; the weights after step {result.best_step:,} were kept"
+    return {
+        "target": short(result.target),
+        "draft": f"{result.kind}, {result.num_parameters / 1e6:.1f} million parameters",
+        "data": f"{short(data['source'])}: {plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
+        + (f" ({', '.join(left_out)} left out)" if left_out else ""),
+        "answers": f"{data['num_answers']:,} with {data['num_tokens']:,} tokens, {answers}",
+        "for": way_name(result, result.main),
+        "loss": settings["loss"],
+        "steps": steps,
+        "learning rate": f"{settings['learning_rate']:g}",
+        "time": f"{result.seconds / 60:.1f} minutes of training",
+    }
+
+
+def table(result: Trained) -> list[tuple[str, list[str]]]:
+    """Rows of acceptance before and after: length, then each position."""
+    found = []
+    for way in ways(result):
+        for name, point in (("before", result.before), ("after", result.after)):
+            if point is not None:
+                found.append((f"{way_name(result, way)}, {name}", _cells(point, way)))
+    return found
+
+
+def heads(result: Trained) -> list[str]:
+    """The columns of that table."""
+    return ["acceptance length", *map(str, range(1, result.settings["num_draft_tokens"] + 1))]
+
+
+def curve(result: Trained) -> list[tuple[str, list[str]]]:
+    """Rows of the learning curve: acceptance lengths by step."""
+    return [
+        (f"{point.step:,}", [number(point.acceptance_length[way]) for way in ways(result)]) for point in result.curve
+    ]
+
+
+def _cells(point: Point, way: str) -> list[str]:
+    return [number(point.acceptance_length[way]), *(percent(rate) for rate in point.by_position[way])]
+
+
+def usage(result: Trained) -> str:
+    """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
+    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in (result.target, result.folder))
+    return f"""import hf_speculative, transformers
+pipe = transformers.pipeline('text-generation', model={target!r})
+hf_speculative.attach(pipe.model, draft_model={folder!r})
+print(pipe('def main():', max_new_tokens=64)[0]['generated_text'])"""

@@ -1,0 +1,22 @@
+"""Between host and device without making one wait for the other. A round reads from the device once, in `Batch.append`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def uploaded(values: Sequence, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host as a tensor on `device`.
+
+    `torch.tensor(values, device=...)` waits until a GPU has done all work it was given before. This does not: CUDA takes the
+    values into a buffer of its own at once. Other devices may read them later, when they may be gone.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=device.type == "cuda")
+
+
+def read_later(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` on the host, which is complete once anything else has been read from its device."""
+    return tensor.to("cpu", non_blocking=tensor.device.type == "cuda")

@@ -1,0 +1,109 @@
+"""`hf_speculative.check`: which path, which vocabulary strategy, and the proof; and whether it is worth it."""
+
+import json
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.compatibility import answer
+from hf_speculative.models import probe
+from tests.architectures.check import build
+from tests.support import tiny, tongues
+
+
+@pytest.mark.parametrize(
+    ("model_type", "path"),
+    [("llama", "ragged"), ("gpt2", "ragged"), ("bloom", "universal"), ("qwen3_next", "universal")],
+)
+def test_the_path_and_its_proof(model_type, path):
+    model = build("causal", model_type)
+    found = hs.check(model, tiny.noisy_copy(model))
+    assert found and found.target.path == found.draft.path == path
+    assert (found.target.why is None) == (path == "ragged")
+    assert found.target.deviation < 1e-3
+
+
+def test_encoder_decoder_and_whisper():
+    model = build("seq2seq", "t5")
+    assert hs.check(model, model).target.path == "universal"
+    whisper = build("speech", "whisper")
+    with pytest.raises(ValueError, match=r"reads `input_features`: pass an example"):
+        hs.check(whisper)
+    config = whisper.config
+    features = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions)
+    assert hs.check(whisper, whisper, input_features=features)
+
+
+def test_what_does_not_work_says_why():
+    mamba = build("causal", "mamba")
+    found = hs.check(mamba)
+    assert not found and found.target.path is None and "recurrent state" in found.reason
+    found = hs.check(tiny.llama(), mamba)
+    assert not found and "`draft_model`: MambaForCausalLM" in found.reason and "use another draft" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("model_type", "comparison"), [("llama", "_deviation_of_ragged"), ("bloom", "_deviation_from_steps")]
+)
+def test_wrong_logits_are_found(model_type, comparison, monkeypatch):
+    """Compared also where the tests cover the type."""
+    model = build("causal", model_type)
+    monkeypatch.setattr(probe, comparison, lambda *args: 0.3)
+    found = hs.check(model)
+    assert not found and "logits change" in found.reason and found.target.deviation == 0.3
+
+
+@pytest.mark.parametrize(("do_sample", "strategy"), [(False, "strings"), (True, "intersection")])
+def test_vocabularies(do_sample, strategy):
+    letters = "".join(map(chr, range(0x61, 0x7B))) + " .,ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    ours, theirs = tongues.characters(letters), tongues.characters(letters[25::-1] + " !?")
+    model = tiny.llama(vocab_size=len(ours))
+    found = hs.check(model, tiny.llama(vocab_size=len(theirs)), ours, theirs, do_sample=do_sample)
+    assert found and found.vocabulary.strategy == strategy
+    assert hs.check(model, model, ours, ours).vocabulary.strategy == "same"
+
+
+def test_why_passes_run_eagerly():
+    assert hs.check(tiny.llama()).target.eager is None
+    assert "universal path" in hs.check(build("causal", "bloom")).target.eager
+
+
+def test_who_takes_chains_only(monkeypatch):
+    assert hs.check(tiny.llama()).target.chains is None
+    assert "universal path" in hs.check(build("causal", "bloom")).target.chains
+    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(probe, "_deviation_of_trees", lambda model: 0.3)
+    assert "branches" in hs.check(tiny.llama()).target.chains
+
+
+def test_nothing_is_measured_unless_asked_for(target, draft, monkeypatch):
+    monkeypatch.setattr(answer, "run_trials", None)
+    assert hs.check(target, draft).advice is None
+
+
+def test_measuring_advises(target, twin):
+    found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], progress=False)
+    assert found and found.advice.parameters == {"target": target.num_parameters(), "draft": twin.num_parameters()}
+    assert found.advice.trials[0].options == {"draft_model": "draft"} and found.advice.draft == "draft_model"
+    assert found.advice.verdict.startswith("Worth it.")
+    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert values["is_compatible"] and values["target"]["path"] == "ragged" and values["advice"]["is_worth_it"]
+    assert {one["decoding"] for one in values["advice"]["trials"]} == {"greedy", "sampled"}
+
+
+def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
+    found = hs.check(target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], progress=False)
+    assert not found and "5000 entries" in found.reason
+    assert found.advice.draft is None and "draft_model" not in {one.source for one in found.advice.trials}
+
+
+def test_what_cannot_be_measured_is_refused(target):
+    with pytest.raises(ValueError, match=r"`seconds=0` leaves no time"):
+        hs.check(target, measure=True, seconds=0)
+    with pytest.raises(ValueError, match=r"give `tokenizer=`, or `prompts=`"):
+        hs.check(target, measure=True)
+    with pytest.raises(ValueError, match=r"`prompts=\[\]` leaves nothing"):
+        hs.check(target, measure=True, prompts=[])
+    with pytest.raises(ValueError, match=r"`input_features` was given"):
+        hs.check(target, measure=True, input_features=torch.ones(1))

@@ -1,0 +1,66 @@
+"""`hf-speculative check`."""
+
+import json
+
+from typer.testing import CliRunner
+
+import hf_speculative as hs
+from hf_speculative.cli import app
+from tests.architectures.check import build
+from tests.support.files import write_prompts
+
+
+def shown(*args):
+    result = CliRunner().invoke(app, ["check", *map(str, args)], env={"COLUMNS": "200"})
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_whether_a_pair_can_work():
+    result = shown("--json", "--no-measure")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 0 and answer["is_compatible"] and answer["vocabulary"]["strategy"] == "same"
+    assert answer["advice"] is None
+    text = shown("--no-measure").stdout
+    assert "ragged: each row" in text and "Vocabularies: both" in text and "compatible" in text
+    result = shown("--dtype", "int3")
+    assert result.exit_code == 2 and "int3" in result.stderr
+    assert shown("--seconds", "0").exit_code == 2
+
+
+def test_whether_it_is_worth_it(tmp_path):
+    prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "import os"}', "{}"])
+    result = shown("--seconds", "1", "--prompts", prompts)
+    assert result.exit_code == 0 and "Parameters: target 9.3 million, draft 1.7 million." in result.stdout
+    for name in ("draft_model", "ngram", "auto", "early_exit at layer 3", "early_exit at layer 6", "greedy", "sampled"):
+        assert name in result.stdout
+    assert result.stdout.count("The draft, ") <= 2 and "nan" not in result.stdout
+    assert "skipped row 1" in result.stderr
+    assert f"{tmp_path / 'no'}: no such file" in shown("--prompts", tmp_path / "no").stderr
+
+
+def test_a_target_alone_gets_advice_too(tmp_path):
+    target, _, tokenizer = hs.embedded_pair()
+    for part in (target, tokenizer):
+        part.save_pretrained(tmp_path)
+    result = shown(tmp_path, "--seconds", "0.5", "--json")
+    advice = json.loads(result.stdout)["advice"]
+    assert result.exit_code == 0 and {one["source"] for one in advice["trials"]} >= {"ngram", "auto"}
+    assert set(advice["parameters"]) == {"target"}
+
+
+def test_status_1_where_a_pair_does_not_work(tmp_path):
+    target, _, tokenizer = hs.embedded_pair()
+    mamba = build("causal", "mamba")
+    for name, model in (("target", target), ("draft", mamba)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    result = shown(tmp_path / "target", tmp_path / "draft", "--no-measure")
+    assert result.exit_code == 1 and "not compatible" in result.stdout
+
+
+def test_why_a_path_is_taken(tmp_path):
+    build("causal", "bloom").save_pretrained(tmp_path)
+    hs.embedded_pair()[2].save_pretrained(tmp_path)
+    text = shown(tmp_path, tmp_path, "--no-measure").stdout
+    assert "Why the target is not on the ragged path: it takes positions from its cache's length" in text

@@ -1,0 +1,269 @@
+"""Passes compiled ahead of time: found by what they depend on, made once, for all sizes; slow with the real compiler."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import hf_speculative as hs
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, static
+from tests.support import tiny
+
+SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
+
+
+class Emulated:
+    """A compiler whose passes are the model's own, and see what a compiled one does: flat, contiguous tensors."""
+
+    def __init__(self):
+        self.num_made, self.runs = 0, []
+
+    def compile_to(self, path, module, say=lambda step: None):
+        self.num_made += 1
+        path.write_text("compiled")
+
+    def load(self, path, module):
+        assert path.read_text() == "compiled"
+        module = exported.Pass(module.model)
+
+        def run(inputs):
+            assert all(tensor.is_contiguous() for tensor in inputs)
+            self.runs.append(tuple(inputs[0].shape))
+            *tensors, caches = *inputs[:6], inputs[6:]
+            half = len(caches) // 2
+            return module(*tensors, caches[:half], caches[half:])
+
+        return run
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    compiler = Emulated()
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
+    monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
+    monkeypatch.setattr(exported, "load", compiler.load)
+    monkeypatch.setattr(artifacts, "_started", set())
+    pool._kept.clear()
+    return compiler
+
+
+def assert_equals_plain(target, draft, compile, num_rows=3, **options):
+    call = tiny.prompts(num_rows, width=12) | SETTINGS
+    options = {"draft_model": draft, "num_draft_tokens": 3} | options
+    found = hs.generate(target, **call, compile=compile, **options)
+    assert found.tolist() == target.generate(**call).tolist()
+
+
+def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, emulated):
+    for num_rows in (3, 1, 2):
+        assert_equals_plain(target, draft, True, num_rows)
+    assert emulated.num_made == 1, "target and draft are of one kind, and share the file"
+    assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
+
+
+def test_no_compiler_runs_in_the_process(target, draft, emulated):
+    before = copy.deepcopy(dict(counters["stats"]))
+    assert_equals_plain(target, draft, True)
+    assert dict(counters["stats"]) == before
+
+
+def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft, emulated, monkeypatch):
+    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
+    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
+    options = SETTINGS | {"eos_token_id": [5, 9, 17]}
+    found = hs.generate_batches(
+        target, rows, draft_model=draft, batch_size=2, compile=True, num_draft_tokens=3, **options
+    )
+    for row, completion in zip(rows, found, strict=True):
+        assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
+    assert emulated.runs
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
+def test_windows_and_learned_positions(kind, emulated):
+    model = tiny.build(kind)
+    assert_equals_plain(model, tiny.noisy_copy(model), True)
+    assert emulated.runs
+
+
+def test_weights_that_moved_are_bound_anew(target, draft, emulated):
+    target = copy.deepcopy(target)
+    assert_equals_plain(target, draft, True)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
+    run = pool._kept[target].artifact
+    assert_equals_plain(target, draft, True)
+    assert pool._kept[target].artifact is not run and emulated.num_made == 1
+
+
+def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
+    monkeypatch.setattr(exported, "load", lambda path, module: lambda inputs: torch.zeros(0))
+    model = tiny.build("gpt2")  # no shallow copy in between
+    static.ragged_model(model, compile=True)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+class TestTheName:
+    def test_of_the_same_passes(self, target, draft):
+        assert artifacts.path_of(target) == artifacts.path_of(draft), "it says nothing of the weights"
+        renamed = copy.deepcopy(target)
+        renamed.config._name_or_path = renamed.name_or_path = renamed.model.name_or_path = "somewhere/else"
+        assert artifacts.path_of(renamed) == artifacts.path_of(target)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: model.half(),
+            lambda model: setattr(model.config, "rms_norm_eps", 0.5),
+            lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.5),
+            lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
+            lambda model: model.resize_token_embeddings(70, mean_resizing=False),
+        ],
+    )
+    def test_of_others(self, target, change):
+        other = copy.deepcopy(target)
+        change(other)
+        assert artifacts.path_of(other) != artifacts.path_of(target)
+
+    @pytest.mark.parametrize("package", [torch, artifacts.transformers], ids=["torch", "transformers"])
+    def test_of_other_versions(self, target, package, monkeypatch):
+        before = artifacts.path_of(target)
+        monkeypatch.setattr(package, "__version__", "9.9.9")
+        assert artifacts.path_of(target) != before
+
+
+class TestAuto:
+    @pytest.fixture
+    def started(self, emulated, monkeypatch):
+        commands = []
+        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
+        return commands
+
+    def test_runs_eagerly_and_moves_over(self, target, draft, emulated, started):
+        for _ in range(2):
+            assert_equals_plain(target, draft, "auto")
+        assert len(started) == 1 and not emulated.runs, "asked for once, for both models"
+        artifacts.make(target)
+        assert_equals_plain(target, draft, "auto")
+        assert emulated.runs
+
+    def test_makes_nothing_where_it_would_not_pay(self, target, draft, started, monkeypatch):
+        monkeypatch.setattr(artifacts, "pays", lambda model: False)
+        assert_equals_plain(target, draft, "auto")
+        assert not started
+
+    def test_is_eager_with_drafts_that_need_it(self, target, started):
+        call = tiny.prompts(1) | SETTINGS
+        found = hs.generate(target, **call, assistant_early_exit=1, compile="auto")
+        assert found.tolist() == target.generate(**call).tolist() and not started
+
+    def test_pays_where_layers_are_small(self, target):
+        assert artifacts.pays(target)
+        with torch.device("meta"):
+            large = torch.nn.Linear(2**16, 2**16)
+        large.config = target.config
+        assert not artifacts.pays(large)
+
+
+class TestWhatCannotBeCompiled:
+    def test_says_why_and_is_not_tried_again(self, target, emulated, monkeypatch):
+        def refuse(path, module, say):
+            emulated.num_made += 1
+            raise exported.Differs("other logits")
+
+        monkeypatch.setattr(exported, "compile_to", refuse)
+        for _ in range(2):
+            with pytest.raises(artifacts.CannotCompile, match="other logits"):
+                artifacts.make(target)
+        assert emulated.num_made == 1
+        assert type(static.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
+        assert type(static.ragged_model(target, compile="auto")) is RaggedModel
+
+    @pytest.mark.parametrize(
+        "change, reason",
+        [
+            (lambda model: model.train(), "training"),
+            (lambda model: model.model.layers[0].register_forward_hook(lambda *args: None), "hooks"),
+            (lambda model: setattr(model.lm_head, "forward", lambda states: states), "forward"),
+        ],
+    )
+    def test_reasons(self, target, change, reason):
+        other = copy.deepcopy(target)
+        assert artifacts.why_not(other) is None
+        change(other)
+        assert reason in artifacts.why_not(other)
+
+    def test_a_pass_that_computes_something_else_is_refused(self, target):
+        module = exported.Pass(target)
+        good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
+        with torch.no_grad():
+            exported.check(good, module)
+            for wrong in (
+                lambda inputs: 1.01 * good(inputs),
+                lambda inputs: good([*inputs[:6], *(t.clone() for t in inputs[6:])]),
+            ):
+                with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
+                    exported.check(wrong, module)
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+def test_what_is_exported_serves_all_sizes(kind):
+    """The graph alone, without a compiler."""
+    module = exported.Pass(tiny.build(kind))
+    program = exported.export(module)
+    sizes = [str(bound.upper) for bound in program.range_constraints.values()]
+    assert sizes.count(str(exported.MAX_COLUMNS)) == 1 and len(sizes) == 5, "rows, columns, slots, capacity, logits"
+    with torch.no_grad():
+        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60)):
+            inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
+            torch.testing.assert_close(program.module()(*inputs), module(*others), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("passes")
+
+
+@pytest.mark.slow
+class TestCompiled:
+    """With the compiler itself, which takes half a minute and needs one for C++."""
+
+    @pytest.fixture(autouse=True)
+    def kept_there(self, folder, monkeypatch):
+        monkeypatch.setenv(artifacts.FOLDER, str(folder))
+        pool._kept.clear()
+
+    def test_equals_plain(self, target, draft, folder):
+        before = copy.deepcopy(dict(counters["stats"]))
+        for num_rows in (1, 3):
+            assert_equals_plain(target, draft, True, num_rows)
+        steps = dict(counters["stats"])
+        for num_rows in (2, 5, 1):
+            assert_equals_plain(target, draft, True, num_rows, num_draft_tokens=5)
+        assert dict(counters["stats"]) == steps, "nothing is compiled again"
+        assert steps.get("unique_graphs") == before.get("unique_graphs")
+        assert len(list(folder.glob("*.pt2"))) == 1
+
+    def test_weights_are_read_where_they_are(self, target, draft):
+        target = copy.deepcopy(target)
+        assert_equals_plain(target, draft, True)
+        with torch.no_grad():
+            for parameter in target.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        assert_equals_plain(target, draft, True)
+
+    def test_the_process_that_makes_one(self, target, folder, monkeypatch, tmp_path):
+        monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
+        monkeypatch.setattr(artifacts, "_started", set())
+        processes, popen = [], artifacts.subprocess.Popen
+        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
+        artifacts.start(target)
+        assert processes[0].wait(timeout=300) == 0
+        assert artifacts.path_of(target).exists() and artifacts.find(target) is not None

@@ -1,0 +1,338 @@
+"""Packed weights: the same tokens, the plain weights for whoever looks at them, and nothing packed that somebody else has."""
+
+import copy
+import gc
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import hf_speculative as hs
+from hf_speculative.models import packing, static
+from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
+from tests.support import tiny
+
+pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+
+
+def num_packed(model) -> int:
+    return sum(map(is_packed, model.modules()))
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def have_equal_weights(model, expected) -> bool:
+    found = model.state_dict()
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.fixture
+def model():
+    return tiny.llama()
+
+
+@pytest.fixture
+def packed(model):
+    """A model of which all linear layers are packed."""
+    hs.attach(model, method="suffix", pack_weights=True)
+    assert num_packed(model) == 15
+    yield model
+    hs.detach(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
+    """On the same packed weights and on the plain ones; GPT-2's layers are square among others, with weights the other way."""
+    model = tiny.build(kind)
+    draft, before, prompts = tiny.noisy_copy(model), weights(model), tiny.prompts(batch)
+    expected = model.generate(**prompts, **KWARGS).tolist()
+    hs.attach(model, draft, pack_weights=True)
+    for call in ({"draft_model": None}, {}, {"num_draft_tokens": 4}):
+        found = num_packed(model), num_packed(draft)
+        assert model.generate(**prompts, **KWARGS, **call).tolist() == expected
+        assert (num_packed(model), num_packed(draft)) == found  # nothing on the way reads a plain weight
+        assert min(found) >= 2
+    hs.detach(model)
+    assert num_packed(model) == num_packed(draft) == 0
+    assert have_equal_weights(model, before)
+    assert not any(type(module).__name__.startswith("Packed") for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+def test_logits(dtype):
+    model, ids = tiny.llama().to(dtype), torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        expected = model(ids).logits
+        packing.pack_weights(model, only_if_faster=False)
+        found = model(ids).logits
+    assert num_packed(model) == 15
+    torch.testing.assert_close(found, expected, atol=tiny.ROUNDING if dtype != torch.float32 else 1e-4, rtol=0.02)
+
+
+LOOKS = {
+    "weight": lambda m: m.lm_head.weight,
+    "parameters": lambda m: list(m.parameters()),
+    "named_parameters": lambda m: dict(m.named_parameters()),
+    "get_parameter": lambda m: m.get_parameter("lm_head.weight"),
+    "state_dict": lambda m: m.state_dict(),
+    "vars": lambda m: dict(vars(m.lm_head)["_parameters"]),
+    "optimizer": lambda m: torch.optim.SGD(m.parameters()),
+    "inference mode": lambda m: torch.inference_mode()(lambda: m.lm_head.weight + 0)(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_who_looks_at_a_weight_sees_it(model, look):
+    before = weights(model)
+    hs.attach(model, method="suffix", pack_weights=True)
+    seen = LOOKS[look](model)
+    assert not is_packed(model.lm_head)
+    assert torch.equal(model.lm_head.weight, before["lm_head.weight"])
+    del seen
+    hs.detach(model)
+    assert have_equal_weights(model, before)
+
+
+def test_copies_files_and_pickles_are_plain(packed, tmp_path):
+    expected, before = packed.generate(**tiny.prompts(1), **KWARGS).tolist(), weights(packed)
+
+    def again():  # each of them asked for the weights
+        hs.detach(packed)
+        return hs.attach(packed, method="suffix", pack_weights=True)
+
+    for copied in (copy.deepcopy(again()), pickle.loads(pickle.dumps(again()))):
+        assert type(copied.lm_head) is nn.Linear
+        assert type(copied.lm_head._parameters) is dict
+        assert have_equal_weights(copied, before)
+        assert copied.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+    again().save_pretrained(tmp_path)
+    assert have_equal_weights(type(packed).from_pretrained(tmp_path), before)
+    file = io.BytesIO()
+    torch.save(again().state_dict(), file)
+    file.seek(0)
+    assert all(torch.equal(found, before[name]) for name, found in torch.load(file).items())
+
+
+CHANGES = {
+    "in place": lambda m: m.lm_head.weight.data.mul_(2),
+    "load_state_dict": lambda m: m.load_state_dict({name: 2 * tensor for name, tensor in m.state_dict().items()}),
+    "another parameter": lambda m: setattr(m.lm_head, "weight", nn.Parameter(2 * m.lm_head.weight.detach())),
+    "to": lambda m: m.to(torch.float64),
+    "apply": lambda m: m.apply(lambda module: [p.data.add_(1) for p in module.parameters(recurse=False)]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_change(change):
+    """The next call runs on what the weights are then, packed again or not."""
+    changed, packed = tiny.llama(), hs.attach(tiny.llama(), method="suffix", pack_weights=True)
+    prompts = tiny.prompts(2)
+    packed.generate(**prompts, **KWARGS)
+    with torch.no_grad():
+        CHANGES[change](changed)
+        CHANGES[change](packed)
+        with torch.no_grad():
+            torch.testing.assert_close(packed(prompts["input_ids"]).logits, changed(prompts["input_ids"]).logits)
+    assert packed.generate(**prompts, **KWARGS).tolist() == changed.generate(**prompts, **KWARGS).tolist()
+    assert num_packed(packed) == (0 if change == "to" else 15)
+    assert have_equal_weights(hs.detach(packed), changed.state_dict())
+
+
+def test_gradients_are_those_of_plain_weights(model, packed):
+    plain, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
+    for one in (plain, packed):
+        one(ids, labels=ids).loss.backward()
+    gradients = [{name: weight.grad for name, weight in one.named_parameters()} for one in (plain, packed)]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+    packed.generate(**tiny.prompts(1), **KWARGS)
+    assert num_packed(packed) == 0  # gradients are waiting for a step
+
+
+def test_training(model, packed):
+    """An optimizer that has the weights writes to them between two calls."""
+    plain, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=0.01) for one in (plain, packed)]
+    for _ in range(3):
+        answers = [one.generate(**tiny.prompts(2), **KWARGS).tolist() for one in (plain, packed)]
+        assert answers[0] == answers[1]
+        for one, optimizer in zip((plain, packed), optimizers, strict=True):
+            one(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert num_packed(packed) == 0
+
+
+HOLDERS = {
+    "optimizer": lambda m: torch.optim.SGD(m.parameters()),
+    "list": lambda m: [m.lm_head.weight, m.model.layers[0].mlp.up_proj.weight],
+    "state_dict": lambda m: m.state_dict(),
+    "numpy": lambda m: m.lm_head.weight.detach().numpy(),
+    "graph": lambda m: m(torch.arange(4).view(1, 4)).logits,
+    "another model": lambda m: _sharing(m),
+    "another process": lambda m: m.share_memory() and None,
+}
+
+
+def _sharing(model):
+    other = tiny.llama()
+    other.lm_head.weight = model.lm_head.weight
+    return other
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weights_that_something_else_has_stay_plain(model, holder):
+    held = HOLDERS[holder](model)
+    packing.pack_weights(model, only_if_faster=False)
+    assert not is_packed(model.lm_head)
+    assert "something else has" in packing.describe(model)
+    if holder != "another process":
+        del held
+        gc.collect()
+        packing.unpack_weights(model)
+        packing.pack_weights(model, only_if_faster=False)
+        assert is_packed(model.lm_head)
+
+
+@pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2)])
+def test_a_shared_head_is_a_checked_copy(write):
+    """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
+    model, changed = (tiny.build("llama", tie_word_embeddings=True) for _ in range(2))
+    hs.attach(model, method="suffix", pack_weights=True)
+    assert "a second copy" in packing.describe(model)
+    expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
+    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+    assert is_packed(model.lm_head)
+    with torch.no_grad():
+        for one in (model, changed):
+            one.lm_head.weight = one.model.embed_tokens.weight  # transformers ties them so, and nothing changes
+            write(one.model.embed_tokens.weight)
+            write(one.lm_head.weight[: tiny.VOCAB // 2])
+    expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
+    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+    assert is_packed(model.lm_head)
+    hs.detach(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_functional_call(packed):
+    ids, doubled = tiny.prompts(1)["input_ids"], {name: 2 * tensor for name, tensor in weights(packed).items()}
+    with torch.no_grad():
+        expected = functional_call(tiny.llama(), doubled, (ids,)).logits
+        torch.testing.assert_close(functional_call(packed, doubled, (ids,)).logits, expected)
+
+
+def test_autocast(packed):
+    ids, plain = tiny.prompts(1)["input_ids"], tiny.llama()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(packed(ids).logits, plain(ids).logits)
+
+
+def test_packed_again_but_not_for_ever(packed):
+    for num in range(1, MOST_RESTORED + 2):
+        packed.generate(**tiny.prompts(1), **KWARGS)
+        assert is_packed(packed.lm_head) == (num <= MOST_RESTORED)
+        packed.lm_head.weight.sum()
+
+
+def test_a_model_that_wraps_layers_in_functions_of_its_own():
+    model, calls = tiny.llama(), []
+    head = model.lm_head
+    forward = head.forward
+    head.forward = lambda input: calls.append(1) or forward(input)
+    hs.attach(model, method="suffix", pack_weights=True)
+    assert num_packed(model) == 14
+    model.generate(**tiny.prompts(1), **KWARGS)
+    assert calls
+
+
+def test_only_what_is_faster(model, monkeypatch):
+    """`"auto"` takes a layer if all widths gain more than the layer's own Python costs."""
+
+    def times(kind, layers):
+        is_head = kind[1][0] == tiny.VOCAB
+        return [(2e-3, 1e-3), (2e-3, 1e-3 if is_head else 2e-3)]
+
+    monkeypatch.setattr(packing, "_times", times)
+    hs.attach(model, method="suffix", pack_weights="auto")
+    assert num_packed(model) == 1
+    assert is_packed(model.lm_head)
+    assert "14 stay plain, not faster packed" in packing.describe(model)
+    assert "0.50 of the time at 1 column and 0.50 of the time at 5 columns" in packing.describe(model)
+
+
+def test_measured_once(model, monkeypatch):
+    monkeypatch.setattr(packing, "_measured", {})
+    packing.pack_weights(model, only_if_faster=False)
+    known = dict(packing._measured)
+    assert all(plain > 0 and fast > 0 for times in known.values() for plain, fast in times)
+    packing.pack_weights(tiny.llama(seed=1), only_if_faster=False)
+    assert packing._measured == known
+
+
+def test_compiled_passes_take_plain_weights(model, monkeypatch):
+    """And keep them from call to call: passes are compiled anew where weights have moved."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(
+        static, "_ahead_of_time", lambda model, waits: None
+    )  # such a pass holds the weights from then on
+    draft = tiny.noisy_copy(model)
+    expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
+    hs.attach(model, draft, pack_weights=True)
+    assert model.generate(**tiny.prompts(1), **KWARGS, compile=True).tolist() == expected
+    assert num_packed(model) == num_packed(draft) == 0
+    places = [weight.data_ptr() for weight in model.parameters()]
+    assert model.generate(**tiny.prompts(1), **KWARGS, compile=True).tolist() == expected
+    assert [weight.data_ptr() for weight in model.parameters()] == places
+    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+    assert num_packed(model) == 15
+
+
+def test_another_attach(model):
+    first, second = tiny.noisy_copy(model), tiny.noisy_copy(model, seed=2)
+    hs.attach(model, first, pack_weights=True)
+    hs.attach(model, second, pack_weights=True)
+    assert (num_packed(model), num_packed(first), num_packed(second)) == (15, 0, 15)
+    hs.attach(model, second, pack_weights=False)
+    assert (num_packed(model), num_packed(second)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "settings", "message"),
+    [
+        ("yes", {}, 'give True, False or "auto"'),
+        (1, {}, 'give True, False or "auto"'),
+        (True, {"compile": True}, "compiled or captured passes"),
+        (True, {"cuda_graphs": True}, "compiled or captured passes"),
+    ],
+)
+def test_refused(model, value, settings, message):
+    with pytest.raises(ValueError, match=message):
+        hs.attach(model, method="suffix", pack_weights=value, **settings)
+    assert "generate" not in vars(model)
+
+
+def test_models_elsewhere_are_left_alone(model):
+    on_meta = tiny.llama().to("meta")
+    assert packing.why_not_packed(on_meta) == "is on meta, and packed weights are for CPUs"
+    model.lm_head._hf_hook = object()
+    with pytest.raises(ValueError, match="is offloaded, or spread over devices"):
+        hs.attach(model, method="suffix", pack_weights=True)
+    hs.attach(model, method="suffix", pack_weights="auto")
+    assert num_packed(model) == 0
+    assert packing.describe(model) == "not packed: is offloaded, or spread over devices"
+
+
+def test_check_says_so(packed):
+    answer = hs.check(packed, tiny.llama())
+    assert answer.target.weights.startswith("15 of 15 linear layers are packed")
+    assert answer.draft.weights == "plain; `attach(model, pack_weights='auto')` packs them"
+    packed.lm_head.weight.sum()
+    assert "1 more when the next call begins" in hs.check(packed).target.weights

@@ -1,0 +1,102 @@
+"""CUDA graphs without a GPU, and the rules by which a capture goes wrong, often in silence.
+
+A capture refuses whatever waits for the device, random numbers from a generator that it does not know, and work on another
+device than the current one. A replay runs the operations alone, no Python: over the memory that they saw, which a graph does
+not keep alive, and after spoiling what the other graphs of its pool have left there, for they share it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+if TYPE_CHECKING:
+    from .fake_cuda import Devices
+
+
+class Memory:
+    """Where a tensor is, which is not kept alive."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.storage, self.dtype = StorageWeakRef(tensor.untyped_storage()), tensor.dtype
+        self.layout = (tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            raise RuntimeError("a graph is replayed over memory that has been freed")
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.layout)
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def __init__(self, devices: Devices):
+        self.devices = devices
+        self.calls: list[tuple] = []
+        self.own: dict[int, torch.UntypedStorage] = {}
+        self.generators = {generator._cdata for generator in devices.generators}
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        self.generators.add(generator._cdata)
+
+    def begin(self, devices: Devices, pool: object | None) -> None:
+        self.pool = object() if pool is None else pool
+        self.index = devices.current
+        devices.graphs.append(self)
+        devices.capturing = self
+
+    def check(self, operation, place: torch.device, generator: torch.Generator | None) -> None:
+        """An operation that is about to be captured."""
+        if place.index != self.index:
+            raise RuntimeError(f"{operation} on {place} while cuda:{self.index} is captured")
+        if generator is not None and generator._cdata not in self.generators:
+            raise RuntimeError(f"{operation} draws from a generator that the graph does not know")
+
+    def add(self, operation, args: tuple, kwargs: dict, result) -> None:
+        given = {_storage(value) for value in _tensors((args, kwargs))}
+        for value in _tensors(result):
+            if _storage(value) not in given:
+                self.own[_storage(value)] = value.untyped_storage()
+        kept = lambda value: Memory(value) if isinstance(value, torch.Tensor) and not self._owns(value) else value  # noqa: E731
+        self.calls.append((operation, *tree_map(kept, (args, kwargs)), [kept(value) for value in _tensors(result)]))
+
+    def replay(self) -> None:
+        if self.devices.capturing is not None:
+            raise RuntimeError("a graph is replayed while another one is captured")
+        for other in self.devices.graphs:
+            if other is not self and other.pool is self.pool:
+                other.spoil()
+        self.devices.num_replays += 1
+        with _disable_current_modes():
+            for operation, args, kwargs, results in self.calls:
+                args, kwargs = tree_map(_in_memory, (args, kwargs))
+                for old, new in zip(map(_in_memory, results), _tensors(operation(*args, **kwargs)), strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
+
+    def spoil(self) -> None:
+        with _disable_current_modes():
+            for *_, results in self.calls:
+                for value in results:
+                    if isinstance(value, torch.Tensor) and self._owns(value):
+                        value.fill_(torch.nan if value.is_floating_point() else 0)
+
+    def _owns(self, tensor: torch.Tensor) -> bool:
+        return _storage(tensor) in self.own
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(values) -> list[torch.Tensor]:
+    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
+
+
+def _in_memory(value):
+    return value.tensor() if isinstance(value, Memory) else value

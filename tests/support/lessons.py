@@ -1,0 +1,62 @@
+"""Tiny targets with answers of their own, and trainers of drafts for them."""
+
+import torch
+from transformers import TrainingArguments
+
+from hf_speculative.training.acceptance import Meter
+from hf_speculative.training.distributions import Use
+from hf_speculative.training.draft_student import DraftStudent
+from hf_speculative.training.examples import Collator, Example
+from hf_speculative.training.teacher import Teacher
+from hf_speculative.training.trainer import DraftTrainer
+from tests.support import tiny
+
+LENGTH = 12
+
+
+def examples(target, num_examples=8, seed=0, length=LENGTH):
+    """Greedy answers of a target to random prompts."""
+    ids = tiny.prompts(num_examples, width=5, seed=seed)
+    output = target.generate(**ids, max_new_tokens=length, do_sample=False)
+    rows = zip(ids["input_ids"], ids["attention_mask"], output[:, 5:], strict=True)
+    return [Example(tuple(row[mask.bool()].tolist()), tuple(new.tolist())) for row, mask, new in rows]
+
+
+def meter(target, **given):
+    prompts = [list(example.prompt_ids) for example in examples(target, 2, seed=7)]
+    return Meter(prompts, **{"use": Use(), "num_draft_tokens": 3, "max_new_tokens": 8} | given)
+
+
+def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", use=None, meter=None, **given):
+    arguments = {
+        "per_device_train_batch_size": 4,
+        "max_steps": 4,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+        "logging_steps": 1,
+    }
+    student = student or DraftStudent(draft, target)
+    return DraftTrainer(
+        student,
+        Teacher(target, student.hidden_layers),
+        loss,
+        use or Use(),
+        meter,
+        args=TrainingArguments(str(folder), **arguments | given),
+        train_dataset=examples(target) if data is None else data,
+        data_collator=Collator(),
+    )
+
+
+def weights(module):
+    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+
+
+def logged(trainer, name="loss"):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -1,0 +1,34 @@
+"""docs/assets/demo.svg, a recording of the demo for the README: `make recording`, on a quiet machine."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from rich.console import Console
+
+from hf_speculative.command.terminal import quiet_transformers
+from hf_speculative.side_by_side import demo
+
+PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
+
+
+def record(width: int = 120) -> str:
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
+    quiet_transformers()
+    demo.show(console)
+    return svg(console, "hf-speculative generate --demo")
+
+
+def svg(console: Console, title: str) -> str:
+    """rich's own export, in the reader's fonts: it would fetch one."""
+    text = console.export_svg(title=title, unique_id="demo")
+    text = re.sub(r"@font-face \{.*?\}", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = text.replace("Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono")
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(record(), encoding="utf-8")

@@ -1,0 +1,319 @@
+"""On simulated GPUs: nothing mixes with the host, a round reads from the device once, and graphs are captured by the rules."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from transformers import StoppingCriteria
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call import decoding
+from hf_speculative.drafting import Beams, DraftModel
+from hf_speculative.models import RaggedModel
+from hf_speculative.models.capture import CudaGraphs
+from hf_speculative.types import read_later, uploaded
+from tests.architectures.check import build
+from tests.support import fake_cuda, tied, tiny, tongues
+
+SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 8}
+THREE = {"num_draft_tokens": 3}
+SAMPLED = THREE | {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
+TARGET = tiny.llama(layers=1)
+DRAFT = tiny.noisy_copy(TARGET)
+DEEPER = tiny.llama()
+
+
+@pytest.fixture
+def gpus():
+    with fake_cuda.simulated() as devices:
+        yield devices
+
+
+def on(place: str, *models):
+    return [copy.deepcopy(model).to(place) for model in models]
+
+
+def prompts(place: str, num_rows: int = 2) -> dict[str, torch.Tensor]:
+    return {name: value.to(place) for name, value in tiny.prompts(num_rows, width=8).items()}
+
+
+def ids(result) -> list[list[int]]:
+    return getattr(result, "sequences", result).tolist()
+
+
+def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
+    """What the host waited for in each round of the calls that `run` makes."""
+    found, speculate = [], decoding.speculate
+
+    def watched(*args, **kwargs):
+        rounds = speculate(*args, **kwargs)
+        while True:
+            start = len(devices.waits)
+            try:
+                round = next(rounds)
+            except StopIteration:
+                return
+            found.append(devices.waits[start:])
+            yield round
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "speculate", watched)
+        run()
+    assert len(found) > 2
+    return found
+
+
+def of_draft(draft) -> dict:
+    return {"draft_model": draft}
+
+
+def of_beams(draft) -> dict:
+    drafter = Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
+    return {"num_draft_tokens": 5, "speculative_config": SpeculativeConfig(drafter=drafter)}
+
+
+def of_nothing(draft) -> dict:
+    return {}
+
+
+PROCESSORS = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4, "eos_token_id": [5, 9]}
+#: whose drafts, and the other options of a call
+ONE_READ = {
+    "greedy": (of_draft, THREE),
+    "length chosen": (of_draft, {}),
+    "block rule": (of_draft, SAMPLED),
+    "token rule": (of_draft, SAMPLED | {"rule": "token"}),
+    "sampled rule": (of_draft, SAMPLED | {"rule": "sampled"}),
+    "reproducible": (of_draft, SAMPLED | {"reproducible": True}),
+    "copies of a prompt": (of_draft, SAMPLED | {"num_return_sequences": 2}),
+    "processors": (of_draft, THREE | PROCESSORS),
+    "scores": (of_draft, THREE | {"return_dict_in_generate": True, "output_scores": True}),
+    "guidance": (of_draft, THREE | {"guidance_scale": 1.5}),
+    "early exit": (of_nothing, {"assistant_early_exit": 1}),
+    "prompt lookup": (of_nothing, {"prompt_lookup_num_tokens": 3}),
+    "text": (of_nothing, {"method": "suffix"}),
+    "recycling, trees": (of_nothing, {"method": "recycling"}),
+    "auto, trees": (of_nothing, {"method": "auto"}),
+    "beams, trees": (of_beams, {}),
+    "graphs": (of_draft, THREE | {"cuda_graphs": True}),
+    "graphs, sampled": (of_draft, SAMPLED | {"cuda_graphs": True}),
+}
+
+
+#: like others in what they move
+SLOW = ("token rule", "copies of a prompt", "scores", "guidance", "early exit", "auto, trees", "graphs")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ONE_READ]
+)
+def test_a_round_reads_once(name, gpus, monkeypatch):
+    drafts, options = ONE_READ[name]
+    model = DEEPER if name == "early exit" else TARGET
+    target, draft = on("cuda:0", model, DRAFT)
+    results = []
+    call = prompts("cuda:0") | SETTINGS | options | drafts(draft)
+    found = waits_by_round(monkeypatch, gpus, lambda: results.append(hs.generate(target, **call)))
+    for waits in found[name == "guidance" :]:  # whose first round prepares another prompt
+        assert [wait.kind for wait in waits] == ["read"], waits
+    if not call["do_sample"]:
+        on_host = prompts("cpu") | SETTINGS | options | drafts(DRAFT)
+        on_host.pop("cuda_graphs", None)
+        assert ids(results[0]) == ids(hs.generate(model, **on_host))
+
+
+def test_rows_that_take_the_place_of_others_cost_no_read(gpus, monkeypatch):
+    target, draft = on("cuda:0", TARGET, DRAFT)
+    rows = [tiny.unpadded(tiny.prompts(5, width=8), row)["input_ids"][0] for row in range(5)]
+    options = SETTINGS | THREE | {"batch_size": 2, "eos_token_id": [5, 9, 17]}
+    results = []
+
+    def run():
+        results.extend(hs.generate_batches(target, rows, draft_model=draft, **options))
+
+    assert all([wait.kind for wait in waits] == ["read"] for waits in waits_by_round(monkeypatch, gpus, run))
+    for row, completion in zip(rows, results, strict=True):
+        plain = TARGET.generate(row[None], **SETTINGS, eos_token_id=[5, 9, 17])
+        assert completion.new_ids == plain[0, len(row) :].tolist()
+
+
+class TestMoreReads:
+    """What cannot do with one, and why: docs/caches.md lists them."""
+
+    def most(self, monkeypatch, gpus, target, call) -> int:
+        found = waits_by_round(monkeypatch, gpus, lambda: hs.generate(target, **call))
+        uploads = {wait.where for waits in found for wait in waits if wait.kind == "upload"}
+        assert not [where for where in uploads if "stopping.py" not in where], (
+            "transformers' stop strings bring their own"
+        )
+        return max(sum(wait.kind == "read" for wait in waits) for waits in found)
+
+    def test_a_draft_that_ends_where_it_is_unsure(self, gpus, monkeypatch):
+        """One after each draft token, for whether to make the next."""
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        call = prompts("cuda:0") | SETTINGS | THREE | {"draft_model": draft, "assistant_confidence_threshold": 0.05}
+        assert 1 < self.most(monkeypatch, gpus, target, call) <= 4
+
+    def test_criteria_of_the_users(self, gpus, monkeypatch):
+        """Their answer to each new token."""
+
+        class NeverStops(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        call = prompts("cuda:0", 1) | SETTINGS | THREE | {"draft_model": draft, "stopping_criteria": [NeverStops()]}
+        assert 1 < self.most(monkeypatch, gpus, target, call) <= 5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mapping, num_reads", [("intersection", 1), ("strings", 2)])
+    def test_a_draft_that_writes_text(self, mapping, num_reads, gpus, monkeypatch):
+        """What it wrote, to encode it anew; and stop strings read what they found."""
+        model, draft, tokenizer = tongues.pair()
+        other = tongues.renumbered(tokenizer)
+        draft = tongues.moved(draft, tokenizer, other)
+        target, draft = on("cuda:0", model, draft)
+        config = SpeculativeConfig(vocabulary_mapping=mapping, tokenizer=tokenizer, draft_tokenizer=other)
+        call = prompts("cuda:0") | SETTINGS | THREE | {"draft_model": draft, "speculative_config": config}
+        assert self.most(monkeypatch, gpus, target, call) == num_reads
+        if mapping == "intersection":
+            call |= {"stop_strings": ["nowhere"], "tokenizer": tokenizer}
+            assert self.most(monkeypatch, gpus, target, call) == 2
+
+
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dflash", "gemma4")), "bloom"]
+)
+def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
+    if kind == "bloom":
+        model = build("causal", "bloom")
+        draft, options = tiny.noisy_copy(model, 0.05), THREE
+    else:
+        model, draft = tied.with_dflash() if kind == "dflash" else tied.with_gemma4_assistant()
+        options = {"num_draft_tokens": 4} if kind == "gemma4" else {"speculation_type": "dflash"}
+    target, moved = on("cuda:0", model, draft)
+    found = hs.generate(target, **prompts("cuda:0"), **SETTINGS, **options, draft_model=moved)
+    assert ids(found) == ids(model.generate(**prompts("cpu"), **SETTINGS))
+
+
+@pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_target_and_draft_apart(places, cuda_graphs, gpus):
+    if cuda_graphs and "cpu" in places:
+        pytest.skip("nothing to capture on a CPU")
+    target, draft = (on(place, model)[0] for place, model in zip(places, (TARGET, DRAFT), strict=True))
+    call = prompts(places[0]) | SETTINGS | THREE | {"cuda_graphs": cuda_graphs}
+    assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
+
+
+@pytest.mark.parametrize("draft_place", ["cuda:1", pytest.param("cuda:0", marks=pytest.mark.slow)])
+def test_a_target_spread_over_two_devices(draft_place, gpus):
+    places = {"model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
+    places |= dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.layers.0"), "cuda:0")
+    target, draft = copy.deepcopy(DEEPER), on(draft_place, DRAFT)[0]
+    for name, place in places.items():
+        target.get_submodule(name).to(place)
+    target = dispatch_model(target, places, force_hooks=True)
+    for options in (THREE, {"method": "auto"}):
+        options = options if "method" in options else options | {"draft_model": draft}
+        found = hs.generate(target, **prompts("cuda:0"), **SETTINGS, **options)
+        assert ids(found) == ids(DEEPER.generate(**prompts("cpu"), **SETTINGS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", [THREE, SAMPLED, THREE | {"cuda_graphs": True}], ids=["greedy", "sampled", "graphs"]
+)
+def test_half_precision(dtype, options, gpus):
+    target, draft = (model.to(dtype) for model in on("cuda:0", TARGET, DRAFT))
+    with hs.record() as stats:
+        hs.generate(target, **prompts("cuda:0"), **SETTINGS | options, draft_model=draft)
+    assert stats.num_accepted_draft_tokens > 0
+
+
+class TestGraphs:
+    def test_everything_that_a_graph_reads_is_kept(self, gpus):
+        """Over several calls, batches and pools: a graph over memory that has gone, or that another one spoiled, shows."""
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        for num_rows in (2, 1, 2):
+            found = hs.generate(
+                target, **prompts("cuda:0", num_rows), **SETTINGS, **THREE, draft_model=draft, cuda_graphs=True
+            )
+            assert ids(found) == ids(TARGET.generate(**prompts("cpu", num_rows), **SETTINGS))
+        assert gpus.num_replays > len(gpus.graphs) > 0
+
+    def test_a_device_that_is_not_the_current_one(self, gpus):
+        target, draft = on("cuda:1", TARGET, DRAFT)
+        found = hs.generate(target, **prompts("cuda:1"), **SETTINGS, **THREE, draft_model=draft, cuda_graphs=True)
+        assert ids(found) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
+        assert gpus.num_replays > 0 and gpus.timed == {1}, "captured, and timed, where the models are"
+
+    def test_the_generator_that_replays_draw_from_is_known(self, gpus):
+        graphs, weights = CudaGraphs(torch.device("cuda:0")), torch.ones(3, device="cuda:0")
+        draw = lambda tensor: torch.empty_like(tensor).exponential_()  # noqa: E731
+        replay = graphs(draw, (weights,))
+        assert replay(weights).tolist() != replay(weights).tolist()
+        own = torch.Generator("cuda:0")
+        with pytest.raises(RuntimeError, match="does not know"):
+            graphs(lambda tensor: torch.empty_like(tensor).exponential_(generator=own), (weights,))
+
+
+class TestTheSimulation:
+    """It would be of no use if it let faults pass."""
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            lambda gpu, host: gpu + host,
+            lambda gpu, host: gpu.scatter_(0, host.long(), gpu),
+            lambda gpu, host: torch.cat([gpu, host]),
+            lambda gpu, host: gpu.exponential_(generator=torch.Generator()),
+            lambda gpu, host: gpu + torch.ones(3, device="cuda:1"),
+        ],
+    )
+    def test_mixing_fails(self, fault, gpus):
+        with pytest.raises(RuntimeError, match=r"tensors? on"):
+            fault(torch.ones(3, device="cuda:0"), torch.ones(3))
+
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            lambda gpu: gpu.tolist(),
+            lambda gpu: bool(gpu.any()),
+            lambda gpu: gpu[gpu > 0],
+            lambda gpu: gpu[[0, 1]],
+            lambda gpu: gpu.nonzero(),
+            lambda gpu: torch.tensor([1], device="cuda:0"),
+            lambda gpu: torch.cuda.synchronize(),
+        ],
+    )
+    def test_waiting_is_seen_and_cannot_be_captured(self, wait, gpus):
+        gpu = torch.ones(3, device="cuda:0")
+        wait(gpu)
+        assert len(gpus.waits) >= 1
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            CudaGraphs(torch.device("cuda:0"))(wait, (gpu,))
+
+    def test_what_nobody_waits_for_is_there_after_the_next_read(self, gpus):
+        gpu = uploaded([1, 2, 3], torch.device("cuda:0"))
+        copied = read_later(gpu)
+        assert copied.tolist() != [1, 2, 3] and not gpus.waits
+        assert gpu.sum().item() == 6 and copied.tolist() == [1, 2, 3] and len(gpus.waits) == 1
+
+    def test_graphs_see_memory_and_nothing_else(self, gpus):
+        graphs, gpu = CudaGraphs(torch.device("cuda:0")), torch.ones(3, device="cuda:0")
+        factor, weight = [2.0], torch.ones(3, device="cuda:0")
+        weights = [weight]
+        replay = graphs(lambda tensor: factor[0] * tensor * weights[0], (gpu,))
+        factor[0] = 3.0
+        weight.add_(1)
+        first = replay(gpu)
+        assert first.tolist() == [4.0] * 3
+        graphs(lambda tensor: tensor + 1, (gpu,))(gpu)
+        assert first.isnan().all(), "what a graph gave lasts until the next of its pool"
+        weights.clear()
+        del weight
+        with pytest.raises(RuntimeError, match="freed"):
+            replay(gpu)

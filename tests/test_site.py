@@ -1,0 +1,157 @@
+"""The documentation's site as readers see it: whole, on a phone, light and dark, without asking anything of anyone."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from hf_speculative import theory
+from tests.support import browser, commands_page, site
+
+pytest.importorskip("material", reason="the extra `docs` is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test` is not installed")
+
+DOCS = site.ROOT / "docs"
+PHONE = {"width": 375, "height": 812}
+#: what mkdocs-material calls them
+SCHEMES = {"light": "default", "dark": "slate"}
+#: pages of each kind, for the quick test: text and pictures, a wide table, signatures, long lines of code
+SOME = ("index.html", "how-it-works/index.html", "options/index.html", "api/generate/index.html", "commands/index.html")
+#: of a page: how wide it is, the luminance of its paper, and the least contrast of a text with where it is
+MEASURED = f"""() => {{
+{browser.CONTRAST.read_text(encoding="utf-8")}
+const paper = luminance(["white", getComputedStyle(document.body).backgroundColor]);
+return [document.documentElement.scrollWidth, paper, worst(document, window)];
+}}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The site, built once, whichever worker comes first."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with FileLock(base / "site.lock"):
+        if not (base / "site").exists():
+            site.build(base / "site")
+    return base / "site"
+
+
+@pytest.fixture(scope="module")
+def tab(folder):
+    """A browser's page on a phone, what it logged, and the address of the site."""
+    with site.served(folder) as address, playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser.chromium(), args=list(browser.OPTIONS))
+        page = chromium.new_page(viewport=PHONE, reduced_motion="reduce")
+        said: list[str] = []
+        page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+        page.on("response", lambda answer: answer.status < 400 or said.append(f"{answer.status} {answer.url}"))
+        page.on("request", lambda request: request.url.startswith((address, "data:")) or said.append(request.url))
+        yield page, said, address
+        chromium.close()
+
+
+def look(tab, paths) -> None:
+    """Each page fits on a phone and can be read, in both schemes."""
+    page, said, address = tab
+    for path in paths:
+        page.emulate_media(color_scheme="light")
+        page.goto(address + path.removesuffix("index.html"))
+        page.add_style_tag(content="* { transition: none !important }")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.locator(f"body[data-md-color-scheme={SCHEMES[scheme]}]").wait_for()
+            where = f"{path}, {scheme}"
+            width, paper, (ratio, text) = page.evaluate(MEASURED)
+            assert width <= PHONE["width"], where
+            assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where
+            assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"
+    assert not said
+
+
+def test_no_link_is_broken_and_nothing_is_asked_of_others(folder):
+    assert len(site.pages(folder)) > 30
+    assert site.broken(folder) == [] and site.foreign_assets(folder) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#x">1</a><a href="c.html">2</a><img src="//host/i.png">')
+    (tmp_path / "b.html").write_text('<p id="y"></p><a href="a.html">3</a><a href="#y">4</a>')
+    assert site.broken(tmp_path) == ["a.html: b.html#x", "a.html: c.html"]
+    assert site.foreign_assets(tmp_path) == ["//host/i.png"]
+
+
+def test_pages_can_be_read_on_a_phone(tab):
+    look(tab, SOME)
+
+
+@pytest.mark.slow
+def test_all_pages_can_be_read_on_a_phone(tab, folder):
+    look(tab, [str(path.relative_to(folder)) for path in site.pages(folder) if path.name != "404.html"])
+
+
+def test_search_finds(tab):
+    page, said, address = tab
+    page.goto(address)
+    page.locator("label.md-header__button[for=__search]").click()
+    page.locator("input.md-search__input").press_sequentially("bonus token")
+    page.locator("a.md-search-result__link[href*=glossary]").first.wait_for(timeout=20_000)
+    assert not said
+
+
+def test_the_reader_may_choose_the_scheme(tab):
+    page, _, address = tab
+    page.emulate_media(color_scheme="light")
+    page.goto(address)
+    schemes = []
+    for _ in range(3):
+        schemes.append(page.evaluate("document.body.dataset.mdColorScheme"))
+        page.locator("form[data-md-component=palette] label:visible").click()
+    assert schemes == [SCHEMES[name] for name in ("light", "light", "dark")], "as the system has it, light, dark"
+    page.evaluate("localStorage.clear()")
+
+
+def test_every_public_name_has_its_entry(folder):
+    import hf_speculative
+
+    entries = {name.split(".")[-1] for path in (folder / "api").rglob("*.html") for name in site.Page(path).names}
+    assert set(hf_speculative.__all__) <= entries
+
+
+def test_the_page_of_commands_is_theirs():
+    text = commands_page.PAGE.read_text(encoding="utf-8")
+    assert text == commands_page.render(), "stale: `python -m tests.support.commands_page`"
+    assert (
+        "## `hf-speculative eval`" in text
+        and "--install-completion`:" not in text
+        and "...\n" not in text.split("##")[0]
+    )
+
+
+def test_the_table_of_speedups_is_the_theory_s():
+    """docs/choose-a-draft.md: for a chance of being right and a cost, the best draft length and its speedup."""
+    lines = (DOCS / "choose-a-draft.md").read_text(encoding="utf-8").splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith("| | c = ")]
+    costs = [float(cell.split("=")[1]) for cell in lines[start].split("|")[2:-1]]
+    for line in lines[start + 2 : start + 7]:
+        label, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        alpha = int(label.split()[1]) / 100
+        for cost, cell in zip(costs, cells, strict=True):
+            best = max(range(60), key=lambda k, a=alpha, c=cost: theory.walltime_factor(a, k, c))
+            assert cell == f"{theory.walltime_factor(alpha, best, cost):.2f}x ({best})"
+
+
+def test_pictures_are_light_and_dark():
+    for path in (DOCS / "assets").glob("*.svg"):
+        text = path.read_text(encoding="utf-8")
+        assert "http" not in text.replace("http://www.w3.org/", ""), f"{path.name} asks for something"
+        assert len(text) < 100_000, path.name
+    for name in ("round", "ragged-batch", "tree"):
+        assert "prefers-color-scheme: dark" in Path(DOCS / "assets" / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def test_the_index_of_the_search_holds_all_pages(folder):
+    found = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert {"glossary/", "options/", "api/generate/"} <= {entry["location"].split("#")[0] for entry in found}

@@ -1,0 +1,84 @@
+"""The command train."""
+
+import re
+
+from typer.testing import CliRunner
+
+from hf_speculative.cli import app
+from hf_speculative.embedded import FOLDER
+from hf_speculative.training import prompts
+from tests.support.files import write_prompts
+
+LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
+QUICK = ("--head", "layers:1", "--steps", 2, "--evaluations", 1, "--max-new-tokens", 8, "--batch-size", 4)
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, ["train", *map(str, args)], env={"COLUMNS": "400"})
+
+
+def test_a_dry_run_tells_time_and_memory_and_trains_nothing(tmp_path):
+    data = write_prompts(tmp_path / "p.jsonl", LINES)
+    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--minutes", 0.5, "--dry-run")
+    assert result.exit_code == 2 and "`steps` and `minutes` both say how long" in result.stderr
+    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--dry-run")
+    assert result.exit_code == 0, result.output
+    text = result.stderr
+    assert re.search(r"answers: 4, about \d+ s \([\d.]+ s each\)", text)
+    assert re.search(r"training: 2 steps of [\d.]+ s, about \d+ s", text) and re.search(
+        r"memory: about [\d.]+ GB", text
+    )
+    assert "expect little" in text
+    names = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert "answers.jsonl" in names and not names & {"training.json", "model.safetensors"}
+
+
+def test_a_run_by_command(tmp_path):
+    data, out = write_prompts(tmp_path / "p.jsonl", [*LINES, "{"]), tmp_path / "out"
+    result = invoke("--data", data, "--output", out, *QUICK, "--accumulate", 2)
+    assert result.exit_code == 0, result.output
+    assert "Row 5 is left out: line 6 is no JSON" in result.stderr
+    assert (
+        "Acceptance length on held-out prompts, temperature 1:" in result.stdout
+        and f"draft_model='{out}'" in result.stdout
+    )
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "report.html", "training.json"} <= names
+    assert "the embedded target" in (out / "README.md").read_text()
+    again = invoke("--data", data, "--output", out, *QUICK)
+    assert again.exit_code == 2 and "holds a run already" in again.stderr
+
+
+def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
+    data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
+
+    def refused(*args):
+        result = invoke("--data", data, "--output", out, *args)
+        assert result.exit_code == 2 and "Traceback" not in result.output
+        return result.stderr
+
+    monkeypatch.setattr(prompts, "read_rows", lambda *args, **kwargs: 1 / 0)  # nothing is read before
+    assert "give one of eagle3, layers:N, draft:FOLDER" in refused("--head", "medusa")
+    assert "choose one of lk_hybrid" in refused("--loss", "mse")
+    assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
+    assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
+    assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
+    assert "--device abacus" in refused("--device", "abacus")
+    result = CliRunner().invoke(app, ["train", str(FOLDER / "target")])
+    assert result.exit_code == 2 and "--data is missing" in result.stderr
+    path = tmp_path / "file"
+    path.write_text("")
+    assert "is no folder" in refused("--output", path)
+    assert not out.exists()
+
+
+def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
+    from hf_speculative.training.trainer import DraftTrainer
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DraftTrainer, "training_step", stopped)
+    data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
+    result = invoke("--data", data, "--output", out, *QUICK)
+    assert result.exit_code == 130 and "the same command with --resume goes on from there" in result.stderr

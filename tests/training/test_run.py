@@ -1,0 +1,222 @@
+"""Whole runs: from prompts to what `draft_model=` takes."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import hf_speculative as hs
+from hf_speculative.training import arguments, prospects
+from hf_speculative.training import card as cards
+from hf_speculative.training.distributions import Use
+from hf_speculative.training.estimate import Estimate
+from hf_speculative.training.results import Trained
+from hf_speculative.training.run import Run, Watch, train
+from hf_speculative.training.settings import Settings
+from hf_speculative.training.trainer import DraftTrainer
+from tests.support import tiny
+
+PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
+SETTINGS = {
+    "head": "layers:1",
+    "steps": 4,
+    "num_evaluations": 2,
+    "batch_size": 4,
+    "max_new_tokens": 10,
+    "num_draft_tokens": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return hs.embedded_pair()[2]
+
+
+@pytest.fixture(scope="module")
+def trained(tokenizer, tmp_path_factory):
+    """A run of a few steps, with what was said."""
+    said, target = [], tiny.llama()
+    folder = tmp_path_factory.mktemp("run")
+    result = train(
+        target,
+        PROMPTS,
+        folder,
+        Settings(**SETTINGS),
+        tokenizer=tokenizer,
+        watch=Watch(say=said.append),
+        lr_scheduler_type="linear",
+    )
+    return target, result, said
+
+
+def test_the_folder_drafts(trained):
+    target, result, said = trained
+    ids = torch.tensor([PROMPTS[0]["prompt"]])
+    with hs.record() as stats:
+        found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
+    assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
+    assert stats.num_draft_tokens > 0
+    assert said == ["10 answers are few for a model that lost most of its layers: expect little."]
+
+
+def test_a_head_by_the_same_steps(tokenizer, tmp_path):
+    """EAGLE-3 over a part of the vocabulary; the folder is what `draft_model=` takes, and what speculators and vLLM read."""
+    target = tiny.llama(layers=6)
+    result = train(
+        target,
+        PROMPTS,
+        tmp_path,
+        Settings(**SETTINGS | {"head": "eagle3", "draft_vocab_size": 40}),
+        tokenizer=tokenizer,
+    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 40
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3 and "too few for a head" in result.notes[0]
+    ids = torch.tensor([PROMPTS[0]["prompt"]])
+    with hs.record() as stats:
+        found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
+    assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
+
+
+def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
+    """The best adapter is merged into the draft it was put on."""
+    target, result, _ = trained
+    settings = Settings(
+        **SETTINGS
+        | {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05, "steps": 2, "num_evaluations": 1}
+    )
+    again = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer)
+    before, after = (hs.models.loading.load_model(one.folder, dtype=torch.float32) for one in (result, again))
+    changed = {name for name, w in after.named_parameters() if not torch.equal(w, before.get_parameter(name))}
+    assert changed and not [name for name in changed if "proj" not in name], "of linear layers alone"
+    assert again.kind == "draft model, LoRA of rank 2" and "often gains little" in again.notes[0]
+
+
+def test_what_is_kept_of_a_run(trained):
+    _, result, _ = trained
+    again = Trained.read(result.folder)
+    assert again == result and again.num_steps == 4 and again.best_step in (0, 2, 4)
+    assert [point.step for point in result.curve] == [0, 2, 4] and result.before.step == 0
+    assert result.after.acceptance_length.keys() == {"greedy", "sampled"}
+    assert [len(rates) for rates in result.after.by_position.values()] == [3, 3]
+    best = max(point.acceptance_length["sampled"] for point in result.curve[1:])
+    assert result.after.acceptance_length["sampled"] == best
+    assert result.data["num_prompts"] == 10 and result.data["num_held_out"] == 2 and result.seconds > 0
+
+
+def test_arguments_of_transformers_come_first(trained):
+    state = json.loads((trained[1].folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
+    rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
+    assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "linear, and no cosine"
+
+
+def test_card_and_report(trained):
+    _, result, _ = trained
+    card, page = ((result.folder / name).read_text() for name in ("README.md", "report.html"))
+    assert "tags:\n- speculative-decoding\n- draft-model" in card and "lk\\_hybrid" in card
+    assert f"draft_model={result.folder.name!r}" in card and str(result.folder.parent) not in card.split("```sh")[0]
+    assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card and "expect little" in card
+    assert page.count("<svg") == 3 and "temperature 1, after" in page
+    assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
+
+
+def test_a_stopped_run_goes_on(trained, tokenizer, tmp_path, monkeypatch):
+    """Killed after its first checkpoint, in the middle of writing the second one."""
+    target, whole, _ = trained
+    settings, said = Settings(**SETTINGS), []
+    shutil.copy(whole.folder / "answers.jsonl", tmp_path)  # sampled ones are other draws each time
+    step = DraftTrainer.training_step
+
+    def killed(self, *args):
+        if self.state.global_step == 3:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DraftTrainer, "training_step", killed)
+        train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, lr_scheduler_type="linear")
+    (tmp_path / "checkpoints" / "checkpoint-4").mkdir()
+    with pytest.raises(ValueError, match="holds a run already: go on with `resume=True`"):
+        train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer)
+    other = Settings(**SETTINGS | {"loss": "forward_kl"})
+    with pytest.raises(ValueError, match="whose loss is 'lk_hybrid' and not 'forward_kl'"):
+        train(target, PROMPTS, tmp_path, other, tokenizer=tokenizer, resume=True)
+    result = train(
+        target,
+        PROMPTS,
+        tmp_path,
+        settings,
+        tokenizer=tokenizer,
+        resume=True,
+        watch=Watch(say=said.append),
+        lr_scheduler_type="linear",
+    )
+    assert said[-1] == "Going on after step 2."
+    assert result.losses == whole.losses and result.curve == whole.curve, "as if it had not been stopped"
+    ours, theirs = (hs.models.loading.load_model(one.folder) for one in (result, whole))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_folder_that_is_full_keeps_its_checkpoints(trained, tokenizer, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(type(trained[0]), "save_pretrained", full)
+    with pytest.raises(OSError, match=r"No space left on device.*the checkpoints before are whole"):
+        train(trained[0], PROMPTS, tmp_path, Settings(**SETTINGS), tokenizer=tokenizer)
+    assert arguments.last_checkpoint(tmp_path / "checkpoints") is None
+
+
+def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
+    target = tiny.llama(vocab_size=4096)
+    rows = [row | {"answer": "return x\n"} for row in PROMPTS]
+    run = Run(target, tmp_path, Settings(**SETTINGS), tokenizer, Watch())
+    run.begin(False)
+    run.read(rows, {"answers": "answer"})
+    run.answer()
+    assert len(run.examples) == 10 and not (tmp_path / "answers.jsonl").exists()
+    assert tokenizer.decode(run.examples[0].new_ids, skip_special_tokens=True) == "return x\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, layers:N, draft:FOLDER"),
+        ({"head": "layers:two"}, "give the number of layers"),
+        ({"head": "draft:"}, "names no model"),
+        ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
+        ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
+        ({"loss": "reverse_kl", "use": Use(top_k=5)}, "infinite where `top_k`"),
+        ({"minutes": 1.0}, "both say how long"),
+        ({"steps": None}, "both say how long"),
+        ({"answers_per_prompt": 2, "use": Use(temperature=0)}, "greedy answers are one and the same"),
+        ({"batch_size": 0}, "`batch_size=0`: give 1 or more"),
+        ({"learning_rate": -1.0}, "`learning_rate=-1.0`: give more than 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work(given, told):
+    with pytest.raises(ValueError, match=told):
+        Settings(**SETTINGS | given)
+
+
+def test_steps_end_with_an_evaluation():
+    costs = Estimate(seconds=0.7, gigabytes=1.0)
+    by_time = Settings(**SETTINGS | {"steps": None, "minutes": 1.0, "num_evaluations": 4})
+    assert arguments.steps_of(by_time, costs) == 88, "85 fit, and 4 evaluations share 88"
+    assert arguments.steps_of(Settings(**SETTINGS | {"steps": 1}), costs) == 1
+
+
+def test_runs_without_a_chance_are_told():
+    (few,) = prospects.prospects("eagle3", 20, 100, 8_000_000_000)
+    assert "20 answers are too few" in few
+    (some,) = prospects.prospects("eagle3", 5_000, 10_000, 8_000_000_000)
+    assert "5,000 answers: 1.5" in some and "do not expect a speedup" in some
+    assert prospects.prospects("eagle3", 500_000, 1_000_000, 8_000_000_000) == []
+    assert prospects.prospects("eagle3", 5_000, 10_000, 9_000_000) == [], "small targets need less"
+    assert "often gains little" in prospects.prospects("draft", 5_000, 5_000, 1_000)[0]
+    assert "25 times" in prospects.prospects("layers", 1_000, 25_000, 1_000)[0]

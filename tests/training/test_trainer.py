@@ -1,0 +1,130 @@
+"""The trainer of drafts on a tiny target."""
+
+import copy
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_speculative.training.distributions import Use
+from hf_speculative.training.draft_student import DraftStudent
+from hf_speculative.training.trainer import NotFinite
+from tests.support import lessons, tiny
+
+
+@pytest.fixture
+def unlike(target):
+    """A draft that agrees with `target` about little."""
+    return tiny.noisy_copy(target, noise=0.8)
+
+
+def test_one_text_learned_by_heart_is_accepted_whole(target, unlike, tmp_path):
+    data = lessons.examples(target, 1)
+    meter = lessons.meter(target, use=Use(temperature=0), max_new_tokens=9)
+    meter.prompts = [list(data[0].prompt_ids)]
+    trainer = lessons.trainer(target, unlike, tmp_path, data, meter=meter, max_steps=60, learning_rate=5e-3)
+    before = trainer.evaluate()["eval_acceptance_length"]
+    trainer.train()
+    after = trainer.evaluate()
+    assert before < 3 and after["eval_acceptance_length"] == 4
+    assert [after[f"eval_greedy_position_{i}"] for i in (1, 2, 3)] == [1, 1, 1]
+    assert lessons.logged(trainer)[-1] < 0.2 * lessons.logged(trainer)[0]
+
+
+def test_the_loss_is_that_of_the_answers_alone(target, unlike, tmp_path):
+    """Summed over their tokens by hand; neither prompts nor padding count."""
+    data = lessons.examples(target, 4)
+    trainer = lessons.trainer(target, unlike, tmp_path, data, use=Use(temperature=0.7), loss="forward_kl", max_steps=1)
+    expected, count = 0.0, 0
+    with torch.no_grad():
+        for example in data:
+            ids = torch.tensor([example.prompt_ids + example.new_ids])
+            p, q = ((model(ids).logits[0] / 0.7).log_softmax(-1) for model in (target, unlike))
+            start = len(example.prompt_ids) - 1
+            expected += (p.exp() * (p - q)).sum(-1)[start:-1].sum()
+            count += len(example.new_ids)
+    trainer.train()
+    assert lessons.logged(trainer) == pytest.approx([float(expected) / count], rel=1e-4)
+
+
+@pytest.mark.parametrize("split", [{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}], ids=str)
+def test_a_step_is_the_same_however_it_is_split(target, unlike, tmp_path, split):
+    data = [example.cut(7 + i) for i, example in enumerate(lessons.examples(target))]
+    found = []
+    for given in ({"per_device_train_batch_size": 8}, split):
+        trainer = lessons.trainer(target, copy.deepcopy(unlike), tmp_path, data, optim="sgd", **given)
+        trainer.train()
+        found.append((lessons.logged(trainer), lessons.weights(trainer.model)))
+    (whole, weights), (parts, other) = found
+    assert parts == pytest.approx(whole, rel=1e-3)
+    torch.testing.assert_close(other, weights, atol=1e-6, rtol=1e-4)
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step == self.step
+
+
+def test_resuming_equals_an_uninterrupted_run(target, unlike, tmp_path):
+    """Bit by bit, evaluations in between included."""
+
+    def new(folder, *callbacks):
+        saving = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        trainer = lessons.trainer(
+            target, copy.deepcopy(unlike), folder, meter=lessons.meter(target), max_steps=6, **saving
+        )
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        return trainer
+
+    whole, part, resumed = new(tmp_path / "whole"), new(tmp_path / "part", StopAt(3)), new(tmp_path / "part")
+    whole.train()
+    part.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "part" / "checkpoint-2"))
+    assert part.state.global_step == 3 and resumed.state.global_step == 6
+    assert lessons.logged(resumed) == lessons.logged(whole)
+    assert torch.equal(lessons.weights(resumed.model), lessons.weights(whole.model))
+    name = "eval_acceptance_length"
+    assert lessons.logged(resumed, name) == lessons.logged(whole, name) and len(lessons.logged(whole, name)) == 3
+
+
+def test_measuring_leaves_training_as_it_is(target, unlike, tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 1}
+    found = []
+    for measured in ({}, given):
+        meter = lessons.meter(target) if measured else None
+        trainer = lessons.trainer(target, copy.deepcopy(unlike), tmp_path, meter=meter, **measured)
+        trainer.train()
+        found.append(lessons.weights(trainer.model))
+    assert torch.equal(*found) and not target.training
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_its_batch(target, unlike, tmp_path):
+    trainer = lessons.trainer(target, unlike, tmp_path)
+    trainer.add_callback(Poison(2))
+    with pytest.raises(NotFinite, match="the loss is nan in step 3; its batch is in "):
+        trainer.train()
+    kept = torch.load(tmp_path / "not-finite-step-2.pt")
+    assert kept["input_ids"].shape == kept["labels"].shape and len(kept["input_ids"]) == 4
+
+
+class Poison(StopAt):
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step:
+            next(model.parameters()).data.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("widths", [(61, 64), (64, 61)], ids=str)
+def test_paddings_of_vocabularies_are_left_out(widths, tmp_path):
+    target, draft = (tiny.llama(seed, vocab_size=width) for seed, width in enumerate(widths))
+    trainer = lessons.trainer(target, draft, tmp_path, max_steps=2)
+    trainer.train()
+    assert all(loss > 0 for loss in lessons.logged(trainer))
+
+
+def test_drafts_of_another_vocabulary_are_refused(target):
+    with pytest.raises(ValueError, match="more than padding explains"):
+        DraftStudent(tiny.llama(vocab_size=2000), target)
