@@ -85,7 +85,11 @@ def test_examples_run(path, tmp_path):
     assert forked(tmp_path, arguments, lambda: runpy.run_path(str(path), run_name="__main__")).strip()
 
 
-@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem == "quickstart" else pytest.mark.slow) for path in notebooks.NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_notebooks_run(path, tmp_path):
     """Their code as a program, which is quick; slowly, as Jupyter runs it."""
     program = compile(notebooks.code(path), path.name, "exec")

@@ -33,8 +33,10 @@ class Learned:
         self.kind = (source.cost_key, is_sampled, options.schedule_name, options.num_draft_tokens, *inputs.others)
 
     def start(self, schedule: Schedule) -> None:
-        if self.kind in self.place and schedule.learned is not None:
-            schedule.learned = self.place[self.kind]
+        known = self.place.get(self.kind)
+        if known is not None and schedule.learned is not None:
+            schedule.learned = known
 
     def keep(self, schedule: Schedule) -> None:
-        self.place[self.kind] = schedule.learned
+        if schedule.learned is not None:  # not of one that drafts nothing, as where processors cannot look ahead
+            self.place[self.kind] = schedule.learned

@@ -1,7 +1,10 @@
 """What later calls of a pair start from."""
 
+import sys
+
 import pytest
 import torch
+from transformers import LogitsProcessor
 
 import hf_speculative as hs
 from hf_speculative.call import learned
@@ -59,3 +62,22 @@ def test_a_schedule_of_the_users_own_starts_over(pair, starts):
     for _ in range(2):
         hs.generate(target, **tiny.prompts(2), **KWARGS, do_sample=False, draft_model=draft, speculative_config=config)
     assert starts[0] == starts[1]
+
+
+class Locked(LogitsProcessor):
+    """Cannot be copied."""
+
+    def __init__(self):
+        self.frame = sys._getframe()
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+def test_a_call_in_which_nothing_may_be_drafted_teaches_nothing(pair):
+    target, draft = pair
+    with pytest.warns(UserWarning, match="nothing is drafted in this call"):
+        hs.generate(
+            target, **tiny.prompts(1), **KWARGS, draft_model=draft, do_sample=False, logits_processor=[Locked()]
+        )
+    hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft, do_sample=False)

@@ -205,7 +205,13 @@ def compared(kind, target, head):
     return Compared(head, target)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("eagle 3.1", "narrow", "parallel", "llama") else ())
+        for name in KINDS
+    ],
+)
 def test_proposals_equal_those_of_fresh_passes(name):
     """Chains and trees: after every round, in unequal rows that end one by one, past windows of 4 and 8."""
     target, head = made(name)

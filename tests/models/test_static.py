@@ -242,6 +242,7 @@ def reverse(module, args, output):
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 class TestCompile:
     """In the process, as on a GPU: see tests/models/test_artifacts.py for passes compiled ahead of time."""
