@@ -40,6 +40,17 @@ class Emulated:
 
 
 @pytest.fixture
+def target():
+    """Of its own: what other tests left on theirs, a hook say, has a name of its own."""
+    return tiny.llama()
+
+
+@pytest.fixture
+def draft(target):
+    return tiny.noisy_copy(target)
+
+
+@pytest.fixture
 def emulated(tmp_path, monkeypatch):
     compiler = Emulated()
     monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
