@@ -26,13 +26,18 @@ def code(path: Path) -> str:
     return "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
+def stored(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """What is kept of a cell's outputs: warnings and bars are the machine's."""
+    return [output for output in cell.outputs if output.get("name") != "stderr"]
+
+
 def _store(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         notebook = execute(path, Path(folder))
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which differ from run to run
-        if "outputs" in cell:  # warnings and bars are the machine's
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        if "outputs" in cell:
+            cell.outputs = stored(cell)
     nbformat.write(notebook, path)
 
 
