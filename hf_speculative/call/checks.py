@@ -55,6 +55,12 @@ def check_options(options: Options) -> None:
         raise ValueError(
             "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
         )
+    threshold = options["assistant_confidence_threshold"]
+    if threshold and options.source.counts_nodes:
+        raise ValueError(
+            f"`tree_top_k` and `tree_depth` have no effect beside `assistant_confidence_threshold={threshold}`, which ends a "
+            "chain early: leave one of them out, or set the threshold to 0."
+        )
     rule = rule_for(config.rule)
     if rule is not None and not rule.lossless and not config.allow_lossy:
         raise ValueError(

@@ -7,7 +7,6 @@ what is saved here is a folder that speculators and vLLM read.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -166,23 +165,3 @@ class Eagle3Model(PreTrainedModel):
         ids = torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
         full = logits.new_full((*logits.shape[:-1], len(self.t2d)), -torch.inf)
         return full.index_copy(-1, ids.to(logits.device), logits)
-
-    def reread(self, **fields) -> Eagle3Model:
-        """The same head, which shares all weights, with other values of what says how it reads its target.
-
-        Args:
-            fields: `eagle_aux_hidden_state_layer_ids`, `norm_before_residual`.
-        """
-        twin, first = _shallow(self), _shallow(self.layers[0])
-        twin.config = copy.copy(self.config)
-        for name, value in fields.items():
-            setattr(twin.config, name, value)
-        first.norm_before_residual = twin.config.norm_before_residual
-        twin.layers = nn.ModuleList([first, *list(self.layers)[1:]])
-        return twin
-
-
-def _shallow(module):
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    return twin

@@ -115,6 +115,8 @@ def prepare_request(
     """
     if not prompt:
         raise ValueError("the prompt is empty: it needs at least one token.")
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"`seed={seed}` is none of torch's: give a whole number of 64 bits.")
     input_ids = torch.tensor([list(prompt)], device=device_of(model))
     input_checks.check_known_ids(model, list(prompt), "the prompt")
     options = replace(options, generate_kwargs=settings)

@@ -36,6 +36,11 @@ WITH_DRAFT = {
     "num_draft_tokens=0": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens=0.*draft_model=None"),
     "num_draft_tokens='4'": ({"num_draft_tokens": "4"}, TypeError, "num_draft_tokens='4'.*whole number"),
     "num_draft_tokens=True": ({"num_draft_tokens": True}, TypeError, "num_draft_tokens=True"),
+    "trees beside a threshold": (
+        {"tree_top_k": 2, "assistant_confidence_threshold": 0.4},
+        ValueError,
+        "tree_top_k.*assistant_confidence_threshold=0.4",
+    ),
     "both names": (
         {"num_draft_tokens": 2, "num_assistant_tokens": 3},
         ValueError,

@@ -120,6 +120,7 @@ def test_models_health_and_metrics(client):
         ("completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
         ("completions", {"prompt": "x", "temperature": "hot"}, 400, "hot"),
         ("completions", {"prompt": "x", "seed": "five"}, 400, "seed"),
+        ("completions", {"prompt": "x", "temperature": 1, "seed": 2**64}, 400, "64 bits"),
         ("completions", {"prompt": "x", "n": 2}, 400, "`n=2` is not supported"),
         ("completions", {"prompt": "x", "logprobs": 3}, 400, "logprobs"),
         ("completions", {"prompt": "x", "nonsense": 1}, 400, "nonsense"),
