@@ -1,7 +1,7 @@
 """Train the target/draft pair that ships inside hf_speculative, from the Python standard library's own source.
 
-    python examples/train_embedded_pair.py OUT                          # two hours on 2 CPU cores, minutes on a GPU
-    python examples/train_embedded_pair.py OUT --minutes 2              # a rehearsal: everything runs, nothing is good
+    python examples/train_embedded_pair.py OUT                            # two hours on 2 CPU cores, minutes on a GPU
+    python examples/train_embedded_pair.py OUT --minutes 2 --modules 100  # a rehearsal: everything runs, nothing is good
 
 Stages, each a folder under OUT; a stage whose folder exists is skipped, so an interrupted run can be continued:
 
@@ -45,15 +45,18 @@ PAD = "<|pad|>"
 NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
 
 
-def read_library() -> datasets.DatasetDict:
-    """Every module of the running Python's standard library but its tests; 1 in 25 is held out, chosen by its name."""
+def read_library(num_modules: int | None = None) -> datasets.DatasetDict:
+    """The first `num_modules` (None: all) modules of the running Python's standard library, its tests left out.
+
+    1 in 25 is held out, chosen by its name.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     rows: dict[str, list] = {"train": [], "heldout": []}
-    for path in sorted(root.rglob("*.py")):
-        module = path.relative_to(root)
-        if not NOT_SOURCE.intersection(module.parts):
-            split = "heldout" if hashlib.sha256(str(module).encode()).digest()[0] % 25 == 0 else "train"
-            rows[split].append({"module": str(module), "text": path.read_text("utf-8", errors="replace")})
+    modules = (path.relative_to(root) for path in sorted(root.rglob("*.py")))
+    kept = [module for module in modules if not NOT_SOURCE.intersection(module.parts)]
+    for module in kept[:num_modules]:
+        split = "heldout" if hashlib.sha256(str(module).encode()).digest()[0] % 25 == 0 else "train"
+        rows[split].append({"module": str(module), "text": (root / module).read_text("utf-8", errors="replace")})
     return datasets.DatasetDict({split: datasets.Dataset.from_list(part) for split, part in rows.items()})
 
 
@@ -271,6 +274,7 @@ def main(
     minutes: Annotated[
         float, typer.Option(help="Training time: half for the target, a quarter for each later stage.")
     ] = 120,
+    modules: Annotated[int | None, typer.Option(help="Train on so many modules only, for a rehearsal.")] = None,
     draft_layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 1,
     vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 4096,
     seed: int = 0,
@@ -278,7 +282,7 @@ def main(
     """Train tokenizer, target and draft into OUT, and write their card."""
     set_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    library = read_library()
+    library = read_library(modules)
 
     def load(stage: str) -> LlamaForCausalLM:
         return AutoModelForCausalLM.from_pretrained(out / stage, dtype=torch.float32).to(device)

@@ -108,7 +108,8 @@ def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_
 
 @pytest.mark.slow
 def test_training_the_embedded_pair_runs(tmp_path):
-    out = run_python([str(ROOT / "examples" / TRAINING), str(tmp_path / "pair"), "--minutes", "0.2"], tmp_path)
+    rehearsal = [str(tmp_path / "pair"), "--minutes", "0.2", "--modules", "100"]
+    out = run_python([str(ROOT / "examples" / TRAINING), *rehearsal], tmp_path)
     assert "Acceptance rate between them" in out and (tmp_path / "pair" / "draft" / "model.safetensors").exists()
 
 
