@@ -18,12 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
-from . import artifacts, pool
+from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import Capture, CudaGraphs
 from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
-from .packing import unpack_weights
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .sharding import group_of, is_sharded
@@ -42,7 +41,7 @@ def ragged_model(
     """
     if not (compile or cuda_graphs) or why_eager(model) is not None:
         return RaggedModel(model, clamp_ids)
-    unpack_weights(model)
+    packing.unpack_weights(model)
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
         return AheadModel(model, clamp_ids, run)
@@ -70,6 +69,11 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
         if kept.artifact is None and artifacts.pays(model):
             artifacts.start(model)
     return kept.artifact
+
+
+def how_passes_run(compile: bool | str, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
+    """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
+    return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
 
 
 def why_eager(model: PreTrainedModel) -> str | None:
