@@ -76,9 +76,27 @@ class Layout:
         raise NotImplementedError
 
     @classmethod
-    def write(cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path) -> None:
-        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing."""
+    def write(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path, target_name: str | None = None
+    ) -> None:
+        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing.
+
+        Args:
+            target_name: what the file calls the target; by default as `config` does.
+
+        Raises:
+            ValueError: the layout has no field for that name.
+        """
         fields, tensors = cls.published(config, tensors)
+        if target_name is not None:
+            if "speculators_config" not in fields:
+                raise ValueError(
+                    f"`target_name={target_name!r}`: the layout {cls.name!r} has no field for it, only speculators' has: leave "
+                    "it out."
+                )
+            own = fields["speculators_config"]
+            named = (own.get("verifier") or {"architectures": []}) | {"name_or_path": target_name}
+            fields["speculators_config"] = own | {"verifier": named}
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
