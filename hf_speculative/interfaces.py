@@ -341,10 +341,18 @@ class Schedule:
         """
         return None
 
+    def should_stop_before(self, chances: Tensor) -> Tensor | None:
+        """Before each draft token of a drafter that estimates them: `(batch,)` bool, the rows that end their draft without it.
+
+        `chances (batch,)`: how likely the target keeps the next token, whichever it will be, if it keeps those before it.
+        """
+        return None
+
     @property
     def may_stop(self) -> bool:
-        """Drafts may end early: `should_stop` has a say."""
-        return type(self).should_stop is not Schedule.should_stop
+        """Drafts may end early: `should_stop` or `should_stop_before` has a say."""
+        own, base = type(self), Schedule
+        return own.should_stop is not base.should_stop or own.should_stop_before is not base.should_stop_before
 
     def update(self, round: Round) -> None:
         """Learn from a finished round."""
