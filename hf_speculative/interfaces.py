@@ -335,22 +335,17 @@ class Schedule:
         return self, self
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
-
-        `scores (batch, vocab)` are the draft's processed logits and `tokens (batch,)` what was drawn from them.
-        """
+        """After each draft token, which rows end their draft with it: `(batch,)` bool. `tokens (batch,)` were drawn from the
+        draft's processed logits, `scores (batch, vocab)`."""
         return None
 
     def should_stop_before(self, chances: Tensor) -> Tensor | None:
-        """Before each draft token of a drafter that estimates them: `(batch,)` bool, the rows that end their draft without it.
-
-        `chances (batch,)`: how likely the target keeps the next token, whichever it will be, if it keeps those before it.
-        """
+        """Likewise before a token is drawn, by its `chances (batch,)` to be kept, if a draft estimates them."""
         return None
 
     @property
     def may_stop(self) -> bool:
-        """Drafts may end early: `should_stop` or `should_stop_before` has a say."""
+        """Drafts may end early: one of these two has a say."""
         own, base = type(self), Schedule
         return own.should_stop is not base.should_stop or own.should_stop_before is not base.should_stop_before
 

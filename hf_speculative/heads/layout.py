@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
+from ..articles import a_type
 from .files import HeadFiles
 
 #: so many tensors are named in an error
@@ -66,7 +67,7 @@ class Layout:
     @classmethod
     def why_not_written(cls, config: PreTrainedConfig) -> str | None:
         """What about a head of this config the layout has no place for; `None` if it can be written."""
-        return f"its config is a {type(config).__name__}"
+        return f"its config is {a_type(config)}"
 
     @classmethod
     def published(
