@@ -43,7 +43,7 @@ def print_answer(console: Console, answer: Compatibility) -> None:
         if path is not None:
             console.print(f"[bold]{path}[/]: {PATHS[path]}")
     for role, report in reports.items():
-        if report.why is not None:
+        if report.why is not None and report.path != "ragged":
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
         if report.weights is not None:
             console.print(Text(f"Weights of the {role}: {report.weights}."))

@@ -132,7 +132,7 @@ class Layout:
         config, tensors = self.contents()
         kind = self.model_class(config)
         model = kind.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
-        model.name_or_path = config.name_or_path = self.files.name
+        model.name_or_path = model.config.name_or_path = self.files.name
         return model.eval()
 
     def _check(self, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], optional: set[str]) -> None:

@@ -51,6 +51,8 @@ def test_the_targets_name(name, tmp_path):
     plain = CliRunner().invoke(app, ["export", str(source), str(folder)])
     says = "names no target" in plain.output.replace("\n", " ")
     assert plain.exit_code == 0 and says is (made_for(load_head(folder)) is None)
+    head = load_head(source)
+    assert head.config.name_or_path == head.name_or_path == str(source), "by which `check` calls it"
     result = CliRunner().invoke(app, ["export", str(source), str(folder), "--target-name", "org/target"])
     assert result.exit_code == 0 and "names no target" not in result.output
     export_head(folder, again)
