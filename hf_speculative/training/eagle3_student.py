@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..articles import a_type
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
 from .student import Prediction, Student
@@ -131,7 +132,7 @@ def new_head(
     ]
     if lacking or target.get_input_embeddings() is None:
         raise ValueError(
-            f"no EAGLE-3 head can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
+            f"no EAGLE-3 head can be made for {a_type(target)}, which has no {', '.join(lacking) or 'embeddings'}. "
             "Train a draft model instead, `head='draft:FOLDER'`."
         )
     size = min(draft_vocab_size, fields["vocab_size"])
