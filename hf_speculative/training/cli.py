@@ -33,8 +33,9 @@ def train_command(
     head: Annotated[
         str,
         typer.Option(
-            help="What is trained. eagle3: a head that reads the target's hidden states. draft:FOLDER: a small model of the "
-            "target's tokenizer. layers:N: a copy of the target's first N layers, as a small model."
+            help="What is trained. eagle3: a head that reads the target's hidden states, and goes on from its own. dflash, "
+            "jetspec: one that fills a whole block at once. layers:N: a copy of the target's first N layers, as a small model. "
+            "draft:FOLDER: a small model of the target's tokenizer, or a head, that is there already."
         ),
     ] = "eagle3",
     data: Annotated[
@@ -129,13 +130,30 @@ def train_command(
         int, typer.Option(min=1, help="How often acceptance is measured and a checkpoint kept.", rich_help_panel=HOW)
     ] = 8,
     num_draft_tokens: Annotated[
-        int, typer.Option(min=1, help="Draft tokens in a round of those measurements.", rich_help_panel=HOW)
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Draft tokens in a round of those measurements, and in the block of dflash and jetspec. Default: 7 for these, "
+            "else 5.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     ttt_steps: Annotated[
         int, typer.Option(min=1, help="eagle3: steps on its own states (training-time test).", rich_help_panel=HOW)
     ] = 3,
+    head_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="dflash, jetspec: their layers. Default: 1 to 5, by the target's.", rich_help_panel=HOW
+        ),
+    ] = None,
+    anchors: Annotated[
+        int,
+        typer.Option(min=1, help="dflash, jetspec: blocks in each text, at random places.", rich_help_panel=HOW),
+    ] = 64,
     draft_vocab_size: Annotated[
-        int, typer.Option(min=1, help="eagle3: it proposes the so many most frequent tokens.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=1, help="eagle3, dflash: it proposes the so many most frequent tokens.", rich_help_panel=HOW),
     ] = 32000,
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.", rich_help_panel=HOW)] = False,
     report_to: Annotated[
@@ -198,6 +216,8 @@ def train_command(
         held_out=held_out,
         num_draft_tokens=num_draft_tokens,
         ttt_steps=ttt_steps,
+        head_layers=head_layers,
+        anchors=anchors,
         draft_vocab_size=draft_vocab_size,
         seed=seed,
     )

@@ -231,7 +231,7 @@ class Run:
         return Meter(
             self.data.held_out,
             settings.use,
-            settings.num_draft_tokens,
+            min(settings.draft_tokens, self.student.max_draft_tokens or settings.draft_tokens),
             max_new_tokens=min(64, settings.max_new_tokens),
             batch_size=settings.batch_size,
             seed=settings.seed,

@@ -90,7 +90,8 @@ def table(result: Trained) -> list[tuple[str, list[str]]]:
 
 def heads(result: Trained) -> list[str]:
     """The columns of that table."""
-    return ["acceptance length", *map(str, range(1, result.settings["num_draft_tokens"] + 1))]
+    num_positions = len(next(iter(result.curve[0].by_position.values()))) if result.curve else 0
+    return ["acceptance length", *map(str, range(1, num_positions + 1))]
 
 
 def curve(result: Trained) -> list[tuple[str, list[str]]]:

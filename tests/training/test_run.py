@@ -185,9 +185,10 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, layers:N, draft:FOLDER"),
+        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, dflash, jetspec, layers:N, draft:FOLDER"),
         ({"head": "layers:two"}, "give the number of layers"),
         ({"head": "draft:"}, "names no model"),
+        ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": Use(top_k=5)}, "infinite where `top_k`"),
