@@ -107,7 +107,8 @@ def _cells(point: Point, way: str) -> list[str]:
 
 def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
-    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in (result.target, result.folder))
+    names = (result.target, result.repository or result.folder)
+    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
     return f"""import hf_speculative, transformers
 pipe = transformers.pipeline('text-generation', model={target!r})
 hf_speculative.attach(pipe.model, draft_model={folder!r})
