@@ -30,17 +30,23 @@ JUDGES = ("block", "token", "sampled", REPRODUCIBLE)
 
 @dataclass(frozen=True)
 class Models:
-    """A target, its tokenizer, and a draft model if there is one, with its own tokenizer where that is another."""
+    """A target, its tokenizer, and a draft model if there is one, with its own tokenizer where that is another.
+
+    Attributes:
+        method: the way to draft that the page begins with.
+    """
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     draft: PreTrainedModel | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
+    method: str | None = None
 
     @property
     def methods(self) -> list[str]:
-        """Ways to draft, the default first."""
-        return [DRAFT_MODEL] * (self.draft is not None) + list(ROWS["method"].type.names)  # type: ignore[attr-defined]
+        """Ways to draft, the one to begin with first."""
+        found = [DRAFT_MODEL] * (self.draft is not None) + list(ROWS["method"].type.names)  # type: ignore[attr-defined]
+        return found if self.method is None else [self.method, *(name for name in found if name != self.method)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Settings:
         given["draft_model"] = models.draft
         if models.draft_tokenizer is not None:
             given |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
-        if rule.reads_draft_probs:
+        if rule.reads_draft_probs or models.draft_tokenizer is not None:  # the latter's scores may be of other tokens
             return given | {"num_draft_tokens": self.num_draft_tokens}, self._recorder(rule)
         length = WatchedLength(self.num_draft_tokens)
         return given | {"speculative_config": SpeculativeConfig(schedule=length)}, self._recorder(rule, length)
