@@ -15,6 +15,15 @@ from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+#: for the embedded pair, which repeats itself without the penalty
+PROMPTS = (
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
+    "    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):",
+    "class Lock:\n    def __enter__(self):\n        return self\n\n"
+    "    def __exit__(self, *args):\n        self.release()\n\n    def",
+    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
+)
+PENALTY = 1.2
 
 
 def playground(
@@ -57,22 +66,20 @@ def playground(
         try:
             from .page import build, look
         except ImportError as error:
-            raise ValueError(
-                f"the playground needs {error.name}: pip install 'hf_speculative[playground]'."
-            ) from error
+            raise ValueError(f"the playground needs {error.name}: pip install 'hf_speculative[playground]'.") from error
         quiet_transformers()
-        from ..embedded import DEMO_PROMPTS
         from .runs import Models, Settings, run
 
         target, draft, tokenizer, draft_tokenizer = load_pair(
             model, draft_model, dtype, device, ("MODEL", "--draft-model"), False
         )
         models = Models(target, tokenizer, draft, draft_tokenizer, method)
-        prompts = [prompt] * bool(prompt) + list(DEMO_PROMPTS) * (model is None)
+        is_embedded = model is None
+        prompts = [prompt] * bool(prompt) + list(PROMPTS) * is_embedded
         name = " and ".join(filter(None, [model or "The embedded pair", draft_model]))
         for _ in run(models, Settings(max_new_tokens=4, method=models.methods[0]), "a"):
             pass  # what a first call sets up would be counted against whoever is first
-        page = build(models, name, prompts)
+        page = build(models, name, prompts, Settings(repetition_penalty=PENALTY if is_embedded else 1.0))
     if host not in LOOPBACK:
         console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
     page.launch(

@@ -68,14 +68,18 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
     index = min(record.ends_at if index is None else index, len(record.places) - 1)
     place = record.places[index]
     rows = [
-        (name(token), _mark(record, index, token), [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known])
+        (
+            name(token),
+            _mark(record, index, token),
+            [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known],
+        )
         for known in [[(kind, probs) for kind, probs in _distributions(record, index) if probs is not None]]
         for token in place.target
     ]
     values = {
         "record": record,
         "headline": headline(record),
-        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in range(len(record.places))],
+        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in _shown(record)],
         "index": index,
         "why": why(record, index, name),
         "rows": rows,
@@ -83,6 +87,11 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
         "others": [name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
     }
     return render("playground/round.html", values)
+
+
+def _shown(record: RoundRecord) -> list[int]:
+    """The places with a guess, and the one where the round ended."""
+    return [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
 
 
 def _distributions(record: RoundRecord, index: int) -> list[tuple[str, dict[int, float] | None]]:

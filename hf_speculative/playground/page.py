@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,30 @@ SELECTS_PLACE = """element.addEventListener("click", event => {
   if (place) trigger("click", {place: Number(place.dataset.place)});
 });"""
 #: the order of the controls
-CONTROLS = ("max_new_tokens", "temperature", "num_draft_tokens", "top_p", "seed", "method", "judge")
+CONTROLS = (
+    *("max_new_tokens", "temperature", "num_draft_tokens", "top_p", "repetition_penalty", "seed"),
+    *("method", "judge"),
+)
 TITLES = {"plain": "Plain decoding", "own": "Speculative decoding"}
 
 
-def build(models: Models, name: str, prompts: list[str] | None = None, max_new_tokens: int = 512) -> gr.Blocks:
+def build(
+    models: Models,
+    name: str,
+    prompts: list[str] | None = None,
+    first: Settings | None = None,
+    max_new_tokens: int = 512,
+) -> gr.Blocks:
     """The page.
 
     Args:
         name: of the models, as its heading says it.
-        prompts: examples to begin with.
+        prompts: examples, the first of which stands there at first.
+        first: likewise the settings.
         max_new_tokens: the most that can be asked for.
     """
     page = Page(models)
-    first = Settings(method=models.methods[0])
+    first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
         gr.HTML(drawing.heading(name), apply_default_css=False)
@@ -48,16 +59,21 @@ def build(models: Models, name: str, prompts: list[str] | None = None, max_new_t
             start = gr.Button("Run both", variant="primary", elem_id="run", scale=3)
             stop = gr.Button("Stop", elem_id="stop", scale=1)
         with gr.Row():
-            max_tokens = gr.Slider(1, max_new_tokens, first.max_new_tokens, step=1, label="New tokens", elem_id="tokens")
+            max_tokens = gr.Slider(
+                1, max_new_tokens, first.max_new_tokens, step=1, label="New tokens", info="of each text, at most"
+            )
             temperature = gr.Slider(
-                0, 2, first.temperature, step=0.05, label="Temperature", info="0 always takes the likeliest token"
+                0, 2, first.temperature, step=0.05, label="Temperature", info="0 takes the likeliest token"
             )
             num_draft = gr.Slider(
-                1, 16, first.num_draft_tokens, step=1, label="Draft tokens", info="guessed before the target looks at them"
+                1, 16, first.num_draft_tokens, step=1, label="Draft tokens", info="guessed in a round"
             )
         with gr.Accordion("More settings and prompts", open=False):
             with gr.Row():
                 top_p = gr.Slider(0.05, 1, first.top_p, step=0.05, label="Top-p", info="when sampling")
+                penalty = gr.Slider(
+                    1, 2, first.repetition_penalty, step=0.05, label="Repetition penalty", info="1 is off"
+                )
                 seed = gr.Number(first.seed, precision=0, minimum=0, label="Seed", info="when sampling")
             method = gr.Radio(models.methods, value=first.method, label="Who drafts")
             judge = gr.Radio(
@@ -73,19 +89,23 @@ def build(models: Models, name: str, prompts: list[str] | None = None, max_new_t
             )
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):
-            plain = gr.HTML(drawing.column(None, "plain", TITLES["plain"]), apply_default_css=False, elem_id="plain")
+            plain = gr.HTML(
+                drawing.column(None, "plain", TITLES["plain"]), apply_default_css=False, min_width=300, elem_id="plain"
+            )
             own = gr.HTML(
                 drawing.column(None, "own", TITLES["own"]),
                 apply_default_css=False,
+                min_width=300,
                 elem_id="own",
                 js_on_load=SELECTS_TOKEN,
             )
         plots = gr.HTML(drawing.plots(None), apply_default_css=False, elem_id="plots")
         gr.HTML(drawing.LEGEND, apply_default_css=False)
-        with gr.Group(visible=False) as stepper, gr.Row(elem_id="stepper"):
-            before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
-            number = gr.Slider(1, 2, 1, step=1, label="Round", elem_id="round", scale=3)
-            after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
+        with gr.Column(visible=False, elem_id="stepper") as stepper:
+            number = gr.Slider(1, 2, 1, step=1, label="Round", elem_id="round")
+            with gr.Row():
+                before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
+                after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
         details = gr.HTML(
             drawing.round_view(None, page.decode),
             apply_default_css=False,
@@ -97,7 +117,7 @@ def build(models: Models, name: str, prompts: list[str] | None = None, max_new_t
         stepped = [stepper, number, details]
         running = start.click(
             page.frames,
-            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, seed, method, judge],
+            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, penalty, seed, method, judge],
             [*both, *stepped],
             show_progress="hidden",
             concurrency_id="model",
@@ -121,9 +141,7 @@ class Page:
         self.models = models
         self.decode = models.tokenizer.decode
 
-    def frames(
-        self, prompt: str, as_chat: bool, *values: Any
-    ) -> Generator[tuple[Any, ...], None, None]:
+    def frames(self, prompt: str, as_chat: bool, *values: Any) -> Generator[tuple[Any, ...], None, None]:
         """Both texts as they grow; at the end, the rounds."""
         settings = Settings(**_as_settings(values))
         last = 0.0
@@ -153,7 +171,7 @@ class Page:
         refused = (i for i, record in enumerate(shown.rounds) if record.num_from_draft < len(record.guesses))
         number = next(refused, 1) + 1
         slider = gr.Slider(maximum=len(shown.rounds), value=number)
-        return gr.Group(visible=True), slider, self.round(shown, number)
+        return gr.Column(visible=True), slider, self.round(shown, number)
 
     def round(self, shown: Run | None, number: int, place: int | None = None) -> str:
         """The drawing of a round, the first being 1."""

@@ -149,42 +149,35 @@ class Recorder:
         draft, probs, verdict = self.rule.seen
         self.rule.seen = None
         num_guesses, num_kept = int(draft.num_tokens[0]), int(verdict.num_accepted[0])
-        tokens = draft.tokens[0, :num_guesses].tolist()
         kept = list(range(num_kept)) if verdict.path is None else verdict.path[0, :num_kept].tolist()
-        survival = [None] * num_guesses if verdict.survival is None else verdict.survival[0, :num_guesses].tolist()
+        guesses = _guesses(draft, verdict, num_guesses, kept)
         is_tree = draft.parents is not None
-        parents = draft.parents[0].tolist() if draft.parents is not None else list(range(-1, num_guesses - 1))
-        guesses = [
-            Guess(token, parent, node in kept, chance)
-            for node, (token, parent, chance) in enumerate(zip(tokens, parents, survival, strict=False))
-        ]
-        new, scores = round.tokens[0], round.scores[0]
-        # The target's own distribution, where the rule has seen its likeliest token alone.
-        target = scores.softmax(-1) if self.is_greedy else probs[0]
         nodes = [-1, *(kept if is_tree else range(num_guesses))]
-        if is_tree and not self.is_greedy:
-            target = target[[node + 1 for node in nodes]]
-        drawn_from = None if is_tree else self._drawn_from(draft)
+        if self.is_greedy:  # the rule has seen the target's likeliest token alone
+            target = round.scores[0].softmax(-1)
+        else:
+            target = probs[0, [node + 1 for node in nodes]]
+        drawn_from = self._drawn_from(draft)
         places = []
         for i, node in enumerate(nodes):
             here = [n for n, guess in enumerate(guesses) if guess.parent == node]
-            token = new[i] if i < len(new) else None
-            q = drawn_from[i] if drawn_from is not None and i < len(drawn_from) else None
+            token = round.tokens[0][i] if i < len(round.tokens[0]) else None
+            q = None if is_tree or drawn_from is None or i >= len(drawn_from) else drawn_from[i]
             left = None
             if q is not None and self.name in CLAIMS:
-                left = _normalised(CLAIMS[self.name](survival, i) * target[i, : len(q)] - q)
+                chances = [guess.chance or 0.0 for guess in guesses]
+                left = _normalised(CLAIMS[self.name](chances, i) * target[i, : len(q)] - q)
             told = [guesses[n].token for n in here] + ([] if token is None else [token])
-            places.append(Place(here, token, *_worth_showing(told, target[i], q, left)))
-        start = sum(len(before.tokens) for before in self.rounds)
+            places.append(_place(here, token, told, target[i], q, left))
         self.rounds.append(
             RoundRecord(
                 self.name,
                 self.is_greedy,
                 is_tree,
-                start,
+                sum(len(before.tokens) for before in self.rounds),
                 guesses,
                 places,
-                new,
+                round.tokens[0],
                 round.num_from_draft[0],
                 round.is_cut[0],
             )
@@ -207,12 +200,25 @@ def _normalised(weights: Tensor) -> Tensor | None:
     return weights / total if total > 0 else None
 
 
-def _worth_showing(told: list[int], *distributions: Tensor | None) -> list[dict[int, float] | None]:
-    """Of each distribution, the tokens that are likeliest by any of them, and those `told`; the target's likeliest first."""
-    known = [probs for probs in distributions if probs is not None]
-    likeliest = [token for probs in known for token in probs.topk(min(NUM_LIKELIEST, len(probs))).indices.tolist()]
-    tokens = sorted(dict.fromkeys([*likeliest, *told]), key=lambda token: (-float(known[0][token]), token))
+def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) -> list[Guess]:
+    tokens = draft.tokens[0, :num_guesses].tolist()
+    parents = list(range(-1, num_guesses - 1)) if draft.parents is None else draft.parents[0, :num_guesses].tolist()
+    chances = [None] * num_guesses if verdict.survival is None else verdict.survival[0, :num_guesses].tolist()
     return [
-        None if probs is None else {token: float(probs[token]) if token < len(probs) else 0.0 for token in tokens}
-        for probs in distributions
+        Guess(token, parent, node in kept, chance)
+        for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True))
     ]
+
+
+def _place(
+    guesses: list[int], token: int | None, told: list[int], target: Tensor, draft: Tensor | None, left: Tensor | None
+) -> Place:
+    """With the tokens that are likeliest by any distribution, and those `told`; the target's likeliest first."""
+    known = [probs for probs in (target, draft, left) if probs is not None]
+    likeliest = [one for probs in known for one in probs.topk(min(NUM_LIKELIEST, len(probs))).indices.tolist()]
+    tokens = sorted(dict.fromkeys([*likeliest, *told]), key=lambda one: (-float(target[one]), one))
+
+    def of(probs: Tensor) -> dict[int, float]:
+        return {one: float(probs[one]) if one < len(probs) else 0.0 for one in tokens}
+
+    return Place(guesses, token, of(target), None if draft is None else of(draft), None if left is None else of(left))

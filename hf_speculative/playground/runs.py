@@ -56,6 +56,7 @@ class Settings:
     max_new_tokens: int = 96
     temperature: float = 0.0
     top_p: float = 1.0
+    repetition_penalty: float = 1.0
     seed: int = 0
     num_draft_tokens: int = 4
     method: str = DRAFT_MODEL
@@ -80,7 +81,8 @@ class Settings:
         """Of plain and speculative `generate` alike."""
         tokenizer = models.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens} | ({} if pad is None else {"pad_token_id": pad})
+        given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
+        given |= {} if pad is None else {"pad_token_id": pad}
         if self.is_greedy:
             return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}

@@ -32,15 +32,15 @@ def why(record: RoundRecord, index: int, name: Callable[[int], str]) -> str:
     place, end = record.places[index], record.num_from_draft
     guessed = " or ".join(f"\u201c{name(record.guesses[guess].token)}\u201d" for guess in place.guesses)
     if index > end or place.token is None:
-        return (
-            "Not looked at: the round ended before it. What was guessed after a refused token was guessed for another text."
-        )
+        return "Not looked at: the round ended before it. What was guessed after a refused token was guessed for another text."
     found = f"\u201c{name(place.token)}\u201d"
     if index < end:
         return _kept(record, place, index, found)
     if not place.guesses:
         before = "Every guess was kept, so" if end else "Nothing was guessed here, and"
-        return f"{before} the target adds {found}, from its own distribution: no pass of it is without a token of its own."
+        return (
+            f"{before} the target adds {found}, from its own distribution: no pass of it is without a token of its own."
+        )
     return _refused(record, place, index, guessed, found)
 
 
