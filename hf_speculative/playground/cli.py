@@ -63,11 +63,11 @@ def playground(
     console = Console(stderr=True, highlight=False)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with ends_at_once(), console.status("loading"):
+        quiet_transformers()
         try:
             from .page import build, look
         except ImportError as error:
             raise ValueError(f"the playground needs {error.name}: pip install 'hf_speculative[playground]'.") from error
-        quiet_transformers()
         from .runs import Models, Settings, run
 
         target, draft, tokenizer, draft_tokenizer = load_pair(
@@ -93,6 +93,11 @@ def playground(
     )
     console.print(f"{name} at http://{host}:{port} (Ctrl-C ends it)")
     try:
-        threading.Event().wait()
+        _wait()
     finally:
         page.close(verbose=False)
+
+
+def _wait() -> None:
+    """Until Ctrl-C."""
+    threading.Event().wait()

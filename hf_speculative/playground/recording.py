@@ -153,10 +153,8 @@ class Recorder:
         guesses = _guesses(draft, verdict, num_guesses, kept)
         is_tree = draft.parents is not None
         nodes = [-1, *(kept if is_tree else range(num_guesses))]
-        if self.is_greedy:  # the rule has seen the target's likeliest token alone
-            target = round.scores[0].softmax(-1)
-        else:
-            target = probs[0, [node + 1 for node in nodes]]
+        # Greedily, the rule has seen the target's likeliest token alone.
+        target = round.scores[0].softmax(-1) if self.is_greedy else probs[0, [node + 1 for node in nodes]]
         drawn_from = self._drawn_from(draft)
         places = []
         for i, node in enumerate(nodes):
