@@ -1,6 +1,6 @@
 """GRPO with TRL, its rollouts through a draft: attach it to the model, and TRL's own `GRPOTrainer` speculates.
 
-    pip install trl
+    pip install 'hf_speculative[trl]'
     python examples/train_with_trl.py                     # the embedded pair, CPU, about a minute
     python examples/train_with_trl.py --plain             # the same run without a draft: the same weights in the end
     python examples/train_with_trl.py --refresh-draft     # the draft follows the model that moves away from it
@@ -23,7 +23,7 @@ import hf_speculative as hs
 try:
     from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
-    raise SystemExit("This example needs TRL: pip install trl") from error
+    raise SystemExit("This example needs TRL: pip install 'hf_speculative[trl]'") from error
 
 PROMPTS = ["def read(path):\n", "import os\n", "class Node:\n", "for name in names:\n"]
 
