@@ -19,7 +19,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command"),
-    ("benchmark", "compilation", "evaluation", "integrations", "serving"),
+    ("benchmark", "compilation", "evaluation", "integrations", "playground", "serving"),
     ("compatibility", "hub", "side_by_side"),
     ("training",),
     ("cli",),
