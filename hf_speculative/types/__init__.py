@@ -4,6 +4,7 @@
 """
 
 from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path, columns_from
+from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round
 from .transfers import read_later, uploaded
 from .tree import Tree
@@ -15,11 +16,13 @@ __all__ = [
     "Costs",
     "Draft",
     "NoDistribution",
+    "Prefix",
     "Round",
     "Tree",
     "Verdict",
     "along_path",
     "columns_from",
     "read_later",
+    "shared_prefixes",
     "uploaded",
 ]
