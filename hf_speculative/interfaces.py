@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
 
 from torch import Tensor
 
-from .types import Batch, Costs, Draft, Round, Tree, Verdict
+from .types import Batch, Costs, Draft, Nodes, Round, Tree, Verdict
 
 #: more draft tokens than any draft has
 MANY = 2**20
@@ -256,6 +257,17 @@ class Drafter:
         """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
         raise NotImplementedError
 
+    def propose_beside(
+        self,
+        batch: Batch,
+        num_tokens: list[int],
+        schedule: Schedule,
+        sampler: Sampler,
+        guesses: Callable[[list[int]], Sequence[Nodes]],
+    ) -> Draft:
+        """Likewise where there are guesses too, up to so many for each row. By default it makes nothing of them."""
+        return self.propose(batch, num_tokens, schedule, sampler)
+
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         """The target has seen `draft`: its `logits (batch, k + 1, vocab)` before and after each token, no processor applied."""
 
@@ -329,10 +341,12 @@ class Schedule:
         """How deep the next tree is to be, of a drafter that asks for each level, 0 for a chain; `None`: as that is set."""
         return None
 
-    @property
-    def parts(self) -> tuple[Schedule, Schedule]:
-        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do."""
-        return self, self
+    def parts(self, plan: list[int]) -> tuple[Part, Part]:
+        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do, each with its last plan.
+
+        Both are within `plan`, what became of the plan of both.
+        """
+        return (self, plan), (self, plan)
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
@@ -364,3 +378,7 @@ class Schedule:
         if batch.is_unread:
             return [0] * len(batch.rows)
         return [MANY if room and batch.branches else room for room in batch.rooms]
+
+
+#: who plans a part of the drafts, and how many tokens each row is to get
+Part: TypeAlias = tuple[Schedule, list[int]]

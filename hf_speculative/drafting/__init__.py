@@ -6,7 +6,7 @@ from .draft_model import DraftModel
 from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
-from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
+from .guessers import DEFAULT_MAX_DEPTH, Guesser, Ngrams, OtherTexts, OwnText, Recycling
 from .guesses_first import GuessesFirst
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
@@ -33,6 +33,7 @@ __all__ = [
     "Guesser",
     "GuessesFirst",
     "Mtp",
+    "Ngrams",
     "Nothing",
     "OtherTexts",
     "OwnText",

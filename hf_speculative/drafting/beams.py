@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import exp, inf
+
 import torch
 from torch import Tensor
 
 from ..interfaces import Sampler, Schedule
-from ..types import Batch, Draft, uploaded
+from ..types import Batch, Draft, Nodes, uploaded
+from .graft import united
 from .levels import Levels
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
 #: candidates after a node, and levels of a tree, where nobody says more
 DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
+#: guesses that are looked at to become nodes of a tree
+MOST_GRAFTED = 32
 
 
 class Beams(WrappedDrafter):
@@ -43,6 +49,7 @@ class Beams(WrappedDrafter):
         self.stepwise, self.top_k, self.depth = drafter, top_k, depth
         self.branches = drafter.scores_levels
         self.expanded_as: Tensor | None = None
+        self.is_fed: list[list[bool]] | None = None
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         batch.grows_levels = self.may_branch
@@ -53,7 +60,18 @@ class Beams(WrappedDrafter):
         return self.branches and sampler.drafts_trees and not is_drawn
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        self.expanded_as = None
+        return self.propose_beside(batch, num_tokens, schedule, sampler)
+
+    def propose_beside(
+        self,
+        batch: Batch,
+        num_tokens: list[int],
+        schedule: Schedule,
+        sampler: Sampler,
+        guesses: Callable[[list[int]], Sequence[Nodes]] | None = None,
+    ) -> Draft:
+        """Guesses become nodes of the tree, see `united`; in a round with chains, there are none."""
+        self.expanded_as = self.is_fed = None
         levels = schedule.num_levels(batch)
         if levels is None:
             levels = self.depth or 0
@@ -73,6 +91,9 @@ class Beams(WrappedDrafter):
             end = candidates.expanded.shape[1]
             scores = sampler.level_scores(batch, self.stepwise.level(batch, end, width), end - width)
             candidates.add(sampler.confidences(scores, ahead))
+        if guesses is not None:
+            most = [min(n, MOST_GRAFTED) for n in num_tokens]
+            return self._grafted(batch, candidates, guesses(most), num_tokens, schedule)
         tokens, parents, confidences, self.expanded_as = candidates.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
         limits = uploaded(num_tokens, tokens.device).minimum(is_possible.sum(1))
@@ -87,8 +108,34 @@ class Beams(WrappedDrafter):
         end = max(counts)
         return Draft(tokens[:, :end], None, uploaded(counts, tokens.device), parents[:, :end], depth)
 
+    def _grafted(
+        self, batch: Batch, candidates: Levels, guesses: Sequence[Nodes], num_tokens: list[int], schedule: Schedule
+    ) -> Draft:
+        # Read by the host, beside the one read of each round: which nodes there are.
+        read = torch.stack([values.double() for values in candidates.best(max(num_tokens))], 1).tolist()
+        not_fed = candidates.expanded.shape[1]
+        grown, origins = [], []
+        for (tokens, parents, confidences, expanded_as), guessed in zip(read, guesses, strict=True):
+            own, fed_as = Nodes(), []
+            for token, parent, confidence, place in zip(tokens, parents, confidences, expanded_as, strict=True):
+                if confidence > -inf:  # by the processors
+                    own.add(int(token), int(parent), exp(confidence))
+                    fed_as.append(int(place))
+            nodes, came_from = united(own, guessed)
+            grown.append(nodes)
+            origins.append([not_fed if node is None else fed_as[node] for node in came_from])
+        limits = [min(n, len(row.tokens)) for n, row in zip(num_tokens, grown, strict=True)]
+        counts = schedule.num_nodes(batch, [row.chances[:n] for row, n in zip(grown, limits, strict=True)])
+        if not any(counts):
+            return Draft.empty(batch)
+        draft = Draft.of_nodes(batch, grown, counts)
+        places = [row[:n] + [not_fed] * (draft.width - n) for row, n in zip(origins, counts, strict=True)]
+        self.expanded_as = uploaded(places, batch.tokens.device)
+        self.is_fed = [[place < not_fed for place in row] for row in places]
+        return draft
+
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
-            batch = batch.as_fed(self.expanded_as)
-        self.expanded_as = None
+            batch = batch.as_fed(self.expanded_as, self.is_fed)
+        self.expanded_as = self.is_fed = None
         super().rollback(batch)

@@ -47,6 +47,9 @@ class WrappedDrafter(Drafter):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         return self.drafter.propose(batch, num_tokens, schedule, sampler)
 
+    def propose_beside(self, batch, num_tokens, schedule, sampler, guesses) -> Draft:
+        return self.drafter.propose_beside(batch, num_tokens, schedule, sampler, guesses)
+
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(batch, draft, logits)
 

@@ -6,7 +6,7 @@
 from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
 from .rounds import Appended, Costs, NoDistribution, Round
 from .transfers import read_later, uploaded
-from .tree import Tree
+from .tree import Nodes, Tree
 
 __all__ = [
     "NO_TOKEN",
@@ -15,6 +15,7 @@ __all__ = [
     "Costs",
     "Draft",
     "NoDistribution",
+    "Nodes",
     "Round",
     "Tree",
     "Verdict",

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from .rounds import Appended
 from .transfers import uploaded
-from .tree import Tree
+from .tree import Nodes, Tree
 
 #: in the place of a token that was drawn from what is no distribution
 NO_TOKEN = -1
@@ -124,17 +124,22 @@ class Batch:
         self.is_unread, self.tree = False, None
         return appended
 
-    def as_fed(self, nodes: Tensor) -> Batch:
+    def as_fed(self, nodes: Tensor, is_fed: list[list[bool]] | None = None) -> Batch:
         """This batch after a round, for a model that was fed other nodes than the target: node i as its own `nodes[:, i]`.
 
-        It was fed all that others follow. The host does not ask whether it was fed the last of a path, which is fed again.
+        Args:
+            is_fed: the nodes that it was fed. By default all that others follow; the host does not ask whether it was fed the
+                last of a path, which is fed again.
         """
         fed = copy.copy(self)
         assert self.path is not None and self.host_path is not None
         fed.path = nodes.gather(1, self.path)
-        fed.host_path = [
-            [0] * (len(path) - 1) + [NOT_FED] * bool(path) for path in self.host_path
-        ]  # 0: whichever it was
+        known = is_fed or [
+            [node != path[-1] for node in range(nodes.shape[1])] if path else [] for path in self.host_path
+        ]
+        fed.host_path = [  # 0: whichever it was
+            [0 if row[node] else NOT_FED for node in path] for row, path in zip(known, self.host_path, strict=True)
+        ]
         return fed
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
@@ -256,6 +261,14 @@ class Draft:
         packed = [[len(tokens), *tokens, *[0] * (width - len(tokens))] for tokens in proposals]
         num_tokens, tokens = uploaded(packed, batch.tokens.device).split([1, width], 1)
         return Draft(tokens, None, num_tokens[:, 0])
+
+    @staticmethod
+    def of_nodes(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
+        """Likewise trees: the first `counts[b]` nodes of each row."""
+        draft = Draft.of(batch, [row.tokens[:n] for row, n in zip(nodes, counts, strict=True)])
+        parents = [row.parents[:n] + [-1] * (draft.width - n) for row, n in zip(nodes, counts, strict=True)]
+        depth = max(max(row.depths[:n], default=0) for row, n in zip(nodes, counts, strict=True))
+        return replace(draft, parents=uploaded(parents, draft.tokens.device), depth=depth)
 
     def dense_probs(self, like: Tensor) -> Tensor:
         """`probs` with a one-hot distribution written out, as wide and of the type of `like`."""

@@ -157,6 +157,7 @@ def test_attached_both_draft(target, draft, turns):
         hs.detach(target)
 
 
-def test_guesses_without_chances_do_not_go_with_a_draft(target, draft):
-    with pytest.raises(ValueError, match="`draft_model` and `method='ngram'` do not go together"):
-        hs.generate(target, **tiny.prompts(1), draft_model=draft, method="ngram", max_new_tokens=4)
+@pytest.mark.parametrize("method", ["ngram", ["suffix", "recycling"]])
+def test_any_method_goes_with_a_draft(target, draft, turns, method):
+    same_as_plain(target, tiny.prompts(3, width=12), draft_model=draft, method=method, num_draft_tokens=3)
+    assert min(turns.values()) > 0
