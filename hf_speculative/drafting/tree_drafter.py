@@ -13,6 +13,7 @@ from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
 from .guessers import Guesser
+from .nodes import draft_of
 
 
 @dataclass
@@ -81,7 +82,7 @@ class TreeDrafter(Drafter):
             return Draft.empty(batch)
         is_chain = all(row.depths[:n] == list(range(1, n + 1)) for row, n in zip(grown, counts, strict=True))
         # A chain pays for no mask.
-        self.draft = Draft.of(batch, self.proposed) if is_chain else Draft.of_nodes(batch, grown, counts)
+        self.draft = Draft.of(batch, self.proposed) if is_chain else draft_of(batch, grown, counts)
         return self.draft
 
     def grow(self, batch: Batch, num_tokens: list[int]) -> list[Growth]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from .rounds import Appended
 from .transfers import uploaded
-from .tree import Nodes, Tree
+from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
 NO_TOKEN = -1
@@ -261,14 +261,6 @@ class Draft:
         packed = [[len(tokens), *tokens, *[0] * (width - len(tokens))] for tokens in proposals]
         num_tokens, tokens = uploaded(packed, batch.tokens.device).split([1, width], 1)
         return Draft(tokens, None, num_tokens[:, 0])
-
-    @staticmethod
-    def of_nodes(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
-        """Likewise trees: the first `counts[b]` nodes of each row."""
-        draft = Draft.of(batch, [row.tokens[:n] for row, n in zip(nodes, counts, strict=True)])
-        parents = [row.parents[:n] + [-1] * (draft.width - n) for row, n in zip(nodes, counts, strict=True)]
-        depth = max(max(row.depths[:n], default=0) for row, n in zip(nodes, counts, strict=True))
-        return replace(draft, parents=uploaded(parents, draft.tokens.device), depth=depth)
 
     def dense_probs(self, like: Tensor) -> Tensor:
         """`probs` with a one-hot distribution written out, as wide and of the type of `like`."""

@@ -96,7 +96,7 @@ def test_who_drafts_follows_from_what_each_promises(target, draft):
 
     def guesses(chances):
         schedule.plan(batch)
-        return schedule.parts[0].num_nodes(batch, [chances])
+        return schedule.guesses.num_nodes(batch, [chances])
 
     assert guesses([0.9, 0.9, 0.9]) == [3] and guesses([0.3]) == [0]
     for _ in range(30):

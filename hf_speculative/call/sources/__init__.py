@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
 from ..option_types import AND
@@ -23,6 +23,7 @@ from .prompt_lookup import NgramSource, PromptLookupSource
 from .recycling import RecyclingSource
 from .several import SeveralSource
 from .suffix import SuffixSource
+from .texts import GuessingSource
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
@@ -75,7 +76,7 @@ def go_together(named: Collection[str]) -> bool:
 
 def with_guesses(source: Source, method: str, options: dict[str, Any]) -> Source:
     """What `source` drafts, and what `method` guesses."""
-    return GuessesFirstSource(source_of("method", method, options), source)
+    return GuessesFirstSource(cast(GuessingSource, source_of("method", method, options)), source)
 
 
 def is_configured(generation_config) -> bool:

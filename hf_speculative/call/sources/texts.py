@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
-from ...interfaces import Drafter, Schedule
+from ...interfaces import Schedule
 from ...models import num_logits
 from ...schedules import BestNodes
 from ...tokenizers.loading import tokenizer_of
@@ -44,7 +44,7 @@ class GuessingSource(Source):
         """Its ways to guess how a text of the target `model` goes on."""
         raise NotImplementedError
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: PreparedCall) -> TreeDrafter:
         guessers = self.guessers(call.model)
         key = tuple(type(guesser) for guesser in guessers)
         return TreeDrafter(guessers, learned=kept_with(call.model).setdefault(key, {}))

@@ -1,30 +1,44 @@
-"""A tree grafted onto another one."""
+"""Trees that are known on the host: as drafts, and one grafted onto another."""
 
 from __future__ import annotations
 
-from ..types import Nodes
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..types import Batch, Draft, Nodes, uploaded
 
 
-def united(own: Nodes, guessed: Nodes) -> tuple[Nodes, list[int | None]]:
+def draft_of(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
+    """A tree of the first `counts[b]` nodes of each row."""
+    draft = Draft.of(batch, [row.tokens[:n] for row, n in zip(nodes, counts, strict=True)])
+    parents = [row.parents[:n] + [-1] * (draft.width - n) for row, n in zip(nodes, counts, strict=True)]
+    depth = max(max(row.depths[:n], default=0) for row, n in zip(nodes, counts, strict=True))
+    return replace(draft, parents=uploaded(parents, draft.tokens.device), depth=depth)
+
+
+def united(own: Nodes, guessed: Nodes, trust: float = 1.0) -> tuple[Nodes, list[int | None]]:
     """All nodes of two trees that follow the same text, the likeliest first.
 
     What both have is one node, with the better of its two chances. No node has a better one than its parent, in either tree and
     so in both together: any number of the likeliest is a tree.
+
+    Args:
+        trust: what the chances of `guessed` are to be multiplied by, 1 at most.
 
     Returns:
         The nodes, and which of `own` each is, `None` for one that was guessed only.
     """
     nodes, origins = Nodes(), list[int | None]()
     known: dict[tuple[int, int], int] = {}
-    for tree, is_own in ((own, True), (guessed, False)):
+    for tree, is_own, weight in ((own, True, 1.0), (guessed, False, trust)):
         places: list[int] = []
         for i, (token, parent, chance) in enumerate(zip(tree.tokens, tree.parents, tree.chances, strict=True)):
             after = -1 if parent < 0 else places[parent]
             place = known.get((after, token))
             if place is None:
-                place = known[after, token] = nodes.add(token, after, chance)
+                place = known[after, token] = nodes.add(token, after, weight * chance)
                 origins.append(i if is_own else None)
-            nodes.chances[place] = max(chance, nodes.chances[place])
+            nodes.chances[place] = max(weight * chance, nodes.chances[place])
             places.append(place)
     order = sorted(range(len(origins)), key=lambda i: -nodes.chances[i])  # stable: parents come first
     rank = {i: n for n, i in enumerate(order)}
