@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import exp, inf
 
 import torch
 from torch import Tensor
 
 from ..interfaces import Sampler, Schedule
 from ..types import Batch, Draft, Nodes, uploaded
+from .grafts import Grafts
 from .levels import Levels
-from .nodes import draft_of, united
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
@@ -20,18 +18,6 @@ from .wrapped import WrappedDrafter
 DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
 #: guesses that are looked at to become nodes of a tree
 MOST_GRAFTED = 32
-
-
-#: guesses are taken to be kept as promised before so many were seen; old rounds fade
-TRUST_WEIGHT, MEMORY = 4.0, 0.97
-
-
-@dataclass(frozen=True)
-class _Grafts:
-    """What a round knows of its tree: by row and node, whether the drafter was fed it, and the chance of one that was grafted."""
-
-    is_fed: list[list[bool]]
-    chances: list[list[float]]
 
 
 class Beams(WrappedDrafter):
@@ -62,8 +48,7 @@ class Beams(WrappedDrafter):
         self.stepwise, self.top_k, self.depth = drafter, top_k, depth
         self.branches = drafter.scores_levels
         self.expanded_as: Tensor | None = None
-        self.grafts: _Grafts | None = None
-        self.promised = self.kept = TRUST_WEIGHT
+        self.grafts, self.is_grafted = Grafts(), False
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         batch.grows_levels = self.may_branch
@@ -85,14 +70,13 @@ class Beams(WrappedDrafter):
         guesses: Callable[[list[int]], Sequence[Nodes]] | None = None,
     ) -> Draft:
         """Guesses become nodes of the tree, or make the chain one, see `united`."""
-        self.expanded_as = self.grafts = None
+        self.expanded_as, self.is_grafted = None, False
         levels = schedule.num_levels(batch)
         if levels is None:
             levels = self.depth or 0
         rooms = [min(n, room) for n, room in zip(num_tokens, batch.rooms, strict=True)]
         # Whether the sampler takes trees may change where requests have samplers of their own.
-        may_grow = self.may_branch and sampler.drafts_trees
-        may_grow = may_grow and not schedule.may_stop
+        may_grow = self.may_branch and sampler.drafts_trees and not schedule.may_stop
         guessed = guesses([min(n, MOST_GRAFTED) for n in num_tokens]) if guesses is not None and may_grow else []
         is_joined = any(row.tokens for row in guessed)
         if not may_grow or not (levels or is_joined):
@@ -110,7 +94,9 @@ class Beams(WrappedDrafter):
             scores = sampler.level_scores(batch, self.stepwise.level(batch, end, width), end - width)
             candidates.add(sampler.confidences(scores, ahead))
         if is_joined:
-            return self._grafted(batch, candidates, guessed, num_tokens, schedule)
+            draft, self.expanded_as = self.grafts.draft(batch, candidates, guessed, num_tokens, schedule)
+            self.is_grafted = True
+            return draft
         tokens, parents, confidences, self.expanded_as = candidates.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
         limits = uploaded(num_tokens, tokens.device).minimum(is_possible.sum(1))
@@ -125,55 +111,10 @@ class Beams(WrappedDrafter):
         end = max(counts)
         return Draft(tokens[:, :end], None, uploaded(counts, tokens.device), parents[:, :end], depth)
 
-    def _grafted(
-        self, batch: Batch, candidates: Levels, guesses: Sequence[Nodes], num_tokens: list[int], schedule: Schedule
-    ) -> Draft:
-        # Read by the host, beside the one read of each round: which nodes there are.
-        read = torch.stack([values.double() for values in candidates.best(max(num_tokens))], 1).tolist()
-        not_fed = candidates.expanded.shape[1]
-        grown, origins = [], []
-        for (tokens, parents, confidences, expanded_as), guessed in zip(read, guesses, strict=True):
-            own, fed_as = Nodes(), []
-            for token, parent, confidence, place in zip(tokens, parents, confidences, expanded_as, strict=True):
-                if confidence > -inf:  # by the processors
-                    own.add(int(token), int(parent), exp(confidence))
-                    fed_as.append(int(place))
-            nodes, came_from = united(own, guessed, self.trust)
-            grown.append(nodes)
-            origins.append([None if node is None else fed_as[node] for node in came_from])
-        limits = [min(n, len(row.tokens)) for n, row in zip(num_tokens, grown, strict=True)]
-        counts = schedule.num_nodes(batch, [row.chances[:n] for row, n in zip(grown, limits, strict=True)])
-        if not any(counts):
-            return Draft.empty(batch)
-        draft = draft_of(batch, grown, counts)
-        places = [row[:n] + [None] * (draft.width - n) for row, n in zip(origins, counts, strict=True)]
-        fed = [[not_fed if place is None else place for place in row] for row in places]
-        self.expanded_as = uploaded(fed, batch.tokens.device)
-        chances = [
-            [0.0 if place is not None else chance for place, chance in zip(row, nodes.chances, strict=False)]
-            for row, nodes in zip(places, grown, strict=True)
-        ]
-        self.grafts = _Grafts([[place < not_fed for place in row] for row in fed], chances)
-        return draft
-
-    @property
-    def trust(self) -> float:
-        """What came of guesses, of what their chances promised: those that a draft does not share are less often right."""
-        return min(1.0, self.kept / self.promised)
-
-    def _judge(self, grafts: _Grafts, batch: Batch) -> None:
-        self.promised = MEMORY * self.promised + sum(map(sum, grafts.chances))
-        kept = [
-            chances[node] > 0
-            for chances, path in zip(grafts.chances, batch.host_path or (), strict=True)
-            for node in path
-        ]
-        self.kept = MEMORY * self.kept + sum(kept)
-
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
-            if self.grafts is not None:
-                self._judge(self.grafts, batch)
-            batch = batch.as_fed(self.expanded_as, self.grafts and self.grafts.is_fed)
-        self.expanded_as = self.grafts = None
+            if self.is_grafted:
+                self.grafts.judge(batch.host_path or [])
+            batch = batch.as_fed(self.expanded_as, self.grafts.is_fed if self.is_grafted else None)
+        self.expanded_as, self.is_grafted = None, False
         super().rollback(batch)

@@ -23,14 +23,18 @@ SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
 def turns(monkeypatch):
     """Rounds in which each of the two drafted."""
     counts = {"guesses": 0, "drafts": 0}
-    for kind, name in ((TreeDrafter, "guesses"), (Beams, "drafts")):
+    watched = (
+        (TreeDrafter, "propose", TreeDrafter.propose, "guesses"),
+        (Beams, "propose_beside", Beams.propose_beside, "drafts"),
+    )
+    for kind, method, propose, name in watched:
 
-        def counted(self, *args, propose=kind.propose, name=name):
+        def counted(self, *args, propose=propose, name=name):
             draft = propose(self, *args)
             counts[name] += draft.width > 0
             return draft
 
-        monkeypatch.setattr(kind, "propose", counted)
+        monkeypatch.setattr(kind, method, counted)
     return counts
 
 
