@@ -75,10 +75,8 @@ def test_the_drafts_cache_is_right_after_every_round(model_type):
 
 def test_it_keeps_more_than_a_chain_of_its_depth(target):
     lengths, draft = [], tiny.noisy_copy(target, noise=0.5)
-    for make, num in (
-        (lambda: DraftModel(RaggedModel(draft)), 3),
-        (lambda: DrawnTree(DraftModel(RaggedModel(draft)), 3, 3), 9),
-    ):
+    chain, of_threes = (DraftModel(RaggedModel(draft)) for _ in range(2))
+    for drafter, num in ((chain, 3), (DrawnTree(of_threes, top_k=3, depth=3), 9)):
         torch.manual_seed(0)
         with hs.record() as stats:
             config = SpeculativeConfig(drafter=drafter, num_draft_tokens=num)
