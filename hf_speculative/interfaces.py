@@ -10,6 +10,10 @@ from torch import Tensor
 
 from .types import Batch, Costs, Draft, Nodes, Round, Tree, Verdict
 
+#: who plans a part of the drafts, and how many tokens for each row
+Part: TypeAlias = "tuple[Schedule, list[int]]"
+#: up to so many for each row, as trees
+Guesses: TypeAlias = Callable[[list[int]], Sequence[Nodes]]
 #: more draft tokens than any draft has
 MANY = 2**20
 
@@ -258,14 +262,9 @@ class Drafter:
         raise NotImplementedError
 
     def propose_beside(
-        self,
-        batch: Batch,
-        num_tokens: list[int],
-        schedule: Schedule,
-        sampler: Sampler,
-        guesses: Callable[[list[int]], Sequence[Nodes]],
+        self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler, guesses: Guesses
     ) -> Draft:
-        """Likewise where there are guesses too, up to so many for each row. By default it makes nothing of them."""
+        """Likewise where there are `guesses` too, which this drafter need not use."""
         return self.propose(batch, num_tokens, schedule, sampler)
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
@@ -342,10 +341,7 @@ class Schedule:
         return None
 
     def parts(self, plan: list[int]) -> tuple[Part, Part]:
-        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do, each with its last plan.
-
-        Both are within `plan`, what became of the plan of both.
-        """
+        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do; of `plan`, each its own."""
         return (self, plan), (self, plan)
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
@@ -378,7 +374,3 @@ class Schedule:
         if batch.is_unread:
             return [0] * len(batch.rows)
         return [MANY if room and batch.branches else room for room in batch.rooms]
-
-
-#: who plans a part of the drafts, and how many tokens each row is to get
-Part: TypeAlias = tuple[Schedule, list[int]]

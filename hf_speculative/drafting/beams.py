@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
-from ..interfaces import Sampler, Schedule
-from ..types import Batch, Draft, Nodes, uploaded
+from ..interfaces import Guesses, Sampler, Schedule
+from ..types import Batch, Draft, uploaded
 from .grafts import Grafts
 from .levels import Levels
 from .stepwise import Stepwise
@@ -67,7 +65,7 @@ class Beams(WrappedDrafter):
         num_tokens: list[int],
         schedule: Schedule,
         sampler: Sampler,
-        guesses: Callable[[list[int]], Sequence[Nodes]] | None = None,
+        guesses: Guesses | None = None,
     ) -> Draft:
         """Guesses become nodes of the tree, or make the chain one, see `united`."""
         self.expanded_as, self.is_grafted = None, False

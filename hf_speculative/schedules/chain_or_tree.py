@@ -108,7 +108,7 @@ class ChainOrTree(Schedule):
         self.rounds_since_chain, self.rounds_since_tree = self.rounds_since_chain + 1, 0
         self.nodes.update(round)
         kept = {row: len(survival) for row, survival in zip(round.rows, round.survival, strict=True)}
-        self.trees.learn({row: _survival(num, self.levels) for row, num in kept.items()})
+        self.trees.learn({row: ([1.0] * num + [0.0])[: self.levels] for row, num in kept.items()})
         num_rows = len(round.rows)
         times = self._times(num_rows, self.levels)
         num_steps = times[max(round.num_drafted)] / self.chains.times_of(num_rows)[0]
@@ -130,13 +130,7 @@ class ChainOrTree(Schedule):
 def _as_chains(round: Round) -> Round:
     """A round whose chains may have had guesses beside them: the path that was kept is the chain then."""
     drafts = zip(round.num_drafted, round.survival, strict=True)
-    chains = [chances if len(chances) == num else _survival(len(chances), num) for num, chances in drafts]
-    return replace(round, survival=chains)
-
-
-def _survival(num_kept: int, num_drafted: int) -> list[float]:
-    """Of a draft that was as deep as this, and kept so far."""
-    return ([1.0] * num_kept + [0.0])[:num_drafted]
+    return replace(round, survival=[[*chances, 0.0][:num] for num, chances in drafts])
 
 
 def _rescued(kept: float) -> float:

@@ -133,13 +133,13 @@ class Batch:
         """
         fed = copy.copy(self)
         assert self.path is not None and self.host_path is not None
-        fed.path = nodes.gather(1, self.path)
-        known = is_fed or [
+        rows = is_fed or [
             [node != path[-1] for node in range(nodes.shape[1])] if path else [] for path in self.host_path
         ]
         fed.host_path = [  # 0: whichever it was
-            [0 if row[node] else NOT_FED for node in path] for row, path in zip(known, self.host_path, strict=True)
+            [0 if row[node] else NOT_FED for node in path] for row, path in zip(rows, self.host_path, strict=True)
         ]
+        fed.path = nodes.gather(1, self.path[:, : max(path.count(0) for path in fed.host_path)])
         return fed
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:

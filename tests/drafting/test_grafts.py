@@ -80,20 +80,23 @@ class Watched(Beams):
         super().rollback(batch)
 
 
-@pytest.mark.parametrize("top_k, depth", [(3, 4), (1, None)], ids=["tree", "chain"])
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("top_k, depth", [(3, 4), (2, 1), (1, None)], ids=["tree", "one level", "chain"])
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
 def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, depth):
     """Greedy, unequal rows, past a window of 8: each logit of the draft is that of a fresh pass over the text."""
     model = tiny.build(model_type)
     compared = Compared(tiny.noisy_copy(model, noise=0.5))
     beams = Watched(compared, top_k, depth)
     drafter = GuessesFirst(TreeDrafter([Recycling(), OwnText()]), beams)
-    config = SpeculativeConfig(drafter=drafter, schedule=never_alone(Constant(6)))
-    same_as_plain(model, tiny.prompts(4), speculative_config=config)
-    assert beams.num_grafted > beams.num_kept > 5 and compared.num_levels > 10
+    config = SpeculativeConfig(drafter=drafter, schedule=never_alone(Constant(8)))
+    for _ in range(2):  # the second one knows what the first one wrote
+        same_as_plain(model, tiny.prompts(4), speculative_config=config)
+    assert beams.num_grafted > beams.num_kept > 5 and (compared.num_levels > 10 or depth == 1)
 
 
-@pytest.mark.parametrize("schedule", [Constant(7), ChainOrTree(6, 12, 4, Costs({1: {0: 1.0, 4: 1.1}}))], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Constant(7), ChainOrTree(6, 12, 4, Costs({1: {0: 1.0, 4: 1.1}}))], ids=["constant", "chains"]
+)
 def test_rows_that_wait_and_sampling(schedule):
     target = tiny.llama()
     draft = tiny.noisy_copy(target, noise=0.4)
@@ -179,4 +182,4 @@ def test_a_chain_with_guesses_beside_it_is_judged_by_what_was_kept():
         schedule.plan(batch)
         schedule.update(hs.Round([0], [[1, 2]], [4], [1], [False], None, None, [[1.0]]))
     survival = schedule.chains.survival(0)
-    assert survival[0] > 0.9 and survival[1] < 0.2
+    assert survival[0] > 0.8 and survival[1] < 0.2

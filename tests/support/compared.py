@@ -22,8 +22,8 @@ class Compared(DraftModel):
     def step(self, batch, ahead):
         logits = super().step(batch, ahead)
         self.num_rounds += 1
-        for found, text in zip(logits, batch.history, strict=True):
-            self.compare(found, text)
+        for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
+            self.compare(logits[row], [*text, *batch.tokens[row, length : length + ahead].tolist()])
         return logits
 
     def level(self, batch, num_nodes, width):
