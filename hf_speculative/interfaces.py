@@ -77,6 +77,7 @@ class CachedModel:
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         """Row i of `newcomers` takes the place of the row at `lanes[i]`: its prompt is read in a pass without the others."""
         fresh = self.fresh()
+        fresh.share(self, newcomers)
         fresh.prefill(newcomers)
         self.num_forwards = fresh.num_forwards
         self.take(fresh, lanes)
@@ -86,6 +87,9 @@ class CachedModel:
         fresh = copy.copy(self)
         fresh.reset()
         return fresh
+
+    def share(self, other, batch: Batch) -> None:
+        """Nothing was read yet: rows of `batch` begin with a copy of what `other` has cached of their `Batch.prefixes`."""
 
     def take(self, other, lanes: list[int]) -> None:
         """Row i of what `other` has cached takes the place of the row at `lanes[i]`."""

@@ -9,6 +9,7 @@ from ..interfaces import Guesses, Sampler, Schedule
 from ..types import Batch, Draft, uploaded
 from .grafts import Grafts
 from .levels import Levels
+from .nodes import as_fed
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
@@ -113,6 +114,6 @@ class Beams(WrappedDrafter):
         if batch.path is not None and self.expanded_as is not None:
             if self.is_grafted:
                 self.grafts.judge(batch.host_path or [])
-            batch = batch.as_fed(self.expanded_as, self.grafts.is_fed if self.is_grafted else None)
+            batch = as_fed(batch, self.expanded_as, self.grafts.is_fed if self.is_grafted else None)
         self.expanded_as, self.is_grafted = None, False
         super().rollback(batch)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from ..interfaces import Sampler, Schedule
 from ..types import Batch, Draft, uploaded
 from .levels import Levels
+from .nodes import as_fed
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
@@ -76,7 +77,7 @@ class DrawnTree(WrappedDrafter):
 
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
-            batch = batch.as_fed(self.expanded_as)
+            batch = as_fed(batch, self.expanded_as)
         self.expanded_as = None
         super().rollback(batch)
 

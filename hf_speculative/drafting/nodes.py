@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..types import Batch, Draft, Nodes, uploaded
+
+#: in the place of a node that a model was not fed: past all of them
+NOT_FED = 2**30
 
 
 def draft_of(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
@@ -46,3 +52,20 @@ def united(own: Nodes, guessed: Nodes, trust: float = 1.0) -> tuple[Nodes, list[
     for i in order:
         likeliest.add(nodes.tokens[i], rank.get(nodes.parents[i], -1), nodes.chances[i])
     return likeliest, [origins[i] for i in order]
+
+
+def as_fed(batch: Batch, nodes: Tensor, is_fed: list[list[bool]] | None = None) -> Batch:
+    """A batch after a round, for a model that was fed other nodes than the target: node i as its own `nodes[:, i]`.
+
+    Args:
+        is_fed: the nodes that it was fed. By default all that others follow; the host does not ask whether it was fed the last
+            of a path, which is fed again.
+    """
+    fed = copy.copy(batch)
+    assert batch.path is not None and batch.host_path is not None
+    rows = is_fed or [[node != path[-1] for node in range(nodes.shape[1])] if path else [] for path in batch.host_path]
+    fed.host_path = [  # 0: whichever it was
+        [0 if row[node] else NOT_FED for node in path] for row, path in zip(rows, batch.host_path, strict=True)
+    ]
+    fed.path = nodes.gather(1, batch.path[:, : max(path.count(0) for path in fed.host_path)])
+    return fed

@@ -186,6 +186,19 @@ class RaggedModel(CachedModel):
         if self.seen is not None:  # else the first pass is still to come, and reads all rows
             super().admit(newcomers, lanes)
 
+    def share(self, other, batch: Batch) -> None:
+        shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
+        if any(shared):
+            self._begin(batch, ahead=0)
+            self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
+            self._set_seen(list(range(len(shared))), shared)
+
+    def _copy(self, lanes: list[int], other, end: int) -> None:
+        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
+        self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
+        for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
+            layer.copy(given, lanes, end)
+
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)

@@ -188,6 +188,11 @@ class StaticModel(RaggedModel):
         self.num_forwards += num_tokens - 1
         return drafted
 
+    def fresh(self):
+        fresh = super().fresh()
+        fresh.capture = None  # not worth it for a cache that is let go
+        return fresh
+
     @staticmethod
     def num_slots(end: int) -> int:
         """The slots that a pass up to slot `end` looks at."""

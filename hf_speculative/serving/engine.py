@@ -62,7 +62,7 @@ class Engine:
 
     Attributes:
         statistics: counts of all requests so far.
-        num_prompt_tokens: tokens of the prompts that were read.
+        num_prompt_tokens: tokens of the prompts that were taken; of these, `num_cached_tokens` had not to be read again.
         ended: how requests ended: "stop", "length", "error" or "abort".
 
     Raises:
@@ -92,7 +92,8 @@ class Engine:
         eos = setting_of(self.model, {}, "eos_token_id")
         pad = setting_of(self.model, {}, "pad_token_id")
         self.pad = next((i for i in (pad, *(eos if isinstance(eos, list) else [eos])) if i is not None), 0)
-        self.statistics, self.num_prompt_tokens = RowStatistics(), 0
+        self.statistics = RowStatistics()
+        self.num_prompt_tokens = self.num_cached_tokens = 0
         self.ended: Counter[str] = Counter()
         self._numbers = count()
         self._waiting: deque[Request] = deque()
@@ -274,6 +275,7 @@ class Engine:
 
     def _end(self, row: int, error: BaseException | None) -> None:
         request = self._running.pop(row)
+        self.num_cached_tokens += request.num_cached
         is_full = len(request.ids) + len(request.tokens) >= request.max_length
         self.ended["error" if error else "abort" if request.is_cancelled else "length" if is_full else "stop"] += 1
         try:

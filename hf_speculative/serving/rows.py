@@ -11,7 +11,7 @@ from torch import Tensor
 from ..interfaces import Drafter, Sampler, Schedule, Stopping
 from ..sampling.samplers import ProcessedSampler
 from ..schedules.wrapped import WrappedSchedule
-from ..types import Batch, Tree
+from ..types import Batch, Tree, shared_prefixes
 from .requests import Request
 
 #: by the row of the batch that is theirs
@@ -39,7 +39,13 @@ class Rows(Batch):
 
     def newcomers(self, num_rows: int) -> Batch | None:
         requests = self.take(num_rows) if num_rows else {}
-        return Rows(requests, self.max_length, self.pad, self.take) if requests else None
+        if not requests:
+            return None
+        newcomers = Rows(requests, self.max_length, self.pad, self.take)
+        newcomers.prefixes = shared_prefixes(self.history, newcomers.history)
+        for request, prefix in zip(requests.values(), newcomers.prefixes, strict=True):
+            request.num_cached = prefix.num_tokens
+        return newcomers
 
 
 class Alike:

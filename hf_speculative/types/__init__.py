@@ -4,6 +4,7 @@
 """
 
 from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
+from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round
 from .transfers import read_later, uploaded
 from .tree import Nodes, Tree
@@ -16,10 +17,12 @@ __all__ = [
     "Draft",
     "NoDistribution",
     "Nodes",
+    "Prefix",
     "Round",
     "Tree",
     "Verdict",
     "along_path",
     "read_later",
+    "shared_prefixes",
     "uploaded",
 ]

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended
 from .transfers import uploaded
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
 NO_TOKEN = -1
-#: in the place of a node that a model was not fed: past all of them
-NOT_FED = 2**30
 #: a probability of 1 where it is read from the device as a whole number
 UNIT = 2**24
 
@@ -41,6 +40,7 @@ class Batch:
         branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
+        prefixes: of rows that wait no longer, what each shares with a row that is running; empty: nothing.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
             first ones. They have moved up in `tokens`, and what else is kept of them has to: see `CachedModel.rollback`.
     """
@@ -50,6 +50,7 @@ class Batch:
     grows_levels: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
+    prefixes: Sequence[Prefix] = ()
     path: Tensor | None = None
     host_path: list[list[int]] | None = None
 
@@ -124,24 +125,6 @@ class Batch:
         self.is_unread, self.tree = False, None
         return appended
 
-    def as_fed(self, nodes: Tensor, is_fed: list[list[bool]] | None = None) -> Batch:
-        """This batch after a round, for a model that was fed other nodes than the target: node i as its own `nodes[:, i]`.
-
-        Args:
-            is_fed: the nodes that it was fed. By default all that others follow; the host does not ask whether it was fed the
-                last of a path, which is fed again.
-        """
-        fed = copy.copy(self)
-        assert self.path is not None and self.host_path is not None
-        rows = is_fed or [
-            [node != path[-1] for node in range(nodes.shape[1])] if path else [] for path in self.host_path
-        ]
-        fed.host_path = [  # 0: whichever it was
-            [0 if row[node] else NOT_FED for node in path] for row, path in zip(rows, self.host_path, strict=True)
-        ]
-        fed.path = nodes.gather(1, self.path[:, : max(path.count(0) for path in fed.host_path)])
-        return fed
-
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
         width = max(map(len, tails))
@@ -183,6 +166,7 @@ class Batch:
         indices = list(range(len(self.waiting.rows)))
         newcomers = self.waiting.part(indices[:num_rows])
         self.waiting.select(indices[num_rows:])
+        newcomers.prefixes = shared_prefixes(self.history, newcomers.history)
         return newcomers
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
