@@ -39,7 +39,7 @@ class Levels:
 
     def add(self, log_probs: Tensor) -> None:
         """The candidates of a level: what follows, by `log_probs (batch, width, vocab)`, each node that was expanded last."""
-        own, tokens = self.candidates(log_probs)
+        own, tokens = log_probs.topk(min(self.top_k, log_probs.shape[2]))
         end = self.expanded.shape[1]
         parents = torch.arange(end - own.shape[1], end, device=tokens.device)[:, None].expand_as(tokens)
         self.first = self.tokens.shape[1]
@@ -47,14 +47,10 @@ class Levels:
         self.parents = torch.cat([self.parents, parents.flatten(1)], 1)
         self.confidences = torch.cat([self.confidences, (self.newest[..., None] + own).flatten(1)], 1)
 
-    def candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """What may follow each node, `(batch, width, m)`: its own confidences, and tokens."""
-        return log_probs.topk(min(self.top_k, log_probs.shape[2]))
-
-    def expand(self, width: int | None = None) -> int:
-        """The next level follows the `width` most confident candidates of this one, `top_k` by default; how many they are."""
+    def expand(self) -> int:
+        """The next level follows the most confident candidates of this one; how many they are."""
         level = self.confidences[:, self.first :]
-        self.newest, best = level.topk(min(width or self.top_k, level.shape[1]))
+        self.newest, best = level.topk(min(self.top_k, level.shape[1]))
         self.expanded = torch.cat([self.expanded, self.first + best], 1)
         self.depth += 1
         return best.shape[1]
