@@ -83,11 +83,11 @@ class DrawnTree(WrappedDrafter):
 
     def _siblings(self, q: Tensor, sampler: Sampler, ahead: int) -> tuple[Tensor, Tensor]:
         """Of each of `q (batch, width, vocab)`: tokens `(batch, width, siblings)`, and what each was drawn from."""
-        tokens, probs = [], []
+        tokens, probs, left = [], [], q
         for _ in self.rates:
-            probs.append(q)
-            tokens.append(sampler.categorical(q, ahead))
-            q = functional.normalize(q.scatter(2, tokens[-1][..., None], 0), p=1, dim=2)  # zeros where nothing is left
+            probs.append(left)
+            tokens.append(sampler.categorical(torch.where(left.any(2, keepdim=True), left, q), ahead))
+            left = functional.normalize(left.scatter(2, tokens[-1][..., None], 0), p=1, dim=2)  # zeros: nothing is left
         return torch.stack(tokens, 2), torch.stack(probs, 2)
 
     def rollback(self, batch: Batch) -> None:

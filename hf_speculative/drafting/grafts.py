@@ -12,8 +12,9 @@ from ..types import Batch, Draft, Nodes, uploaded
 from .levels import Levels
 from .nodes import draft_of, united
 
-#: guesses are taken to be kept as their chances promise before so many were seen; old rounds fade
-TRUST_WEIGHT, MEMORY = 4.0, 0.97
+#: guesses that the drafter does not share are taken to be kept in this share of what their chances promise, before so many
+#: were; old rounds fade
+FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 
 
 class Grafts:
@@ -25,7 +26,7 @@ class Grafts:
     """
 
     def __init__(self):
-        self.promised = self.kept = TRUST_WEIGHT
+        self.promised, self.kept = TRUST_WEIGHT, FIRST_TRUST * TRUST_WEIGHT
         self.is_fed: list[list[bool]] = []
         self.chances: list[list[float]] = []
 
