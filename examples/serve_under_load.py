@@ -43,7 +43,7 @@ def served(command: list[str]) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)])
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not answers(f"http://localhost:{port}/health"):
             if process.poll() is not None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass
+from ..articles import a_type
+from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass, why_no_states
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
@@ -126,7 +127,7 @@ def unwrap(model, argument: str) -> PreTrainedModel:
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
-                f"`{argument}` is a {type(model).__name__} that prepends learned prompts, which the cache cannot hold: merge "
+                f"`{argument}` is {a_type(model)} that prepends learned prompts, which the cache cannot hold: merge "
                 "it, or use a LoRA adapter."
             )
         return model.get_base_model()
@@ -150,7 +151,7 @@ def check_model(model, argument: str) -> None:
 def check_type(model, argument: str) -> None:
     """Refuse what is no transformers model at all."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
+        raise TypeError(f"`{argument}` is {a_type(model)}: pass a transformers model, or the name of one.")
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
@@ -168,8 +169,7 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
 
 def check_source(source: Source, model: PreTrainedModel) -> None:
     """Refuse a source of drafts that does not fit the target `model`."""
-    if source.reads_target:
-        check_ragged(model, choose(model), source.name)
+    check_path(source, model, choose(model))
     source.check(model)
 
 
@@ -187,11 +187,38 @@ def warn_of_size(source: Source, model: PreTrainedModel) -> None:
         )
 
 
-def check_ragged(model, path: Path, what: str) -> None:
-    """Drafts that read the target's own layers or states need the cache they lie in."""
-    if path.name != "ragged":
+def check_path(source: Source, model: PreTrainedModel, path: Path) -> None:
+    """What a source reads of the target has to be there on its path."""
+    if source.needs_ragged:
+        check_ragged(model, path, source.name)
+    elif source.reads_states and path.name == "universal" and (reason := why_no_states(model)) is not None:
         raise ValueError(
-            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {OTHERWISE}."
+            f"`{source.name}` reads the target's hidden states, and {type(model).__name__} {reason}: {OTHERWISE}."
+        )
+
+
+def check_whole_states(source: Source, inputs: Inputs) -> None:
+    """Drafts that read states, beside prompts of which the universal path does not see ids and states as a whole."""
+    if not source.reads_states:
+        return
+    if inputs.input_ids.shape[1] == 0:
+        raise ValueError(
+            f"`{source.name}` reads the prompt's ids, and `inputs_embeds` came alone: pass `input_ids=` as well, or use "
+            "another draft."
+        )
+    if (size := inputs.generation_config.prefill_chunk_size) is not None:
+        raise ValueError(
+            f"`prefill_chunk_size={size}` shows the states of the last chunk alone, and `{source.name}` reads those of the "
+            "whole prompt: leave it out, or use another draft."
+        )
+
+
+def check_ragged(model, path: Path, what: str) -> None:
+    """Drafts that read the target's own layers, keys or values need the cache they lie in."""
+    if path.name != "ragged":
+        way_out = f"{path.way_out}, or use a draft model that decodes on its own" if path.way_out else OTHERWISE
+        raise ValueError(
+            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {way_out}."
         )
 
 

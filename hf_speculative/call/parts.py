@@ -34,17 +34,19 @@ def target_and_drafter(
     """
     path, source = choose_for(model, inputs), options.source
     compile, cuda_graphs = options.config.compile or False, bool(options.config.cuda_graphs)
+    checks.check_path(source, model, path)
     if source.reads_target:
-        checks.check_ragged(model, path, source.name)
         checks.check_eager(options.config, source.name)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
-    call = PreparedCall(model, inputs, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
+        checks.check_whole_states(source, inputs)
+    keep = output_names(model, inputs.generation_config)
+    call = PreparedCall(model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
     target, drafter = source.build(call)
     if target is None and path.name == "ragged":
         target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs)
     elif target is None:
-        target = UniversalModel(model, inputs, keep=output_names(model, inputs.generation_config))
+        target = UniversalModel(model, inputs, keep=keep)
     return target, drafter
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Drafter, Schedule
-from ..models import Inputs, RecordingModel, num_parameters
+from ..models import Inputs, Path, num_parameters, recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
 
@@ -25,6 +25,8 @@ class PreparedCall:
 
     Attributes:
         model: the target.
+        path: of its cache.
+        keep: outputs of its passes that the call asks for.
         inputs_tensor: its main input: the prompt's ids, or what its encoder read.
         generate_kwargs: what `generate` was given.
         compile, cuda_graphs: passes are to be compiled ("auto": where that is at hand), captured.
@@ -32,6 +34,8 @@ class PreparedCall:
 
     model: PreTrainedModel
     inputs: Inputs
+    path: Path
+    keep: tuple[str, ...]
     inputs_tensor: Tensor | None
     generate_kwargs: dict[str, Any]
     compile: bool | str
@@ -54,6 +58,7 @@ class Source:
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         guesses_nodes: its drafts are trees of guesses that cost no pass, as many as pay.
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
+        needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
@@ -64,6 +69,7 @@ class Source:
     method: ClassVar[str]
     guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
+    needs_ragged: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
@@ -100,7 +106,7 @@ class Source:
 
     @property
     def reads_target(self) -> bool:
-        """It needs the target's ragged cache, and passes that are neither compiled nor captured."""
+        """It needs passes of the target that are neither compiled nor captured."""
         return self.runs_target or self.reads_states
 
     @property
@@ -155,8 +161,9 @@ class Source:
 
     def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
         """The target with its cache, where it has to be of a kind of its own, and the drafter."""
-        drafter = self.drafter(call)
-        target = RecordingModel(call.model, drafter.hidden_layers) if self.reads_states else None
+        drafter, target = self.drafter(call), None
+        if self.reads_states:
+            target = recording_model(call.model, call.inputs, call.path, drafter.hidden_layers, call.keep)
         return target, drafter
 
     def drafter(self, call: PreparedCall) -> Drafter:

@@ -10,7 +10,7 @@ from .masks import AttentionLayers, Nodes
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .recording import RecordingModel, fed_slots
+from .recording import RecordingModel, fed_slots, recording_model, why_no_states
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -21,7 +21,7 @@ from .sharding import (
     num_parameters,
     weights_of_a_pass,
 )
-from .static import StaticModel, ragged_model, why_eager
+from .static import StaticModel, how_passes_run, ragged_model, why_eager
 from .universal import TextModel, UniversalModel
 from .verified_types import is_tested_universal
 
@@ -50,6 +50,7 @@ __all__ = [
     "fits_universal",
     "group_of",
     "has_sharded_weights",
+    "how_passes_run",
     "inputs_for_draft",
     "is_sharded",
     "is_staged",
@@ -64,11 +65,13 @@ __all__ = [
     "prepared_inputs",
     "ragged_deviation",
     "ragged_model",
+    "recording_model",
     "text_inputs",
     "tolerance",
     "universal_deviation",
     "weights_of_a_pass",
     "why_eager",
+    "why_no_states",
     "why_not_ragged",
     "with_folded_attention",
     "without_dropout",

@@ -1,6 +1,11 @@
-"""A target that keeps hidden states, for drafters that read them: MTP heads, DFlash, Gemma 4 assistants, EAGLE."""
+"""A target that keeps hidden states, for drafters that read them: MTP heads, DFlash, Gemma 4 assistants, EAGLE.
+
+Both paths keep them by position, so that there is nothing to roll back: what a later pass feeds again, it writes again.
+"""
 
 from __future__ import annotations
+
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -8,13 +13,21 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
+from ..interfaces import CachedModel
 from ..types import Batch, uploaded
+from .cached_model import device_of, without_dropout
+from .choice import Path
+from .inputs import Inputs, text_inputs
+from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
+from .universal import UniversalModel
+
+_no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 
 
 class RecordingModel(RaggedModel):
-    """A ragged model that also keeps the states of some layers, by position like keys and values: nothing to roll back.
+    """A ragged model that also keeps the states of some layers, in the slots of their keys and values.
 
     Args:
         layers: indices into transformers' `hidden_states`: 0 is the embeddings, -1 what the head reads.
@@ -22,9 +35,7 @@ class RecordingModel(RaggedModel):
 
     def __init__(self, model: PreTrainedModel, layers: tuple[int, ...]):
         self.recorded = list(layers)
-        # Older transformers keep the states of all layers for the length of a pass, newer ones those asked for.
-        can_select = hasattr(output_capturing, "selected_hidden_states")
-        self.selection: list[int] | bool = self.recorded if can_select else True
+        self.selection = _selection(self.recorded)
         install_capturing_hooks(model)
         super().__init__(model)
 
@@ -34,7 +45,7 @@ class RecordingModel(RaggedModel):
 
     def run(self, **inputs):
         outputs = self.model(**inputs, output_hidden_states=self.selection)
-        states = torch.cat([outputs.hidden_states[layer].to(self.device) for layer in self.recorded], -1)
+        states = _joined(outputs, self.recorded, self.device)
         size = states.shape[2]
         if self.states is None:
             self.states = states.new_zeros(len(states), self.cache.capacity, size)
@@ -87,6 +98,102 @@ class RecordingModel(RaggedModel):
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()
+
+
+class RecordingUniversalModel(UniversalModel):
+    """Likewise a model with transformers' own cache, by the columns of the call, an image's among them.
+
+    A pass feeds every row its own tokens as far as it has any, and rows that are behind have the others fed again: what stands
+    before a row's newest token is always that row's own.
+
+    Args:
+        layers: as of `RecordingModel`.
+    """
+
+    def __init__(self, model: PreTrainedModel, inputs: Inputs, layers: tuple[int, ...], keep: tuple[str, ...] = ()):
+        self.recorded = list(layers)
+        self.selection = True if "hidden_states" in keep else _selection(self.recorded)
+        self.states: Tensor | None = None
+        super().__init__(model, inputs, keep=keep)
+        self.padding = uploaded(inputs.prompt.padding, self.ids.device)
+
+    def reset(self) -> None:
+        super().reset()
+        self.states = None
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.kwargs["output_hidden_states"] = self.selection
+
+    def _record(self, outputs, first: int, is_prompt: bool = False) -> None:
+        super()._record(outputs, first, is_prompt)
+        states = _joined(outputs, self.recorded, device_of(self.model))
+        if is_prompt:  # some models set an image in front of the text
+            states = states[:, -self.width :]
+        end = first + states.shape[1]
+        if self.states is None:
+            self.states = states.new_zeros(len(states), 0, states.shape[2])
+        if (capacity := self.states.shape[1]) < end:
+            self.states = functional.pad(self.states, (0, 0, 0, max(end, 2 * capacity) - capacity))
+        self.states[:, first:end] = states
+
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        assert self.states is not None  # a drafter is first asked after the prompt's pass
+        rows = uploaded(self.rows, self.padding.device, torch.long)
+        columns = positions.to(self.padding.device) + self.padding[rows, None]
+        columns = columns.clamp(0, self.states.shape[1] - 1).to(self.states.device)
+        return self.states[rows.to(self.states.device)[:, None], columns]
+
+
+def recording_model(
+    model: PreTrainedModel, inputs: Inputs, path: Path, layers: tuple[int, ...], keep: tuple[str, ...] = ()
+) -> CachedModel:
+    """A target on its `path` that keeps the states of `layers`.
+
+    Args:
+        keep: outputs for `step_output`, which only the universal path has.
+    """
+    return (
+        RecordingModel(model, layers) if path.name == "ragged" else RecordingUniversalModel(model, inputs, layers, keep)
+    )
+
+
+def why_no_states(model: PreTrainedModel) -> str | None:
+    """Why the states of a `model` on the universal path cannot be read; `None` if they can. Tried once, on a short text."""
+    if model not in _no_states:
+        with without_dropout(model), torch.no_grad():
+            _no_states[model] = _why_no_states(model)
+    return _no_states[model]
+
+
+def _why_no_states(model: PreTrainedModel) -> str | None:
+    if model.config.is_encoder_decoder:
+        return "is an encoder-decoder model"
+    config = model.config.get_text_config(decoder=True)
+    ids = torch.arange(1, 5, device=device_of(model)).expand(2, -1) % config.vocab_size
+    batch = Batch(ids, [0, 1], max_length=6)
+    try:
+        cached = RecordingUniversalModel(model, text_inputs(model, batch), (0, -1), keep=("hidden_states",))
+        cached.logits(batch, ahead=0, num_last=1)
+        states = cached.step_output("hidden_states", row=0, column=3)
+    except torch.OutOfMemoryError:
+        raise
+    except DOES_NOT_RUN:
+        return "gives no hidden states of a text"
+    sizes = {tuple(state.shape) for state in states}
+    if len(states) <= config.num_hidden_layers or sizes != {(1, 4, config.hidden_size)}:
+        return f"gives hidden states of other shapes than {config.hidden_size} a token, before and after each layer"
+    return None
+
+
+def _selection(layers: list[int]) -> list[int] | bool:
+    """Older transformers keep the states of all layers for the length of a pass, newer ones those asked for."""
+    return layers if hasattr(output_capturing, "selected_hidden_states") else True
+
+
+def _joined(outputs, layers: list[int], device: torch.device) -> Tensor:
+    """`(batch, columns, layers * hidden)`."""
+    return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
 
 
 def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple[Tensor, Tensor]:

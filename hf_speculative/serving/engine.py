@@ -31,6 +31,7 @@ from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, mo
 from ..schedules import Constant
 from ..types import Batch, Round
 from ..verification import SampledVerification
+from .parked import Parked
 from .requests import Request, prepare_request
 from .rows import OwnRoom, OwnSamplers, OwnStopping, OwnTrees, Rows, Running
 
@@ -99,6 +100,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._running: Running = {}
         self._changed = threading.Condition()
+        self._parked: Parked | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="hf-speculative-engine", daemon=True)
         self._thread.start()
@@ -215,9 +217,10 @@ class Engine:
         """The loop, until no request is left."""
         model, running = self.model, self._running
         request = next(iter(first.values()))
-        batch = Rows(first, self.max_length, self.pad, self._take)
         target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
         target.keeps_done = False
+        batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
+        self._unpark(batch, target)
         sampler = OwnSamplers(running, num_logits(model))
         schedule = OwnRoom(make_schedule(self.options), running)
         probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
@@ -248,6 +251,14 @@ class Engine:
         for part in (batch, target, drafter):
             part.select([*range(num_lanes), *[0] * len(lanes)])  # copies, which the newcomers replace
             part.admit(newcomers, lanes)
+
+    def _park(self, batch: Batch, target: CachedModel) -> None:
+        self._parked = Parked(batch, target, self.model)
+
+    def _unpark(self, batch: Batch, target: CachedModel) -> None:
+        if self._parked is not None:
+            self._parked.give(batch, self._running, target, self.model)
+            self._parked = None
 
     def _deliver(self, round: Round, drafter: Drafter) -> None:
         rows = zip(

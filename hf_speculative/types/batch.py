@@ -22,6 +22,12 @@ NO_TOKEN = -1
 UNIT = 2**24
 
 
+def columns_from(first: Tensor, width: int) -> Tensor:
+    """`(batch, width)`: columns `first (batch,)` and those after it."""
+    columns = first[:, None]
+    return columns if width == 1 else columns + torch.arange(width, device=first.device)
+
+
 class Batch:
     """The sequences being generated: one buffer, rows of their own length.
 
@@ -83,8 +89,11 @@ class Batch:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
         self.tree = tree
         self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
-        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
-        self.tokens.scatter_(1, columns, tokens)
+        first, width = self.host_lengths[0] + ahead, tokens.shape[1]
+        if min(self.host_lengths) == max(self.host_lengths):
+            self.tokens[:, first : first + width] = tokens
+        else:
+            self.tokens.scatter_(1, columns_from(self.lengths + ahead, width), tokens)
 
     def _reserve(self, end: int) -> None:
         if end > (width := self.tokens.shape[1]):

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from transformers import BloomConfig, BloomForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
@@ -12,6 +12,7 @@ from hf_speculative.call import sources
 from hf_speculative.call.sources.given_model import HeadSource
 from hf_speculative.drafting import DraftModel, OwnText, PromptLookup, Recycling
 from hf_speculative.models import RaggedModel, RecordingModel
+from tests.architectures.check import build
 from tests.support import tied, tiny
 from tests.support.plain import same_as_plain
 
@@ -94,10 +95,6 @@ def test_a_source_is_a_line_in_the_tuple(target, head):
     assert completion.statistics.num_draft_tokens > 0
 
 
-def tiny_bloom():
-    return BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=32, n_layer=1, n_head=2)).eval()
-
-
 @pytest.mark.parametrize(
     ("make", "kwargs", "message"),
     [
@@ -109,7 +106,11 @@ def tiny_bloom():
             {},
             "was made for a target of hidden size 32, the target is a .* hidden size 64",
         ),
-        (tiny_bloom, {}, "`LlamaForCausalLM` reads the target's ragged cache, and BloomForCausalLM takes positions"),
+        (
+            lambda: build("seq2seq", "t5"),
+            {},
+            "`LlamaForCausalLM` reads the target's hidden states, and T5ForConditionalGeneration is an encoder-decoder model",
+        ),
     ],
 )
 def test_what_a_source_says_is_refused_before_the_first_forward(head, make, kwargs, message):
@@ -121,6 +122,17 @@ def test_what_a_source_says_is_refused_before_the_first_forward(head, make, kwar
         assert re.search(message, hs.check(model, head).reason)
         with pytest.raises(ValueError, match=message):
             hs.attach(model, head)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("output_hidden_states", True), ("output_attentions", True), ("prefill_chunk_size", 4)]
+)
+def test_what_of_a_call_keeps_it_off_the_ragged_path_is_named(target, name, value):
+    asked = {name: value, "return_dict_in_generate": True, "max_new_tokens": 4}
+    message = f"reads the target's ragged cache.*: leave `{name}={value}` out, or use a draft model"
+    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(target, **tiny.prompts(1), assistant_early_exit=1, **asked)
+    assert not forwards.lengths
 
 
 @dataclass(frozen=True)

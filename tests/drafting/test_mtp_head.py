@@ -1,6 +1,5 @@
 """speculators' MTP heads: one layer, used again for each further token of a draft."""
 
-import json
 import math
 
 import pytest
@@ -10,49 +9,16 @@ from safetensors.torch import load_file, save_file
 import hf_speculative as hs
 from hf_speculative.drafting import RecursiveMtp
 from hf_speculative.heads import load_head, write_head
-from tests.support import distributions, tied, tiny
+from tests.support import distributions, heads, tied, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
 
-STEPS = 3
+STEPS = heads.MTP_STEPS
 
 
 def make_target(**config):
     model = tiny.build("llama", **config)
     tied.hush(model.model.layers, 0.2)
     return model
-
-
-@torch.no_grad()
-def write(folder, target, model_type: str = "qwen3", **fields):
-    """A random head that goes on from the embedding, with a little of the state: so the target does."""
-    torch.manual_seed(1)
-    own, hidden = target.config, target.config.hidden_size
-    layers = {
-        **{"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size},
-    }
-    method = {"proposal_type": "greedy", "speculative_tokens": STEPS}
-    config = {
-        "speculators_model_type": "mtp",
-        "architectures": ["MTPDraftModel"],
-        "num_nextn_predict_layers": 1,
-        "transformer_layer_config": layers,
-        "speculators_config": {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"},
-        **fields,
-    }
-    shapes = {"q": (32, hidden), "k": (16, hidden), "v": (16, hidden), "o": (hidden, 32)}
-    tensors = {f"self_attn.{name}_proj.weight": 0.3 * torch.randn(shape) for name, shape in shapes.items()}
-    tensors |= {f"mlp.{name}_proj.weight": 0.1 * torch.randn(48, hidden) for name in ("gate", "up")}
-    tensors["self_attn.o_proj.weight"] /= 3
-    tensors |= {"mlp.down_proj.weight": 0.1 * torch.randn(hidden, 48)}
-    norms = ("input_layernorm", "post_attention_layernorm", "hidden_layernorm", "token_layernorm", "final_layernorm")
-    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden) for name in norms}
-    tensors |= {f"self_attn.{name}_norm.weight": torch.ones(8) for name in ("q", "k")}
-    tensors["input_proj.weight"] = torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({f"mtp_layers.0.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return folder
 
 
 def plain_logits(folder, target, text, drafted):
@@ -99,7 +65,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def folder(target, tmp_path_factory):
-    return write(tmp_path_factory.mktemp("heads") / "mtp", target)
+    return heads.write_mtp(tmp_path_factory.mktemp("heads") / "mtp", target)
 
 
 @torch.no_grad()
@@ -137,7 +103,7 @@ def test_greedy_and_reproducible(target, folder):
 @pytest.mark.slow
 def test_sampling_has_the_distribution(tmp_path):
     small = make_target(vocab_size=distributions.VOCAB)
-    head = load_head(write(tmp_path / "small", small))
+    head = load_head(heads.write_mtp(tmp_path / "small", small))
     distributions.assert_exact(small, {"draft_model": head, "num_draft_tokens": 2}, **distributions.SETTINGS["top_p"])
 
 
@@ -155,10 +121,10 @@ def test_refusals(folder, target, tmp_path):
     with pytest.raises(ValueError, match="was made for a target of hidden size 32 with 61 token ids"):
         hs.generate(tiny.llama(vocab_size=64), **tiny.prompts(1), draft_model=str(folder), max_new_tokens=2)
     with pytest.raises(ValueError, match="`num_nextn_predict_layers=2`: heads of one layer"):
-        load_head(write(tmp_path / "two", target, num_nextn_predict_layers=2))
+        load_head(heads.write_mtp(tmp_path / "two", target, num_nextn_predict_layers=2))
     tensors = load_file(folder / "model.safetensors")
     tensors["mtp_layers.0.final_norm.weight"] = tensors.pop("mtp_layers.0.final_layernorm.weight")
-    broken = write(tmp_path / "broken", target)
+    broken = heads.write_mtp(tmp_path / "broken", target)
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(
         ValueError, match=r"missing: mtp_layers.0.final_layernorm.weight \(32,\); unexpected: mtp_layers.0.final_n"

@@ -6,11 +6,13 @@ import threading
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
 
 from hf_speculative.call import measured_costs
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
+from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
 from hf_speculative.types import Draft
 from tests.support import tiny
@@ -86,6 +88,38 @@ def test_what_prompts_share_is_read_once(target, draft):
         assert engine.num_cached_tokens == 3 * len(start)
         assert max(columns for rows, columns in forwards.lengths if rows == 1) < len(start)
         assert long.wait() == alone(target, start, max_new_tokens=100)
+
+
+def test_the_next_turn_of_a_conversation_is_read_from_its_last_token_on(target, draft):
+    target = copy.deepcopy(target)
+    with running(target, draft_model=draft, num_draft_tokens=2) as engine:
+        text = PROMPTS[-1]
+        for turn in range(3):
+            with tiny.CountForwards(target) as forwards:
+                answer = submit(engine, text, max_new_tokens=8)
+                tokens = answer.wait()
+            assert tokens == alone(target, text, max_new_tokens=8)
+            # All of the last text but its newest token was read, and what was said since was not.
+            assert answer.request.num_cached == (0 if turn == 0 else len(text) - 4)
+            assert forwards.lengths[0][1] == (len(text) if turn == 0 else 4)
+            text = [*text, *tokens, 4, 5, 6]
+        with torch.no_grad():
+            target.lm_head.weight.mul_(2)
+        answer = submit(engine, text, max_new_tokens=8)
+        assert answer.wait() == alone(target, text, max_new_tokens=8) and answer.request.num_cached == 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, by what peft asks it
+def test_another_adapter_reads_a_conversation_anew(target):
+    model = get_peft_model(copy.deepcopy(target), LoraConfig(target_modules=["q_proj"]), "first")
+    before = weights_of(model)
+    assert weights_of(model) == before
+    with model.disable_adapter():
+        assert weights_of(model) != before
+    model.add_adapter("second", LoraConfig(target_modules=["q_proj"]))
+    with_second = weights_of(model)
+    model.set_adapter("second")
+    assert weights_of(model) != with_second
 
 
 def test_a_cancelled_request_gives_its_lane_back(target):

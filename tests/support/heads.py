@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_speculative.heads.eagle3 import Eagle3Model
@@ -13,6 +14,7 @@ from hf_speculative.heads.eagle3_config import Eagle3Config
 from tests.support import tied, tiny
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
+MTP_STEPS = 3
 EAGLE3 = sorted(folder.name for folder in FIXTURES.glob("eagle3_*"))
 
 
@@ -100,6 +102,40 @@ def _knows_the_newest_token(head, target):
         layer.self_attn.o_proj.weight.mul_(0.1)
     ids = slice(None) if head.d2t is None else head.t2d
     head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+
+
+@torch.no_grad()
+def write_mtp(folder, target, model_type: str = "qwen3", **fields):
+    """A random MTP head of speculators'. It goes on from the embedding, with a little of the state: so the target does."""
+    torch.manual_seed(1)
+    own = target.config.get_text_config(decoder=True)
+    hidden = own.hidden_size
+    layers = {
+        **{"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size},
+    }
+    method = {"proposal_type": "greedy", "speculative_tokens": MTP_STEPS}
+    config = {
+        "speculators_model_type": "mtp",
+        "architectures": ["MTPDraftModel"],
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": layers,
+        "speculators_config": {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"},
+        **fields,
+    }
+    shapes = {"q": (32, hidden), "k": (16, hidden), "v": (16, hidden), "o": (hidden, 32)}
+    tensors = {f"self_attn.{name}_proj.weight": 0.3 * torch.randn(shape) for name, shape in shapes.items()}
+    tensors |= {f"mlp.{name}_proj.weight": 0.1 * torch.randn(48, hidden) for name in ("gate", "up")}
+    tensors["self_attn.o_proj.weight"] /= 3
+    tensors |= {"mlp.down_proj.weight": 0.1 * torch.randn(hidden, 48)}
+    norms = ("input_layernorm", "post_attention_layernorm", "hidden_layernorm", "token_layernorm", "final_layernorm")
+    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden) for name in norms}
+    tensors |= {f"self_attn.{name}_norm.weight": torch.ones(8) for name in ("q", "k")}
+    tensors["input_proj.weight"] = torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({f"mtp_layers.0.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
 
 
 def target(model_type: str = "llama", attention: str = "sdpa", **config):

@@ -130,18 +130,24 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
 def with_dflash(
     block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, first: int = 1, **config
 ):
-    """A target and a DFlash draft that was trained on its continuations for a moment: a random one guesses nothing.
+    """A target and a DFlash draft for it."""
+    model = tiny.build("llama", attention=attention, **config)
+    hush(model.model.layers, factor)
+    return model, dflash_for(model, block_size, steps, first)
+
+
+def dflash_for(model, block_size: int = 5, steps: int = 150, first: int = 1):
+    """A DFlash draft that was trained on the continuations of `model` for a moment: a random one guesses nothing.
 
     Args:
         first: the first place of a block that predicts.
     """
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-    model = tiny.build("llama", attention=attention, **config)
-    hush(model.model.layers, factor)
     torch.manual_seed(1)
+    config = model.config.get_text_config(decoder=True)
     draft_config = MuseGlimmerAssistantConfig(
-        hidden_size=model.config.hidden_size,
+        hidden_size=config.hidden_size,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -150,17 +156,19 @@ def with_dflash(
         sliding_window=8,
         layer_types=["sliding_attention", "full_attention"],
         block_size=block_size,
-        mask_token_id=model.config.vocab_size - 1,
+        mask_token_id=config.vocab_size - 1,
         target_layer_ids=[0, 1],
     )
+    attention = config._attn_implementation
     draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()
     _train_dflash(model, draft, steps, first)
-    return model, draft
+    return draft
 
 
 @torch.enable_grad()
 def _train_dflash(model, draft, steps: int, first: int) -> None:
-    block_size, ids = draft.config.block_size, torch.randint(1, model.config.vocab_size, (64, 3))
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    block_size, ids = draft.config.block_size, torch.randint(1, vocab_size, (64, 3))
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     with torch.no_grad():
         hidden = model(text, output_hidden_states=True).hidden_states

@@ -20,6 +20,7 @@ class EarlyExitSource(Source):
     exit_layer: int
 
     argument, method, runs_target = "assistant_early_exit", "early_exit", True
+    needs_ragged = True
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:

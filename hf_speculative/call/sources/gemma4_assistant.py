@@ -11,6 +11,7 @@ from .given_model import HeadSource
 class Gemma4AssistantSource(HeadSource):
     method = "gemma4_assistant"
     config_fields = ("backbone_hidden_size", "use_ordered_embeddings")
+    needs_ragged = True
 
     def why_not(self, config) -> str | None:
         own = self.draft_model.config

@@ -24,7 +24,7 @@ class GuessesFirstSource(Source):
         self.parts = guesses, paid
         self.draft_model, self.num_draft_tokens = paid.draft_model, paid.num_draft_tokens
         self.runs_target, self.most_tokens = paid.runs_target, paid.most_tokens  # type: ignore[misc]
-        self.reads_states = paid.reads_states
+        self.reads_states, self.needs_ragged = paid.reads_states, paid.needs_ragged  # type: ignore[misc]
         self.timed_lengths = paid.timed_lengths  # type: ignore[misc]
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
