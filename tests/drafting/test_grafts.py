@@ -130,7 +130,9 @@ class Fixed(Guesser):
         return 0.5 / kind
 
 
-@pytest.mark.parametrize("rule", ["sampled", "token", "block"])
+@pytest.mark.parametrize(
+    "rule", ["sampled", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("token", "block"))]
+)
 def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     """Enumerated, through `generate`; nothing is learned, so that no row depends on others."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
@@ -140,8 +142,7 @@ def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     guesses = TreeDrafter([Fixed()])
     guesses.chances.add = lambda row, kind, is_right: None
     config = SpeculativeConfig(drafter=GuessesFirst(guesses, beams), rule=rule, schedule=never_alone(Constant(3)))
-    prompts = ((5, 2, 3, 1), (4, 6, 1, 2))
-    distributions.assert_exact(target, {"speculative_config": config}, prompts, top_k=3)
+    distributions.assert_exact(target, {"speculative_config": config}, ((5, 2, 3, 1),), top_k=3)
 
 
 @pytest.mark.parametrize("top_k, depth", [(3, 4), (1, None)], ids=["tree", "chain"])

@@ -8,6 +8,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import measured_costs
 from hf_speculative.drafting import Beams, DraftModel, GuessesFirst, Recycling, TreeDrafter
+from hf_speculative.drafting.grafts import Grafts
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import ChainOrTree, Constant, Costs, FreeOrPaid
 from tests.support import distributions, tiny
@@ -21,7 +22,7 @@ SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Rounds in which each of the two drafted."""
+    """Rounds in which each of the two drafted; where guesses joined a draft, both did."""
     counts = {"guesses": 0, "drafts": 0}
     watched = (
         (TreeDrafter, "propose", TreeDrafter.propose, "guesses"),
@@ -35,6 +36,14 @@ def turns(monkeypatch):
             return draft
 
         monkeypatch.setattr(kind, method, counted)
+    joined = Grafts.draft
+
+    def counted_joined(self, *args):
+        found = joined(self, *args)
+        counts["guesses"] += any(map(any, self.chances))
+        return found
+
+    monkeypatch.setattr(Grafts, "draft", counted_joined)
     return counts
 
 
