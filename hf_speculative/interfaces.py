@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
 
 from torch import Tensor
 
-from .types import Batch, Costs, Draft, Round, Tree, Verdict
+from .types import Batch, Costs, Draft, Nodes, Round, Tree, Verdict
 
+#: who plans a part of the drafts, and how many tokens for each row
+Part: TypeAlias = "tuple[Schedule, list[int]]"
+#: up to so many for each row, as trees
+Guesses: TypeAlias = Callable[[list[int]], Sequence[Nodes]]
 #: more draft tokens than any draft has
 MANY = 2**20
 
@@ -260,6 +265,12 @@ class Drafter:
         """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
         raise NotImplementedError
 
+    def propose_beside(
+        self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler, guesses: Guesses
+    ) -> Draft:
+        """Likewise where there are `guesses` too, which this drafter need not use."""
+        return self.propose(batch, num_tokens, schedule, sampler)
+
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         """The target has seen `draft`: its `logits (batch, k + 1, vocab)` before and after each token, no processor applied."""
 
@@ -333,10 +344,9 @@ class Schedule:
         """How deep the next tree is to be, of a drafter that asks for each level, 0 for a chain; `None`: as that is set."""
         return None
 
-    @property
-    def parts(self) -> tuple[Schedule, Schedule]:
-        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do."""
-        return self, self
+    def parts(self, plan: list[int]) -> tuple[Part, Part]:
+        """Where a call has both: who plans guesses that take no pass, and who plans drafts that do; of `plan`, each its own."""
+        return (self, plan), (self, plan)
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         """After each draft token, which rows end their draft with it: `(batch,)` bool. `tokens (batch,)` were drawn from the

@@ -16,6 +16,7 @@ from .option_types import (
     HasMethods,
     Instance,
     Name,
+    Names,
     OptionType,
     PositiveNumber,
     Probability,
@@ -92,6 +93,9 @@ _CORPUS = Name(
         "a file or folder, a list of texts and paths, or a hf_speculative.SuffixStore",
     )
 )
+_METHODS = Names(
+    ("auto", "suffix", "recycling", "ngram"), alone={"auto": "is several of these already: leave it out, or the others"}
+)
 _DEPTH = WholeNumber("has no room for a match and a token after it: give 2 or more.", minimum=2)
 _REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
 _LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
@@ -107,10 +111,11 @@ OPTIONS = (
            "Draft by copying what followed the same tokens earlier in the text, up to so many tokens a round.", is_source=True),
     Option("use_mtp", Flag(), _SOURCE, "off",
            "Draft with the multi-token prediction layers of the target's checkpoint.", is_source=True, page="self-drafting.md"),
-    Option("method", Name(("auto", "suffix", "recycling", "ngram")), _SETTING, "none",
+    Option("method", _METHODS, _SETTING, "none",
            "Draft without a model: `suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; "
-           "`recycling` tries what the target found likely after the same token; `auto` does both; `ngram` is prompt lookup.",
-           is_source=True, page="suffix.md"),
+           "`recycling` tries what the target found likely after the same token; `ngram` is prompt lookup; several go "
+           "together, in a list or as `suffix+ngram`; `auto` is `recycling+suffix` with longer copies.",
+           is_source=True, page="no-draft-model.md#several-methods"),
     Option("drafter", _DRAFTER, (CONFIG,), "none",
            "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="add-a-drafter.md"),
     # how much to draft

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
@@ -181,6 +181,41 @@ class Name:
             way_out = f": did you mean {meant!r}?" if meant else f"{self.otherwise}."
             raise ValueError(f"`{name}={value!r}` is not one of {', '.join(self.names)}{way_out}")
         return value
+
+
+#: between names in one string, as in files and on command lines
+AND = "+"
+
+
+@dataclass(frozen=True)
+class Names:
+    """One of some names, or several of them; either becomes a string, the names in the order of `names` and `AND` between.
+
+    Attributes:
+        alone: those that do not go with others, and why.
+    """
+
+    names: tuple[str, ...]
+    alone: Mapping[str, str]
+    written_as: ClassVar[type] = str
+
+    @property
+    def text(self) -> str:
+        return f"{Name(self.names).text}, or a list of these"
+
+    def checked(self, name: str, value) -> str:
+        given = value.split(AND) if isinstance(value, str) else value
+        if not isinstance(given, (list, tuple)):
+            raise wrong_type(name, value, self.text)
+        for one in given:
+            Name(self.names).checked(name, one)
+            if given.count(one) > 1:
+                raise ValueError(f"`{name}={value!r}` names {one!r} twice: once will do.")
+            if len(given) > 1 and one in self.alone:
+                raise ValueError(f"`{name}={value!r}`: {one!r} {self.alone[one]}.")
+        if not given:
+            raise ValueError(f"`{name}={value!r}` names nothing: give {self.text}.")
+        return AND.join(one for one in self.names if one in given)
 
 
 def shown(name: str, value) -> str:

@@ -59,7 +59,6 @@ class Source:
         guesses_nodes: its drafts are trees of guesses that cost no pass, as many as pay.
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
-        knows_chances: each of its guesses comes with a chance to be right, and takes no pass.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
@@ -71,7 +70,6 @@ class Source:
     guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False
-    knows_chances: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS

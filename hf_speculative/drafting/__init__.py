@@ -3,10 +3,11 @@
 from .beams import Beams
 from .dflash import DFlash
 from .draft_model import DraftModel
+from .drawn_tree import DrawnTree
 from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
-from .guessers import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, Recycling
+from .guessers import DEFAULT_MAX_DEPTH, Guesser, Ngrams, OtherTexts, OwnText, Recycling
 from .guesses_first import GuessesFirst
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
@@ -16,7 +17,7 @@ from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
-DRAFTERS = (Beams, DraftModel, GuessesFirst, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
+DRAFTERS = (Beams, DraftModel, DrawnTree, GuessesFirst, PromptLookup, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
 TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)
 
@@ -27,12 +28,14 @@ __all__ = [
     "Beams",
     "DFlash",
     "DraftModel",
+    "DrawnTree",
     "Eagle3",
     "EarlyExit",
     "Gemma4Assistant",
     "Guesser",
     "GuessesFirst",
     "Mtp",
+    "Ngrams",
     "Nothing",
     "OtherTexts",
     "OwnText",

@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..interfaces import Sampler, Schedule
+from ..interfaces import Guesses, Sampler, Schedule
 from ..types import Batch, Draft, uploaded
+from .grafts import Grafts
 from .levels import Levels
+from .nodes import as_fed
 from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
 #: candidates after a node, and levels of a tree, where nobody says more
 DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
+#: guesses that are looked at to become nodes of a tree
+MOST_GRAFTED = 32
 
 
 class Beams(WrappedDrafter):
@@ -43,6 +47,7 @@ class Beams(WrappedDrafter):
         self.stepwise, self.top_k, self.depth = drafter, top_k, depth
         self.branches = drafter.scores_levels
         self.expanded_as: Tensor | None = None
+        self.grafts, self.is_grafted = Grafts(), False
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         batch.grows_levels = self.may_branch
@@ -53,26 +58,44 @@ class Beams(WrappedDrafter):
         return self.branches and sampler.drafts_trees and not is_drawn
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        self.expanded_as = None
+        return self.propose_beside(batch, num_tokens, schedule, sampler)
+
+    def propose_beside(
+        self,
+        batch: Batch,
+        num_tokens: list[int],
+        schedule: Schedule,
+        sampler: Sampler,
+        guesses: Guesses | None = None,
+    ) -> Draft:
+        """Guesses become nodes of the tree, or make the chain one, see `united`."""
+        self.expanded_as, self.is_grafted = None, False
         levels = schedule.num_levels(batch)
         if levels is None:
             levels = self.depth or 0
         rooms = [min(n, room) for n, room in zip(num_tokens, batch.rooms, strict=True)]
         # Whether the sampler takes trees may change where requests have samplers of their own.
-        may_grow = self.may_branch and sampler.drafts_trees
-        if not levels or not may_grow or schedule.may_stop:
+        may_grow = self.may_branch and sampler.drafts_trees and not schedule.may_stop
+        guessed = guesses([min(n, MOST_GRAFTED) for n in num_tokens]) if guesses is not None and may_grow else []
+        is_joined = any(row.tokens for row in guessed)
+        if not may_grow or not (levels or is_joined):
             return super().propose(batch, rooms, schedule, sampler)
+        top_k, levels = (self.top_k, levels) if levels else (1, max(rooms))  # a chain, which guesses make a tree
         depth = max(self.stepwise.limit(batch, [min(levels, room) for room in rooms]))
         if depth == 0:
             return Draft.empty(batch)
         scores = sampler.draft_scores(batch, self.stepwise.step(batch, 0), 0)
-        candidates = Levels(self.top_k, sampler.confidences(scores[:, None], 0))
+        candidates = Levels(top_k, sampler.confidences(scores[:, None], 0))
         for ahead in range(1, depth):
             width = candidates.expand()
             batch.put(candidates.expanded_tokens, tree=candidates.expanded_tree)
             end = candidates.expanded.shape[1]
             scores = sampler.level_scores(batch, self.stepwise.level(batch, end, width), end - width)
             candidates.add(sampler.confidences(scores, ahead))
+        if is_joined:
+            draft, self.expanded_as = self.grafts.draft(batch, candidates, guessed, num_tokens, schedule)
+            self.is_grafted = True
+            return draft
         tokens, parents, confidences, self.expanded_as = candidates.best(max(num_tokens))
         is_possible = confidences > -torch.inf  # by the processors
         limits = uploaded(num_tokens, tokens.device).minimum(is_possible.sum(1))
@@ -89,6 +112,8 @@ class Beams(WrappedDrafter):
 
     def rollback(self, batch: Batch) -> None:
         if batch.path is not None and self.expanded_as is not None:
-            batch = batch.as_fed(self.expanded_as)
-        self.expanded_as = None
+            if self.is_grafted:
+                self.grafts.judge(batch.host_path or [])
+            batch = as_fed(batch, self.expanded_as, self.grafts.is_fed if self.is_grafted else None)
+        self.expanded_as, self.is_grafted = None, False
         super().rollback(batch)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..types import Batch
+from .ngrams import NgramIndex
 from .suffix.automaton import SuffixAutomaton
 from .suffix.store import SuffixStore
 from .suffix.votes import Votes
@@ -105,6 +106,44 @@ class Recycling(Guesser):
         self.table[tokens, : successors.shape[1]] = successors
 
 
+class Ngrams(Guesser):
+    """Prompt lookup: the tokens after the most recent match of a row's last ones, as `PromptLookup` proposes them."""
+
+    def __init__(self, max_ngram: int = 3):
+        self.max_ngram = max_ngram
+        self.rows: list[NgramIndex] = []
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        self.rows = self._new(batch)
+
+    def _new(self, batch: Batch) -> list[NgramIndex]:
+        return [NgramIndex(self.max_ngram) for _ in batch.rows]
+
+    def place_after(self, lane: int, text: list[int]) -> tuple[list[int], int, int] | None:
+        start, length = self.rows[lane].last_match(text)
+        return (text, start, length) if length else None
+
+    def children(self, place: tuple[list[int], int, int]) -> list[Child]:
+        text, next, length = place
+        return [(_class_of(length), text[next], (text, next + 1, length + 1))] if next < len(text) else []
+
+    def prior(self, kind: Kind) -> float:
+        assert isinstance(kind, int)
+        return MATCH_PRIORS[kind - 1]
+
+    def select(self, indices: list[int]) -> None:
+        self.rows = [self.rows[i].copy() if i in indices[:n] else self.rows[i] for n, i in enumerate(indices)]
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane, row in zip(lanes, self._new(newcomers), strict=True):
+            self.rows[lane] = row
+
+
+def _class_of(length: int) -> int:
+    """Of a match of this many tokens, the number of its prior: 1, 2, ..."""
+    return min(length.bit_length(), len(MATCH_PRIORS))
+
+
 class Match(NamedTuple):
     """A place in a text where the end of a row's stood before.
 
@@ -150,7 +189,7 @@ class Copies(Guesser):
             return []
         found = text.children(where)
         total = sum(child[0] for child in found)
-        long, often = min(length.bit_length(), len(MATCH_PRIORS)), min(total.bit_length(), 3)
+        long, often = _class_of(length), min(total.bit_length(), 3)
         return [
             ((long, often, 4 * count // total), token, Match(text, after, length + 1, level + 1, share * count / total))
             for count, _, token, after in sorted(found, key=lambda child: child[:2], reverse=True)

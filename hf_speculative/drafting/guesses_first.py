@@ -6,16 +6,18 @@ from torch import Tensor
 
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
+from .tree_drafter import TreeDrafter
 from .wrapped import WrappedDrafter
 
 
 class GuessesFirst(WrappedDrafter):
     """Two drafters for one call: in each round `guesses` propose what promises more than a draft, or else `drafter` drafts.
 
-    Which of them does is decided by the chances of the guesses and by what came of earlier drafts, before anything is drawn.
+    Which of them does is decided by the chances of the guesses and by what came of earlier drafts, before anything is drawn. A
+    drafter that proposes a tree may take guesses into it (`Drafter.propose_beside`).
     """
 
-    def __init__(self, guesses: Drafter, drafter: Drafter):
+    def __init__(self, guesses: TreeDrafter, drafter: Drafter):
         super().__init__(drafter)
         self.guesses, self.one_hot_proposals, self.branches = guesses, False, True
 
@@ -40,14 +42,15 @@ class GuessesFirst(WrappedDrafter):
         self.guesses.prefill(batch)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        for drafter, own in zip((self.guesses, self.drafter), schedule.parts, strict=True):
-            plan = [min(n, most) for n, most in zip(own.plan(batch), num_tokens, strict=True)]
-            if not drafter.may_branch:
-                plan = [min(n, room) for n, room in zip(plan, batch.rooms, strict=True)]
-            draft = drafter.propose(batch, plan, own, sampler) if any(plan) else Draft.empty(batch)
-            if draft.width:
-                return draft
-        return draft
+        (guessing, num_guesses), (drafting, num_drafted) = schedule.parts(num_tokens)
+        draft = self.guesses.propose(batch, num_guesses, guessing, sampler) if any(num_guesses) else Draft.empty(batch)
+        if draft.width or not any(num_drafted):
+            return draft
+        if not self.drafter.may_branch:
+            num_drafted = [min(n, room) for n, room in zip(num_drafted, batch.rooms, strict=True)]
+        return self.drafter.propose_beside(
+            batch, num_drafted, drafting, sampler, lambda num_nodes: self.guesses.grow(batch, num_nodes)
+        )
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(batch, draft, logits)

@@ -1,8 +1,7 @@
 """The text itself guesses: what followed the same words last time.
 
 Prompt lookup decoding (Saxena 2023; `prompt_lookup_num_tokens` in transformers). The longest n-gram that ends the sequence
-and occurs earlier is looked up, its most recent occurrence first, and the tokens after it are proposed. An index of
-n-grams grows with the text, so that a round costs the same at any length.
+and occurs earlier is looked up, its most recent occurrence first, and the tokens after it are proposed.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections import defaultdict
 
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
+from .ngrams import NgramIndex
 
 
 class PromptLookup(Drafter):
@@ -27,8 +27,7 @@ class PromptLookup(Drafter):
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.vocab_size = sampler.vocab_size
-        self.indices: dict[int, dict[tuple[int, ...], int]] = defaultdict(dict)
-        self.num_indexed: dict[int, int] = defaultdict(int)
+        self.indices: dict[int, NgramIndex] = defaultdict(lambda: NgramIndex(self.max_ngram))
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         return Draft.of(
@@ -39,15 +38,6 @@ class PromptLookup(Drafter):
         """Up to `num_tokens` tokens that followed the most recent match of the longest suffix."""
         if num_tokens == 0:
             return []
-        index = self.indices[row]
-        # An n-gram is entered once the token after it is known; a later occurrence takes the place of an earlier one.
-        for end in range(max(1, self.num_indexed[row]), len(history)):
-            for n in range(1, min(self.max_ngram, end) + 1):
-                index[tuple(history[end - n : end])] = end
-        self.num_indexed[row] = len(history)
-        for n in range(min(self.max_ngram, len(history)), 0, -1):
-            start = index.get(tuple(history[-n:]))
-            if start is not None:
-                # A prompt may hold ids that have an embedding but no logit: those cannot be generated.
-                return [t for t in history[start : start + num_tokens] if t < self.vocab_size]
-        return []
+        start, _ = self.indices[row].last_match(history)
+        # A prompt may hold ids that have an embedding but no logit: those cannot be generated.
+        return [t for t in history[start : start + num_tokens] if t < self.vocab_size]

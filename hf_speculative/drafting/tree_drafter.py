@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
 
 from ..interfaces import Drafter, Sampler, Schedule
-from ..types import Batch, Draft, read_later, uploaded
+from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
 from .guessers import Guesser
+from .nodes import draft_of
 
 
 @dataclass
-class Growth:
+class Growth(Nodes):
     """A tree that grew over one row's text.
 
     Attributes:
-        tokens, parents, chances: of each node, parents first and the likeliest first; a chance is that of its whole path.
         guesses: what was guessed after the text (at -1) and after the nodes, proposed or not: each token's kind.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
     guesses: dict[int, dict[int, Hashable]] = field(default_factory=dict)
 
 
@@ -79,23 +75,23 @@ class TreeDrafter(Drafter):
                 guesser.place_after(lane, text)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        grown = self.grow(batch, num_tokens)
+        counts = schedule.num_nodes(batch, [growth.chances for growth in grown])
+        self.proposed = [growth.tokens[:n] for growth, n in zip(grown, counts, strict=True)]
+        if not any(counts):
+            return Draft.empty(batch)
+        is_chain = all(row.depths[:n] == list(range(1, n + 1)) for row, n in zip(grown, counts, strict=True))
+        # A chain pays for no mask.
+        self.draft = Draft.of(batch, self.proposed) if is_chain else draft_of(batch, grown, counts)
+        return self.draft
+
+    def grow(self, batch: Batch, num_tokens: list[int]) -> list[Growth]:
+        """The likeliest `num_tokens[b]` nodes of each row, from which the round learns whether they are proposed or not."""
         self._learn_successors()
         self.lengths = [len(text) for text in batch.history]
         rooms = zip(num_tokens, batch.rooms, strict=True)
         self.grown = [self._grow(lane, batch, num, min(self.max_depth, room)) for lane, (num, room) in enumerate(rooms)]
-        counts = schedule.num_nodes(batch, [growth.chances for growth in self.grown])
-        self.proposed = [growth.tokens[:n] for growth, n in zip(self.grown, counts, strict=True)]
-        if not any(counts):
-            return Draft.empty(batch)
-        draft = self.draft = Draft.of(batch, self.proposed)
-        if not self.may_branch:
-            return draft
-        parents = [growth.parents[:n] + [-1] * (draft.width - n) for growth, n in zip(self.grown, counts, strict=True)]
-        depth = max(max(growth.depths[:n], default=0) for growth, n in zip(self.grown, counts, strict=True))
-        if all(row[:n] == list(range(-1, n - 1)) for row, n in zip(parents, counts, strict=True)):
-            return draft  # a chain pays for no mask
-        self.draft = replace(draft, parents=uploaded(parents, draft.tokens.device), depth=depth)
-        return self.draft
+        return self.grown
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         if self.num_successors:
@@ -168,11 +164,7 @@ class TreeDrafter(Drafter):
             reach(places, -1, 1.0, 1)
         while waiting and len(growth.tokens) < num_nodes:
             chance, _, token, parent, level, places = heappop(waiting)
-            node = len(growth.tokens)
-            growth.tokens.append(token)
-            growth.parents.append(parent)
-            growth.chances.append(-chance)
-            growth.depths.append(level)
+            node = growth.add(token, parent, -chance)
             if level < max_depth and node + 1 < num_nodes:
                 reach(self._places_after(places, token), node, -chance, level + 1)
         return growth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..interfaces import CachedModel, Drafter, Guesses, Sampler, Schedule
 from ..types import Batch, Draft
 
 
@@ -46,6 +46,11 @@ class WrappedDrafter(Drafter):
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         return self.drafter.propose(batch, num_tokens, schedule, sampler)
+
+    def propose_beside(
+        self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler, guesses: Guesses
+    ) -> Draft:
+        return self.drafter.propose_beside(batch, num_tokens, schedule, sampler, guesses)
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(batch, draft, logits)

@@ -8,6 +8,7 @@ confident it is of each, as in `best_nodes.py`. Neither depends on chance, so th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -92,20 +93,22 @@ class ChainOrTree(Schedule):
         return self.levels
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
+        if not self.levels:  # a chain and guesses beside it, as many as were planned
+            return super().num_nodes(batch, chances)
         counts = self.nodes.best(chances, self._times(len(chances), self.levels))
         self.typical = max(1.0, MEMORY * self.typical + (1 - MEMORY) * max(counts))
         return counts
 
     def update(self, round: Round) -> None:
         if not self.levels:
-            self.chains.update(round)
+            self.chains.update(_as_chains(round))
             if any(round.num_drafted):
                 self.rounds_since_chain, self.rounds_since_tree = 0, self.rounds_since_tree + 1
             return
         self.rounds_since_chain, self.rounds_since_tree = self.rounds_since_chain + 1, 0
         self.nodes.update(round)
         kept = {row: len(survival) for row, survival in zip(round.rows, round.survival, strict=True)}
-        self.trees.learn({row: [1.0] * num + [0.0] * (num < self.levels) for row, num in kept.items()})
+        self.trees.learn({row: ([1.0] * num + [0.0])[: self.levels] for row, num in kept.items()})
         num_rows = len(round.rows)
         times = self._times(num_rows, self.levels)
         num_steps = times[max(round.num_drafted)] / self.chains.times_of(num_rows)[0]
@@ -122,6 +125,12 @@ class ChainOrTree(Schedule):
         if key not in self.curves:
             self.curves[key] = self._costs.tree_curve(*key, self.max_nodes)
         return self.curves[key]
+
+
+def _as_chains(round: Round) -> Round:
+    """A round whose chains may have had guesses beside them: the path that was kept is the chain then."""
+    drafts = zip(round.num_drafted, round.survival, strict=True)
+    return replace(round, survival=[[*chances, 0.0][:num] for num, chances in drafts])
 
 
 def _rescued(kept: float) -> float:

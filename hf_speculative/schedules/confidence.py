@@ -14,7 +14,7 @@ import copy
 
 from torch import Tensor
 
-from ..interfaces import Schedule
+from ..interfaces import Part, Schedule
 from ..types import Batch
 from .wrapped import WrappedSchedule
 
@@ -29,9 +29,8 @@ class ConfidenceStop(WrappedSchedule):
         super().__init__(schedule)
         self.threshold = threshold
 
-    @property
-    def parts(self) -> tuple[Schedule, Schedule]:
-        return self, self
+    def parts(self, plan: list[int]) -> tuple[Part, Part]:
+        return (self, plan), (self, plan)
 
     def plan(self, batch: Batch) -> list[int]:
         chains = copy.copy(batch)

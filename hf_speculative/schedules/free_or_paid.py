@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..interfaces import Schedule
+from ..interfaces import Part, Schedule
 from ..types import Batch, Costs, Round
 from .best_nodes import BestNodes
 from .wrapped import WrappedSchedule
@@ -31,7 +31,7 @@ class FreeOrPaid(WrappedSchedule):
         super().__init__(schedule)
         self.costs, self.guesses = costs, _Guesses(max_tokens)
         self.tokens = FIRST_TOKENS
-        self.was_guessed = False
+        self.plans: tuple[list[int], list[int]] = [], []
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         found: list[Costs] = []
@@ -45,15 +45,15 @@ class FreeOrPaid(WrappedSchedule):
         self.guesses.costs = (found[0].guesses or found[0]) if found else Costs({1: {0: 1.0}})
 
     def plan(self, batch: Batch) -> list[int]:
-        drafts, guesses = self.schedule.plan(batch), self.guesses.plan(batch)
+        drafts, guesses = self.plans = self.schedule.plan(batch), self.guesses.plan(batch)
         speed = self.schedule.speed
         self.guesses.to_beat = self.tokens * len(drafts) if speed is None else speed
         self.guesses.num_proposed = 0
         return [max(both) for both in zip(drafts, guesses, strict=True)]
 
-    @property
-    def parts(self) -> tuple[Schedule, Schedule]:
-        return self.guesses, self.schedule
+    def parts(self, plan: list[int]) -> tuple[Part, Part]:
+        drafts, guesses = ([min(both) for both in zip(own, plan, strict=True)] for own in self.plans)
+        return (self.guesses, guesses), (self.schedule, drafts)
 
     def update(self, round: Round) -> None:
         self.guesses.update(round)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..interfaces import Schedule
+from ..interfaces import Part, Schedule
 from ..types import Batch, Costs, Round
 
 
@@ -44,9 +44,8 @@ class WrappedSchedule(Schedule):
     def speed(self) -> float | None:  # type: ignore[override]
         return self.schedule.speed
 
-    @property
-    def parts(self) -> tuple[Schedule, Schedule]:
-        return self.schedule.parts
+    def parts(self, plan: list[int]) -> tuple[Part, Part]:
+        return self.schedule.parts(plan)
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)

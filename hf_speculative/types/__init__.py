@@ -8,7 +8,7 @@ from .columns import columns_from
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round
 from .transfers import read_later, uploaded
-from .tree import Tree
+from .tree import Nodes, Tree
 
 __all__ = [
     "NO_TOKEN",
@@ -17,6 +17,7 @@ __all__ = [
     "Costs",
     "Draft",
     "NoDistribution",
+    "Nodes",
     "Prefix",
     "Round",
     "Tree",

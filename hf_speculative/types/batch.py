@@ -19,8 +19,6 @@ from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
 NO_TOKEN = -1
-#: in the place of a node that a model was not fed: past all of them
-NOT_FED = 2**30
 #: a probability of 1 where it is read from the device as a whole number
 UNIT = 2**24
 
@@ -128,19 +126,6 @@ class Batch:
             appended.survival.append([n / UNIT for n in chances[:num_proposed]])
         self.is_unread, self.tree = False, None
         return appended
-
-    def as_fed(self, nodes: Tensor) -> Batch:
-        """This batch after a round, for a model that was fed other nodes than the target: node i as its own `nodes[:, i]`.
-
-        It was fed all that others follow. The host does not ask whether it was fed the last of a path, which is fed again.
-        """
-        fed = copy.copy(self)
-        assert self.path is not None and self.host_path is not None
-        fed.path = nodes.gather(1, self.path)
-        fed.host_path = [
-            [0] * (len(path) - 1) + [NOT_FED] * bool(path) for path in self.host_path
-        ]  # 0: whichever it was
-        return fed
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""

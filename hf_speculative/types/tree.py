@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+@dataclass
+class Nodes:
+    """The nodes of one row's tree, on the host, with their chances to be kept: parents first and the likeliest first.
+
+    Attributes:
+        tokens, parents, chances: of each node; a parent is a node, or -1 for the row's newest token.
+        depths: of each node, 1 for one that follows the newest token.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+    def add(self, token: int, parent: int, chance: float) -> int:
+        """Append a node; which one it is."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.chances.append(chance)
+        self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+        return len(self.tokens) - 1
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from hf_speculative.call.option_types import (
     HasMethods,
     Instance,
     Name,
+    Names,
     PositiveNumber,
     Probability,
     WholeNumber,
@@ -49,6 +50,7 @@ WRONG_TYPES = {
     Flag: [1, 0, "no", 0.0],
     FlagOr: [1, 0, 0.0],
     Name: [7, True, object],
+    Names: [7, True, ["suffix", 7]],
     Instance: [7, "adaptive", object()],
     HasMethods: [7, print, torch.nn.Linear],
 }
@@ -57,6 +59,7 @@ OUT_OF_RANGE = {
     PositiveNumber: [0, -0.5, NAN, np.float32(0)],
     Probability: [1.5, -0.1, NAN, np.float32(2)],
     Name: ["nonsense"],
+    Names: ["nonsense", ["nonsense"], "", []],
     FlagOr: ["no"],
 }
 GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True, FlagOr: True}
@@ -65,7 +68,7 @@ BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.n
 
 def good(option):
     """A value that nothing is wrong with but, maybe, its place."""
-    if isinstance(option.type, Name) and option.type.names:
+    if isinstance(option.type, Name | Names) and option.type.names:
         return option.type.names[0]
     objects = {"generator": torch.Generator(), "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     objects["corpus"] = ["a text"]

@@ -10,7 +10,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import sources
 from hf_speculative.call.sources.given_model import HeadSource
-from hf_speculative.drafting import DraftModel, PromptLookup
+from hf_speculative.drafting import DraftModel, OwnText, PromptLookup, Recycling
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny
@@ -47,6 +47,37 @@ def head(target, monkeypatch):
     head = tiny.noisy_copy(target)
     head.config.toy_depth = 3
     return head
+
+
+@pytest.mark.parametrize("given", [["recycling", "suffix"], ("suffix", "recycling"), "recycling+suffix"])
+def test_methods_in_any_order_are_one_source(given, target):
+    source = sources.source_of("method", given, {"suffix_decoding_max_spec_factor": 2.0})
+    assert source.label == source.cost_key == "suffix+recycling"
+    assert [type(guesser) for guesser in source.guessers(target)] == [OwnText, Recycling]
+    assert source.guessers(target)[0].max_factor == 2.0 and "corpus" in source.options()
+    assert SpeculativeConfig(method=given).method == "suffix+recycling"
+    assert type(sources.source_of("method", ["ngram"])) is sources.NgramSource
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["suffix", "recyling"], "did you mean 'recycling'"),
+        (["auto", "ngram"], "'auto' is several of these already"),
+        (["ngram", "ngram"], "names 'ngram' twice"),
+        ([], "names nothing: give 'auto', 'suffix', 'recycling' or 'ngram', or a list of these"),
+    ],
+)
+def test_methods_that_do_not_go_together(target, given, message):
+    with pytest.raises(ValueError, match=message):
+        hs.generate(target, **tiny.prompts(1), method=given, max_new_tokens=4)
+
+
+def test_an_option_of_none_of_the_methods_has_no_effect(target):
+    call = tiny.prompts(1) | {"method": ["recycling", "ngram"], "max_new_tokens": 4}
+    assert hs.generate(target, **call, max_matching_ngram_size=2).shape[0] == 1
+    with pytest.raises(ValueError, match=r"`suffix_decoding_max_spec_factor=2\.0` has no effect"):
+        hs.generate(target, **call, suffix_decoding_max_spec_factor=2.0)
 
 
 def test_a_source_is_a_line_in_the_tuple(target, head):

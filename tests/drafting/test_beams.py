@@ -11,38 +11,8 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant
 from tests.support import distributions, tied, tiny, trees
+from tests.support.compared import Compared
 from tests.support.plain import reproduces_plain, same_as_plain
-
-
-class Compared(DraftModel):
-    """A draft model whose logits are compared, each time, with a fresh pass over the text and the path to each node."""
-
-    num_levels = num_rounds = 0
-
-    def __init__(self, model):
-        super().__init__(RaggedModel(model))
-        self.fresh = model
-
-    def step(self, batch, ahead):
-        logits = super().step(batch, ahead)
-        self.num_rounds += 1
-        for found, text in zip(logits, batch.history, strict=True):
-            self.compare(found, text)
-        return logits
-
-    def level(self, batch, num_nodes, width):
-        logits = super().level(batch, num_nodes, width)
-        self.num_levels += 1
-        for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
-            parents, nodes = batch.tree.parents[row].tolist(), batch.tokens[row, length : length + num_nodes]
-            for column, node in enumerate(range(num_nodes - width, num_nodes)):
-                ids = [*text, *nodes[trees.path_to(parents, node)].tolist()]
-                if len(ids) <= batch.max_position:  # rows that still have room go further
-                    self.compare(logits[row, column], ids)
-        return logits
-
-    def compare(self, found, ids):
-        torch.testing.assert_close(found, self.fresh(torch.tensor([ids])).logits[0, -1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "gpt2"])

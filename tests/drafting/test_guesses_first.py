@@ -8,6 +8,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import measured_costs
 from hf_speculative.drafting import Beams, DraftModel, GuessesFirst, Recycling, TreeDrafter
+from hf_speculative.drafting.grafts import Grafts
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import ChainOrTree, Constant, Costs, FreeOrPaid
 from tests.support import distributions, tiny
@@ -21,16 +22,28 @@ SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Rounds in which each of the two drafted."""
+    """Rounds in which each of the two drafted; where guesses joined a draft, both did."""
     counts = {"guesses": 0, "drafts": 0}
-    for kind, name in ((TreeDrafter, "guesses"), (Beams, "drafts")):
+    watched = (
+        (TreeDrafter, "propose", TreeDrafter.propose, "guesses"),
+        (Beams, "propose_beside", Beams.propose_beside, "drafts"),
+    )
+    for kind, method, propose, name in watched:
 
-        def counted(self, *args, propose=kind.propose, name=name):
+        def counted(self, *args, propose=propose, name=name):
             draft = propose(self, *args)
             counts[name] += draft.width > 0
             return draft
 
-        monkeypatch.setattr(kind, "propose", counted)
+        monkeypatch.setattr(kind, method, counted)
+    joined = Grafts.draft
+
+    def counted_joined(self, *args):
+        found = joined(self, *args)
+        counts["guesses"] += any(map(any, self.chances))
+        return found
+
+    monkeypatch.setattr(Grafts, "draft", counted_joined)
     return counts
 
 
@@ -47,7 +60,7 @@ def both(draft, **settings):
 @pytest.mark.parametrize("mode", ["greedy", "reproducible", "copies of a prompt", "a tree by its number"])
 def test_tokens_are_those_of_plain_decoding(turns, mode):
     target = tiny.llama()
-    draft = tiny.noisy_copy(target, noise=1.0 if mode == "reproducible" else 0.3)
+    draft = tiny.noisy_copy(target, noise=1.0 if mode in ("reproducible", "copies of a prompt") else 0.3)
     if mode == "reproducible":
         reproduces_plain(target, (1, 3), {"temperature": 0.1}, **both(draft))
     elif mode == "copies of a prompt":
@@ -96,7 +109,7 @@ def test_who_drafts_follows_from_what_each_promises(target, draft):
 
     def guesses(chances):
         schedule.plan(batch)
-        return schedule.parts[0].num_nodes(batch, [chances])
+        return schedule.guesses.num_nodes(batch, [chances])
 
     assert guesses([0.9, 0.9, 0.9]) == [3] and guesses([0.3]) == [0]
     for _ in range(30):
@@ -157,6 +170,7 @@ def test_attached_both_draft(target, draft, turns):
         hs.detach(target)
 
 
-def test_guesses_without_chances_do_not_go_with_a_draft(target, draft):
-    with pytest.raises(ValueError, match="`draft_model` and `method='ngram'` do not go together"):
-        hs.generate(target, **tiny.prompts(1), draft_model=draft, method="ngram", max_new_tokens=4)
+@pytest.mark.parametrize("method", ["ngram", ["suffix", "recycling"]])
+def test_any_method_goes_with_a_draft(target, draft, turns, method):
+    same_as_plain(target, tiny.prompts(3, width=12), draft_model=draft, method=method, num_draft_tokens=3)
+    assert min(turns.values()) > 0

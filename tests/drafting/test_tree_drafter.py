@@ -191,7 +191,7 @@ def test_sampled_text_keeps_its_distribution():
 # `method="auto"`
 
 
-@pytest.mark.parametrize("method", ["auto", "recycling"])
+@pytest.mark.parametrize("method", ["auto", "recycling", ["recycling", "ngram"], "ngram+suffix"])
 def test_a_method_needs_no_model(target, method):
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     expected = target.generate(**call).tolist()

@@ -3,6 +3,7 @@
 from hf_speculative.drafting import (
     Beams,
     DraftModel,
+    DrawnTree,
     GuessesFirst,
     OtherTexts,
     OwnText,
@@ -37,6 +38,7 @@ def suffix_drafter(store=None, max_factor=1.0, **settings):
 MAKE_DRAFTER = {
     Beams: lambda draft: Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
     DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
+    DrawnTree: lambda draft: DrawnTree(DraftModel(RaggedModel(draft, clamp_ids=True)), depth=3),
     GuessesFirst: lambda draft: GuessesFirst(
         TreeDrafter([Recycling(), OwnText()]), Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
     ),

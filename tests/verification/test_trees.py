@@ -210,6 +210,13 @@ def test_control_siblings_without_replacement_judged_as_if_with_are_caught(rule)
 
 
 @pytest.mark.parametrize("rule", BY_DISTRIBUTION)
+def test_control_guesses_judged_as_if_drawn_are_caught(rule):
+    """Nodes that are set, of beams or grafted, by the distribution that a draft model has there."""
+    p, q = pair(0)
+    assert bias(rule, p, guess, [-1, -1, 0], length=3, judged_by=without_replacement(q)) > WRONG
+
+
+@pytest.mark.parametrize("rule", BY_DISTRIBUTION)
 def test_control_a_residual_forgotten_is_caught(rule, monkeypatch):
     p, q = pair(0)
     right = paths.take_turns

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
+from ..option_types import AND
 from ..source import Source
 from .auto import AutoSource
 from .dflash import DFlashSource, DSparkSource
@@ -20,7 +21,9 @@ from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
 from .prompt_lookup import NgramSource, PromptLookupSource
 from .recycling import RecyclingSource
+from .several import SeveralSource
 from .suffix import SuffixSource
+from .texts import GuessingSource
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[Source], ...] = (
@@ -54,6 +57,12 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> So
     value = checked(argument, value)
     if isinstance(value, Source):
         return value
+    if argument == "method" and len(names := value.split(AND)) > 1:
+        return SeveralSource([_one_source_of(argument, name, options) for name in names])
+    return _one_source_of(argument, value, options)
+
+
+def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:
     kind = next(kind for kind in SOURCES if kind.argument == argument and kind.takes(value))
     names = [field.name for field in fields(kind)[1:]]  # type: ignore[arg-type]
     given = {name: option for name, option in (options or {}).items() if name in names and option is not None}
@@ -66,15 +75,8 @@ def go_together(named: Collection[str]) -> bool:
 
 
 def with_guesses(source: Source, method: str, options: dict[str, Any]) -> Source:
-    """What `source` drafts, and what `method` guesses.
-
-    Raises:
-        ValueError: that method's guesses come without their chances.
-    """
-    guesses = source_of("method", method, options)
-    if not guesses.knows_chances:
-        raise ValueError(f"`draft_model` and `method={method!r}` do not go together: give one, or `method='suffix'`.")
-    return GuessesFirstSource(guesses, source)
+    """What `source` drafts, and what `method` guesses."""
+    return GuessesFirstSource(cast(GuessingSource, source_of("method", method, options)), source)
 
 
 def is_configured(generation_config) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...interfaces import Drafter
-from ..source import PreparedCall, Source
+from ...drafting import Guesser
+from ..source import Source
 from .mtp import MtpSource
 from .recycling import recycling_of
 from .texts import TextSource
@@ -31,5 +31,5 @@ class AutoSource(TextSource):
             return self
         return mtp
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return self.tree_drafter(call.model, [recycling_of(call.model), *self.copies(call.model)])
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        return [recycling_of(model), *self.copies(model)]

@@ -11,6 +11,7 @@ from ...interfaces import CachedModel, Drafter, Schedule
 from ...schedules.free_or_paid import FreeOrPaid
 from ...tokenizers.vocabulary import VocabularyMatch
 from ..source import PreparedCall, Source
+from .texts import GuessingSource
 
 
 class GuessesFirstSource(Source):
@@ -18,7 +19,7 @@ class GuessesFirstSource(Source):
 
     argument, method = "draft_model", "draft_model with guesses"
 
-    def __init__(self, guesses: Source, paid: Source):
+    def __init__(self, guesses: GuessingSource, paid: Source):
         self.guesses, self.paid = guesses, paid
         self.parts = guesses, paid
         self.draft_model, self.num_draft_tokens = paid.draft_model, paid.num_draft_tokens

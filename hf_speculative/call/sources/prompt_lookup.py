@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import PromptLookup
+from ...drafting import Guesser, Ngrams, PromptLookup
 from ...interfaces import Drafter
 from ..source import PreparedCall, Source
+from .texts import GuessingSource
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,13 @@ class PromptLookupSource(Source):
 
 
 @dataclass(frozen=True)
-class NgramSource(Source):
-    """The same by vLLM's name, the number of tokens being that of `num_draft_tokens`."""
+class NgramSource(GuessingSource):
+    """The same by vLLM's name, as far as it is likely to be right."""
 
     given: str
     max_matching_ngram_size: int = 3
 
-    argument, method = "method", "ngram"
+    method = "ngram"
 
-    @classmethod
-    def takes(cls, value) -> bool:
-        return value == cls.method
-
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return PromptLookup(self.max_matching_ngram_size)
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        return [Ngrams(self.max_matching_ngram_size)]

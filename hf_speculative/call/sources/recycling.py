@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Recycling
-from ...interfaces import Drafter
+from ...drafting import Guesser, Recycling
 from ..kept import kept_with
-from ..source import PreparedCall
 from .texts import GuessingSource
 
 
@@ -19,8 +17,8 @@ class RecyclingSource(GuessingSource):
 
     method = "recycling"
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return self.tree_drafter(call.model, [recycling_of(call.model)])
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        return [recycling_of(model)]
 
 
 def recycling_of(model: PreTrainedModel) -> Recycling:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...interfaces import Drafter
-from ..source import PreparedCall
+from transformers import PreTrainedModel
+
+from ...drafting import Guesser
 from .texts import TextSource
 
 
@@ -23,10 +24,9 @@ class SuffixSource(TextSource):
                 "`assistant_confidence_threshold` has no effect on `method='suffix'`: give `suffix_decoding_min_token_prob`."
             )
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        copies = self.copies(
-            call.model,
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        return self.copies(
+            model,
             max_factor=self.suffix_decoding_max_spec_factor,
             min_share=self.suffix_decoding_min_token_prob,
         )
-        return self.tree_drafter(call.model, copies)

@@ -18,7 +18,7 @@ from ...models import num_logits
 from ...schedules import BestNodes
 from ...tokenizers.loading import tokenizer_of
 from ..kept import kept_with
-from ..source import Source
+from ..source import PreparedCall, Source
 
 #: a file or folder, texts and files, or a store
 Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixStore"
@@ -31,7 +31,7 @@ class GuessingSource(Source):
 
     guesses_nodes = True
     argument = "method"
-    most_tokens, knows_chances = 64, True
+    most_tokens = 64
     timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)
 
     @classmethod
@@ -41,9 +41,14 @@ class GuessingSource(Source):
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         return BestNodes(max_tokens)
 
-    def tree_drafter(self, model: PreTrainedModel, guessers: Sequence[Guesser]) -> TreeDrafter:
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        """Its ways to guess how a text of the target `model` goes on."""
+        raise NotImplementedError
+
+    def drafter(self, call: PreparedCall) -> TreeDrafter:
+        guessers = self.guessers(call.model)
         key = tuple(type(guesser) for guesser in guessers)
-        return TreeDrafter(guessers, learned=kept_with(model).setdefault(key, {}))
+        return TreeDrafter(guessers, learned=kept_with(call.model).setdefault(key, {}))
 
 
 @dataclass(frozen=True, eq=False)

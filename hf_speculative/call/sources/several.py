@@ -1,0 +1,29 @@
+"""Several ways to guess in one call: `method=["suffix", "ngram"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from ...drafting import Guesser
+from ..option_types import AND
+from .texts import GuessingSource
+
+
+class SeveralSource(GuessingSource):
+    """All that its `sources` guess, each guess by its chance."""
+
+    def __init__(self, sources: Sequence[GuessingSource]):
+        self.sources = tuple(sources)
+        self.method = AND.join(source.method for source in sources)  # type: ignore[misc]
+
+    def options(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(name for source in self.sources for name in source.options()))
+
+    def check(self, model: PreTrainedModel) -> None:
+        for source in self.sources:
+            source.check(model)
+
+    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+        return [guesser for source in self.sources for guesser in source.guessers(model)]
