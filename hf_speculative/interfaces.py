@@ -131,6 +131,9 @@ class Sampler:
         keeps_draft_probs: the rule reads the distributions that draft tokens were drawn from.
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
         drafts_trees: and so may a draft's, see `level_scores`.
+        measures_drafts: it wants to hear of `Verdict.chances`.
+        proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
+            gives beside them (`Draft.likeliest_of`).
     """
 
     vocab_size: int
@@ -138,6 +141,8 @@ class Sampler:
     keeps_draft_probs: bool = True
     takes_trees: bool = False
     drafts_trees: bool = False
+    measures_drafts: bool = False
+    proposes_likeliest: bool = False
 
     @property
     def settings(self) -> Hashable | None:
@@ -149,6 +154,9 @@ class Sampler:
 
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
         """The round emitted `tokens`."""
+
+    def update(self, round: Round) -> None:
+        """Learn from what happened to the last drafts."""
 
     def finish(self) -> None:
         """The call is over."""

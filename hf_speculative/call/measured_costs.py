@@ -111,7 +111,8 @@ class Probe:
         """What the costs of a pair depend on."""
         options, config, model = self.options, self.inputs.generation_config, self.model
         own_rule = options.config.rule if isinstance(options.config.rule, str) else None
-        sampling = (config.do_sample, options.config.reproducible, own_rule, *(type(p) for p in self.processors))
+        of_draft = options.config.reproducible, options.config.draft_sample_method
+        sampling = (config.do_sample, *of_draft, own_rule, *(type(p) for p in self.processors))
         place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
         return (options.source.cost_key, *sampling, *self.inputs.others, *place)
 

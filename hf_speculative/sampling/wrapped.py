@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from ..interfaces import Sampler
-from ..types import Batch, Tree
+from ..types import Batch, Round, Tree
 
 
 class WrappedSampler(Sampler):
@@ -17,6 +17,7 @@ class WrappedSampler(Sampler):
         self.sampler, self.vocab_size = sampler, sampler.vocab_size
         self.one_hot_proposals, self.keeps_draft_probs = sampler.one_hot_proposals, sampler.keeps_draft_probs
         self.takes_trees, self.drafts_trees = sampler.takes_trees, sampler.drafts_trees
+        self.measures_drafts = sampler.measures_drafts
 
     @property
     def settings(self) -> Hashable | None:
@@ -27,6 +28,13 @@ class WrappedSampler(Sampler):
 
     def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
         self.sampler.end_round(batch, tokens)
+
+    @property
+    def proposes_likeliest(self) -> bool:  # type: ignore[override]
+        return self.sampler.proposes_likeliest
+
+    def update(self, round: Round) -> None:
+        self.sampler.update(round)
 
     def finish(self) -> None:
         self.sampler.finish()

@@ -22,11 +22,13 @@ class Appended:
         tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
         num_drafted: draft tokens proposed.
         survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+        chances: `Verdict.chances`, of all rows together.
     """
 
     tokens: list[list[int]]
     num_drafted: list[int]
     survival: list[list[float]]
+    chances: tuple[float, float] | None = None
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Round:
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
         survival: for each draft token proposed, `Verdict.survival`.
+        chances: `Verdict.chances`, of all rows together.
     """
 
     rows: list[int]
@@ -52,6 +55,7 @@ class Round:
     logits: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
     survival: list[list[float]] = field(default_factory=list)
+    chances: tuple[float, float] | None = None
 
     @property
     def num_accepted(self) -> list[int]:
