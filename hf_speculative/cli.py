@@ -13,6 +13,7 @@ from .compatibility.cli import check
 from .compilation.cli import compile_command
 from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .playground.cli import playground
 from .serving.chat import chat
 from .serving.cli import serve
 from .side_by_side.cli import generate
@@ -42,6 +43,7 @@ def root(
 
 for _name, _command in (
     ("generate", generate),
+    ("playground", playground),
     ("chat", chat),
     ("serve", serve),
     ("check", check),

@@ -72,6 +72,7 @@ class CachedModel:
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         """Row i of `newcomers` takes the place of the row at `lanes[i]`: its prompt is read in a pass without the others."""
         fresh = self.fresh()
+        fresh.share(self, newcomers)
         fresh.prefill(newcomers)
         self.num_forwards = fresh.num_forwards
         self.take(fresh, lanes)
@@ -81,6 +82,9 @@ class CachedModel:
         fresh = copy.copy(self)
         fresh.reset()
         return fresh
+
+    def share(self, other, batch: Batch) -> None:
+        """Nothing was read yet: rows of `batch` begin with a copy of what `other` has cached of their `Batch.prefixes`."""
 
     def take(self, other, lanes: list[int]) -> None:
         """Row i of what `other` has cached takes the place of the row at `lanes[i]`."""
@@ -343,16 +347,19 @@ class Schedule:
         return self, self
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        """After each draft token, itself included: `(batch,)` bool, the rows that end their draft here.
+        """After each draft token, which rows end their draft with it: `(batch,)` bool. `tokens (batch,)` were drawn from the
+        draft's processed logits, `scores (batch, vocab)`."""
+        return None
 
-        `scores (batch, vocab)` are the draft's processed logits and `tokens (batch,)` what was drawn from them.
-        """
+    def should_stop_before(self, chances: Tensor) -> Tensor | None:
+        """Likewise before a token is drawn, by its `chances (batch,)` to be kept, if a draft estimates them."""
         return None
 
     @property
     def may_stop(self) -> bool:
-        """Drafts may end early: `should_stop` has a say."""
-        return type(self).should_stop is not Schedule.should_stop
+        """Drafts may end early: one of these two has a say."""
+        own, base = type(self), Schedule
+        return own.should_stop is not base.should_stop or own.should_stop_before is not base.should_stop_before
 
     def update(self, round: Round) -> None:
         """Learn from a finished round."""

@@ -30,6 +30,12 @@ def make_prompts(num: int, seed: int = 0, longest: int = 20, vocab_size: int = t
 PROMPTS = make_prompts(13)
 
 
+def with_one_beginning(prompts: list[list[int]]) -> list[list[int]]:
+    """Prompts of which most begin alike, some for longer than others."""
+    start = prompts[0] * 3
+    return [prompts[0], *(start[: len(start) - 2 * i] + ids for i, ids in enumerate(prompts[1:]))]
+
+
 def alone(model, prompts=PROMPTS, **kwargs) -> list[list[int]]:
     """What plain `generate` continues each prompt with when it is the only one."""
     kwargs = GREEDY | kwargs
@@ -101,7 +107,8 @@ def test_drafters_that_read_the_targets_states(name):
         model, drafter = tied.with_gemma4_assistant(factor=0.04)
         arguments = {"draft_model": drafter, "num_draft_tokens": 3}
     vocab_size = model.config.get_text_config().vocab_size
-    accepts_as_alone(model, make_prompts(8, vocab_size=vocab_size), eos_token_id=range(2, vocab_size, 15), **arguments)
+    for prompts in (make_prompts(8, vocab_size=vocab_size), with_one_beginning(make_prompts(6, 3, 8, vocab_size))):
+        accepts_as_alone(model, prompts, eos_token_id=range(2, vocab_size, 15), **arguments)
 
 
 def test_mtp_layers(tmp_path):
@@ -313,6 +320,18 @@ def test_it_takes_fewer_target_passes_than_batches_of_fixed_rows(target, draft, 
     assert stats.num_rounds / 3 <= stats.num_target_forwards < static.num_target_forwards
 
 
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_what_prompts_share_is_read_once(target, draft, kind):
+    prompts = with_one_beginning(PROMPTS)
+    expected = alone(target, prompts)
+    with tiny.CountForwards(target) as forwards:
+        assert refilled(target, prompts, batch_size=2, **DRAFTS[kind](draft)) == expected
+    num_halves = 2 if kind == "early exit" else 1
+    # Wider than a round's five columns are the passes that read prompts.
+    num_read = sum(rows * columns for rows, columns in forwards.lengths if columns > 5) / num_halves
+    assert num_read < 0.9 * sum(map(len, prompts))
+
+
 def test_newcomers_are_read_without_the_rows_that_run(target, draft):
     with tiny.CountForwards(target) as forwards:
         refilled(target, draft_model=draft, num_draft_tokens=4)
@@ -328,6 +347,7 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
     model = tiny.build(model_type)
     prompts = make_prompts(9, longest=16)
+    prompts = prompts[:4] + [prompts[i % 4][: i - 2] + ids for i, ids in enumerate(prompts[4:])]  # some begin alike
     inputs = padded(prompts)
     padding = (1 - inputs["attention_mask"]).sum(1).tolist()
     batch, cached = Batch(inputs["input_ids"], padding, max_length=60), kind(model)

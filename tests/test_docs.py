@@ -79,7 +79,15 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.name not in RUN_ELSEWHERE], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("quality_unchanged", "compare_encoder_decoder")))
+        for path in EXAMPLES
+        if path.name not in RUN_ELSEWHERE
+    ],
+    ids=lambda path: path.name,
+)
 def test_examples_run(path, tmp_path):
     arguments = [str(path), *ARGUMENTS.get(path.name, [])]
     assert forked(tmp_path, arguments, lambda: runpy.run_path(str(path), run_name="__main__")).strip()

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import hf_speculative as hs
+from hf_speculative.training.dflash_student import new_block
+from hf_speculative.training.eagle3_student import new_head
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 from tests.support.trainers import checkpointed
@@ -56,6 +58,47 @@ def test_generating_between_training_steps(name):
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert texts[0] != texts[2], "training moved the model"
+
+
+#: who drafts beside a model; a head reads the target's states and embeddings, which training moves
+DRAFTS = {
+    "suffix": {"method": "suffix"},
+    "first layer": {"assistant_early_exit": 1},
+    "EAGLE-3": {},
+    "DFlash": {},
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_rollouts_of_whatever_drafts_follow_the_weights(name):
+    """As in GRPO: each step samples from the model as it is then, seed for seed, and the same gradients move it."""
+    model, inputs = tiny.llama(), tiny.prompts(2)
+    counts = torch.ones(tiny.VOCAB)
+    heads = {"EAGLE-3": new_head, "DFlash": new_block}
+    draft = {"draft_model": heads[name](model, counts, tiny.VOCAB)} if name in heads else DRAFTS[name]
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (model, twin)]
+    sampled = NEW | {"do_sample": True, "top_k": 0, "max_new_tokens": 8}
+    drafted = 0
+    for step in range(3):
+        texts = []
+        for each, optimizer in zip((model, twin), optimizers, strict=True):
+            torch.manual_seed(step)
+            with hs.record() as stats:
+                if each is model:
+                    texts.append(hs.generate(model, **inputs, **sampled, **draft, reproducible=True))
+                else:
+                    texts.append(twin.generate(**inputs, **sampled))
+            drafted += stats.num_draft_tokens
+            rewards = (texts[-1][:, 5:] % 2).float().mean(1)  # something that depends on the text
+            log_probs = each(texts[-1]).logits.log_softmax(-1)[:, 4:-1].gather(-1, texts[-1][:, 5:, None])[..., 0]
+            optimizer.zero_grad()
+            (-(rewards - rewards.mean())[:, None] * log_probs).mean().backward()
+            optimizer.step()
+        assert texts[0].tolist() == texts[1].tolist(), step
+    assert drafted > 0
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_checkpointing_stays_on_after_a_call_that_fails():

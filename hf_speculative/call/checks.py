@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from ..articles import a_type
 from ..interfaces import Drafter
 from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass, why_no_states
 from ..verification import rule_for
@@ -143,7 +144,7 @@ def unwrap(model, argument: str) -> PreTrainedModel:
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
-                f"`{argument}` is a {type(model).__name__} that prepends learned prompts, which the cache cannot hold: merge "
+                f"`{argument}` is {a_type(model)} that prepends learned prompts, which the cache cannot hold: merge "
                 "it, or use a LoRA adapter."
             )
         return model.get_base_model()
@@ -167,7 +168,7 @@ def check_model(model, argument: str) -> None:
 def check_type(model, argument: str) -> None:
     """Refuse what is no transformers model at all."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"`{argument}` is a {type(model).__name__}: pass a transformers model, or the name of one.")
+        raise TypeError(f"`{argument}` is {a_type(model)}: pass a transformers model, or the name of one.")
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
@@ -232,8 +233,9 @@ def check_whole_states(source: Source, inputs: Inputs) -> None:
 def check_ragged(model, path: Path, what: str) -> None:
     """Drafts that read the target's own layers, keys or values need the cache they lie in."""
     if path.name != "ragged":
+        way_out = f"{path.way_out}, or use a draft model that decodes on its own" if path.way_out else OTHERWISE
         raise ValueError(
-            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {OTHERWISE}."
+            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {way_out}."
         )
 
 

@@ -25,7 +25,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..drafting.wrapped import WrappedDrafter
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..loop import speculate
-from ..models import Inputs, is_sharded, max_positions_of
+from ..models import Inputs, how_passes_run, is_sharded, max_positions_of
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Costs, Draft, NoDistribution, Verdict
@@ -87,8 +87,7 @@ class Probe:
         """Of drafts and of guesses. Each has its own share of the time, and a call measures one of them."""
         of_drafts, of_guesses = (copy.copy(self) for _ in parts)
         of_guesses.options, of_drafts.options = (replace(self.options, source=source) for source in parts)
-        costs = of_drafts()
-        self.seconds = of_drafts.seconds
+        costs, self.seconds = of_drafts(), of_drafts.seconds
         if not self.seconds:
             guesses, self.seconds = of_guesses(), of_guesses.seconds
         else:
@@ -113,8 +112,9 @@ class Probe:
         own_rule = options.config.rule if isinstance(options.config.rule, str) else None
         of_draft = options.config.reproducible, options.config.draft_sample_method
         sampling = (config.do_sample, *of_draft, own_rule, *(type(p) for p in self.processors))
-        place = (len(self.batch.rows), model.dtype, model.device, options.config.compile, options.config.cuda_graphs)
-        return (options.source.cost_key, *sampling, *self.inputs.others, *place)
+        place = (len(self.batch.rows), model.dtype, model.device, torch.get_num_threads(), options.config.cuda_graphs)
+        passes = how_passes_run(options.config.compile, model, options.source.draft_model)
+        return (options.source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
     def _timings(self) -> Timings:
         return Timings(self._assumed_per_token(), self._with_room(self.options.source.timed_lengths))

@@ -124,7 +124,8 @@ OPTIONS = (
            "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
            page="draft-length.md"),
     Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
-           "End a draft after a token that the draft gave a probability below this."),
+           "End a draft after a token that the draft gave a probability below this; with a DSpark head, before one that its "
+           "confidence head gives less to be kept."),
     # of one source
     Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
            "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "

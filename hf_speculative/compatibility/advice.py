@@ -17,7 +17,7 @@ class Advice:
 
     Attributes:
         draft: the name of the source of the draft that was given; `None` without one.
-        trials: every source that was tried, greedy and sampled.
+        trials: every source that was tried, greedy and sampled, in batches of each size.
         parameters: of the target, and of the draft if one was given.
         examination: of a head that was given and whose first tokens are seldom kept.
     """
@@ -27,44 +27,71 @@ class Advice:
     parameters: dict[str, int]
     examination: Examination | None = None
 
-    def best(self, decoding: str) -> Trial | None:
+    @property
+    def batch_sizes(self) -> list[int]:
+        return list(dict.fromkeys(trial.batch_size for trial in self.trials)) or [1]
+
+    def best(self, decoding: str, batch_size: int = 1) -> Trial | None:
         """The source with the largest expected speedup; `None` where no source drafted anything."""
-        told = [trial for trial in self.trials if trial.decoding == decoding and trial.speedup is not None]
+        told = [trial for trial in self._of(decoding, batch_size) if trial.speedup is not None]
         return max(told, key=lambda trial: trial.speedup.value, default=None)  # type: ignore[union-attr]
 
-    @property
-    def is_worth_it(self) -> bool | None:
+    def pays_at(self, batch_size: int) -> bool | None:
         """Some source is expected to be faster than plain decoding, greedy or sampled; `None` if it is too close to tell."""
-        best = [trial for decoding in DECODINGS if (trial := self.best(decoding)) is not None]
+        best = [trial for decoding in DECODINGS if (trial := self.best(decoding, batch_size)) is not None]
         if any(trial.speedup is not None and trial.speedup.is_gain for trial in best):
             return True
         return None if any(trial.speedup is not None and not trial.speedup.is_loss for trial in best) else False
 
     @property
+    def is_worth_it(self) -> bool | None:
+        """So at some batch size."""
+        answers = [self.pays_at(size) for size in self.batch_sizes]
+        return True if True in answers else None if None in answers else False
+
+    @property
     def verdict(self) -> str:
         """The advice in a few sentences: worth it or not, with what, and why not with the draft that was given."""
-        answer = {True: "Worth it.", False: "Not worth it: decode plainly.", None: "Too close to tell."}[
-            self.is_worth_it
-        ]
-        told = [self._about(decoding) for decoding in DECODINGS]
+        kinds = [(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
         about_head = [] if self.examination is None else [self.examination.verdict]
-        return " ".join([answer, *told, *filter(None, map(self._about_draft, DECODINGS)), *about_head])
+        told = [self._about(*kind) for kind in kinds]
+        return " ".join(
+            [self._answer(), *told, *filter(None, (self._about_draft(*kind) for kind in kinds)), *about_head]
+        )
 
-    def _about(self, decoding: str) -> str:
-        best = self.best(decoding)
+    def _answer(self) -> str:
+        sizes = self.batch_sizes
+        answers = {size: self.pays_at(size) for size in sizes}
+        if len({*answers.values()}) == 1:
+            return {True: "Worth it.", False: "Not worth it: decode plainly.", None: "Too close to tell."}[
+                answers[sizes[0]]
+            ]
+        said = {True: "worth it", False: "not worth it", None: "too close to tell"}
+        return ", ".join(f"{said[answer]} at batch {size}" for size, answer in answers.items()).capitalize() + "."
+
+    def _of(self, decoding: str, batch_size: int) -> list[Trial]:
+        return [trial for trial in self.trials if (trial.decoding, trial.batch_size) == (decoding, batch_size)]
+
+    def _place(self, decoding: str, batch_size: int) -> str:
+        """What a sentence is about: the batch size where there are several."""
+        return decoding if len(self.batch_sizes) == 1 else f"{decoding} at batch {batch_size}"
+
+    def _about(self, decoding: str, batch_size: int) -> str:
+        best, place = self.best(decoding, batch_size), self._place(decoding, batch_size).capitalize()
         if best is None or best.speedup is None:
-            return f"{decoding.capitalize()}: no source drafted anything on this text."
+            return f"{place}: no source drafted anything on this text."
         if best.speedup.is_gain:
-            return f"{decoding.capitalize()}: take {called(best)}, {best.speedup} expected."
+            return f"{place}: take {called(best)}, {best.speedup} expected."
         open_or_not = "no source is expected to gain" if best.speedup.is_loss else "none clearly gains"
-        return f"{decoding.capitalize()}: {open_or_not}; the best, {called(best)}, is at {best.speedup}."
+        return f"{place}: {open_or_not}; the best, {called(best)}, is at {best.speedup}."
 
-    def _about_draft(self, decoding: str) -> str | None:
+    def _about_draft(self, decoding: str, batch_size: int) -> str | None:
         """Why not the draft that was given, where it does not gain or another source is better."""
-        trial = next((t for t in self.trials if t.source == self.draft and t.decoding == decoding), None)
-        if trial is None or (trial is self.best(decoding) and trial.speedup is not None and trial.speedup.value > 1):
+        trial = next((trial for trial in self._of(decoding, batch_size) if trial.source == self.draft), None)
+        best = self.best(decoding, batch_size)
+        if trial is None or (trial is best and trial.speedup is not None and trial.speedup.value > 1):
             return None
-        name = f"The draft, {decoding}"
+        name = f"The draft, {self._place(decoding, batch_size)}"
         if trial.failure is not None:
             return f"{name}: it could not be tried, {trial.failure.rstrip('.')}."
         if trial.speedup is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from .notes import notes_on, tokenizer_beside
 from .prompts import ids_of_prompts
 from .running import Candidate, Limits, candidates, run_trials
 
+#: how many texts are written side by side where nobody says: one, and a small batch
+BATCH_SIZES = (1, 8)
 #: seconds before a bar is shown
 BAR_DELAY = 2.0
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -66,13 +68,14 @@ def check(
     measure: bool = False,
     seconds: float = Limits.seconds,
     prompts: Iterable | None = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: bool = True,
     **example: Any,
 ) -> Compatibility:
     """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why; and whether it is worth it.
 
     Each cache is tried: logits of passes over several tokens, with rollbacks in between, are compared with plain ones. With
-    `measure=True` every source of drafts that fits is tried on a few hundred tokens of the target's own text, batch 1.
+    `measure=True` every source of drafts that fits is tried on a few hundred tokens of the target's own text.
 
     Args:
         draft_model: if left out, only the target is checked, as for prompt lookup.
@@ -83,6 +86,8 @@ def check(
         seconds: to measure in, at most; a text that has begun makes it a little more, and a head that is seldom right half
             of it again, to read it in other ways than its config says.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose.
+        batch_sizes: how many texts are written side by side, each number tried on its own: a draft that pays for one row may
+            not pay for many.
         progress: a bar while it is measured, if that takes more than two seconds.
         **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
 
@@ -95,6 +100,8 @@ def check(
     if measure:
         if not seconds > 0:
             raise ValueError(f"`seconds={seconds}` leaves no time to measure: give a number above 0.")
+        if not batch_sizes or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
+            raise ValueError(f"`batch_sizes={batch_sizes!r}`: give one or more whole numbers, each 1 or more.")
         if example:
             raise ValueError(
                 f"`measure=True` tries texts of token ids alone, and `{next(iter(example))}` was given: leave one of them out."
@@ -112,7 +119,7 @@ def check(
         if answer.vocabulary is not None and answer.vocabulary.strategy != "same":
             given["draft_tokenizer"] = draft_tokenizer
         tried.insert(0, Candidate(source, {"draft_model": _shown(source)}, given))
-    limits = Limits(seconds)
+    limits = Limits(seconds, batch_sizes=tuple(dict.fromkeys(batch_sizes)))
     with tqdm(
         total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR, dynamic_ncols=True
     ) as bar:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
+from ..command.arguments import DTYPES, check_dtype, help_line, load_pair, numbers
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -33,6 +33,12 @@ def check(
         ),
     ] = True,
     seconds: Annotated[float, typer.Option(help="To measure in, at most, beside loading.")] = 20.0,
+    batch: Annotated[
+        str,
+        typer.Option(
+            help="Texts written side by side, one size or several with commas: each may have another best source."
+        ),
+    ] = "1,8",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -67,8 +73,11 @@ def check(
     No draft at hand:  hf-speculative check Qwen/Qwen3-8B
 
     On your own prompts, and longer:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --prompts mine.jsonl --seconds 120
+
+    For a server's load:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --batch 16,32
     """
     check_dtype(dtype)
+    sizes = numbers("--batch", batch, int)
     err = Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):
         from . import answer, screen
@@ -81,7 +90,15 @@ def check(
         )
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
     found = answer.check(
-        target, draft, tokenizer, own, do_sample=sample, measure=measure, seconds=seconds, prompts=texts
+        target,
+        draft,
+        tokenizer,
+        own,
+        do_sample=sample,
+        measure=measure,
+        seconds=seconds,
+        prompts=texts,
+        batch_sizes=sizes,
     )
     if as_json:
         typer.echo(json.dumps(found.to_dict()))

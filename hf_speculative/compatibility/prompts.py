@@ -16,6 +16,8 @@ BEGINNINGS = (
     "Water boils at a lower temperature in the mountains. The reason for this is that",
     "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
     "To make bread at home you need flour, water, salt and time. First,",
+    "SELECT name, count(*) AS orders\nFROM customers\nJOIN",
+    "Dear Ms Martin,\n\nthank you for your letter of 3 May. We are sorry that",
 )
 #: and questions, for models that answer
 QUESTIONS = (
@@ -25,6 +27,8 @@ QUESTIONS = (
     "Summarise in three sentences how a bill becomes a law.",
     "Explain to a beginner what a hash table is, with an example.",
     "Write a short letter that asks a landlord to repair a window.",
+    "Write an SQL query that lists the ten customers with the most orders of last year.",
+    "Compare trains and planes for a journey of 500 kilometres, in a table.",
 )
 
 

@@ -23,7 +23,7 @@ from ..interfaces import Schedule
 from ..schedules import Constant
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Costs, Round
-from .trials import DECODINGS, Trial
+from .trials import DECODINGS, Counted, Trial
 
 #: draft tokens of chains that may have any length
 NUM_DRAFT_TOKENS = 6
@@ -96,11 +96,13 @@ class Limits:
         seconds: for all trials together. A text that cannot be tried with all of them in what is left is not begun; if that is
             the first one, each has its share of the time.
         num_new_tokens: of each text.
+        batch_sizes: how many texts are written side by side.
         clock: gives seconds.
     """
 
     seconds: float = 20.0
     num_new_tokens: int = 64
+    batch_sizes: tuple[int, ...] = (1,)
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -113,24 +115,33 @@ def run_trials(
     watch: Watch = lambda what: None,
     decodings: Iterable[str] = tuple(DECODINGS),
 ) -> list[Trial]:
-    """Every candidate, greedy and sampled, on the same prompts; one that cannot run says why."""
+    """Every candidate, greedy and sampled, in batches of each size, on the same prompts; one that cannot run says why.
+
+    A batch is made of the prompts that are next, from the first again where there are too few.
+    """
     settings = settings_of_rows(target, tokenizer, {"max_new_tokens": limits.num_new_tokens})
-    running = [_Running(target, one, decoding, settings, limits.clock) for one in tried for decoding in decodings]
+    running = [
+        _Running(target, one, decoding, settings, limits.clock, batch_size)
+        for one in tried
+        for batch_size in limits.batch_sizes
+        for decoding in decodings
+    ]
     end, taken = limits.clock() + limits.seconds, 0.0
-    for text, ids in enumerate(prompts):
-        start = limits.clock()
-        if end - start < taken:
+    for turn in range(len(prompts)):
+        start, going = limits.clock(), [one for one in running if turn * one.batch_size < len(prompts)]
+        if not going or end - start < taken:
             break
-        for index, one in enumerate(running):
-            now = limits.clock()
-            watch(f"text {text + 1}: {one.candidate.label}, {one.decoding}")
-            one.run(ids, seed=text, until=now + max(0.0, end - now) / (len(running) - index))
+        for index, one in enumerate(going):
+            now, first = limits.clock(), turn * one.batch_size
+            ids = [prompts[i % len(prompts)] for i in range(first, first + one.batch_size)]
+            watch(f"text {first + 1}: {one.candidate.label}, {one.decoding}")
+            one.run(ids, seed=turn, until=now + max(0.0, end - now) / (len(going) - index))
         taken = limits.clock() - start
     return with_one_plain_step([one.result() for one in running])
 
 
 class _Running:
-    """One candidate under one decoding, text after text."""
+    """One candidate under one decoding, batch after batch."""
 
     def __init__(
         self,
@@ -139,51 +150,60 @@ class _Running:
         decoding: str,
         settings: dict[str, Any],
         clock: Callable[[], float],
+        batch_size: int,
     ):
         self.target, self.candidate, self.decoding, self.clock = target, candidate, decoding, clock
+        self.batch_size = batch_size
         self.costs: list[Costs] = []
         schedule, self.is_chain = candidate.schedule(target)
         config = SpeculativeConfig(schedule=Overheard(schedule, self.costs.append))
         self.kwargs = settings | DECODINGS[decoding] | candidate.given | {"speculative_config": config}
         self.num_tokens = 0
-        self.rounds: list[list[tuple[int, int]]] = []
+        self.rounds: list[list[Counted]] = []
         self.counts: list[Statistics] = []
         self.kept: dict = {}  # nothing is copied from texts of the others
         self.failure: str | None = None
 
-    def run(self, ids: list[int], seed: int, until: float) -> None:
-        """One more text, which ends at `until` on the clock at the latest, but after a round with a draft at the earliest."""
+    def run(self, prompts: list[list[int]], seed: int, until: float) -> None:
+        """One more batch, which ends at `until` on the clock at the latest, but after a round with a draft at the earliest."""
         if self.failure is not None:
             return
         device = self.target.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), keeping(self.target, self.kept):
             torch.manual_seed(seed)
             try:
-                self._one(torch.tensor([ids], device=device), until)
+                self._one(prompts, until)
             except (ValueError, RuntimeError) as error:  # this one's own, out of memory say; the others go on
                 self.failure = str(error)
 
-    def _one(self, ids: torch.Tensor, until: float) -> None:
-        self.rounds.append([])
-        call = generate_rounds(self.target, input_ids=ids, attention_mask=torch.ones_like(ids), **self.kwargs)
+    def _one(self, prompts: list[list[int]], until: float) -> None:
+        texts: list[list[Counted]] = [[] for _ in prompts]
+        self.rounds += texts
+        width, pad = max(map(len, prompts)), self.kwargs["pad_token_id"]
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=self.target.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=self.target.device)
+        call = generate_rounds(self.target, input_ids=ids, attention_mask=mask, **self.kwargs)
         with closing(call) as rounds:
             for number, (round, counts) in enumerate(rounds):
-                if number == 0:  # the prompt's own pass, which drafts nothing
+                if number == 0:  # the prompts' own pass, which drafts nothing
                     self.counts.append(counts)
                     continue
-                self._follow(round)
+                self._follow(round, texts)
                 if self.clock() >= until:
                     break
 
-    def _follow(self, round: Round) -> None:
-        self.num_tokens += len(round.tokens[0])
-        if not round.is_cut[0]:
-            self.rounds[-1].append((round.num_drafted[0], round.num_accepted[0]))
+    def _follow(self, round: Round, texts: list[list[Counted]]) -> None:
+        longest = max(round.num_drafted)
+        rows = zip(round.rows, round.tokens, round.num_drafted, round.num_accepted, round.is_cut, strict=True)
+        for row, tokens, drafted, accepted, is_cut in rows:
+            self.num_tokens += len(tokens)
+            if not is_cut:
+                texts[row].append(Counted(drafted, accepted, longest))
 
     def result(self) -> Trial:
         texts = tuple(tuple(rounds) for rounds in self.rounds if rounds)
-        longest = max((drafted for rounds in texts for drafted, _ in rounds), default=0)
-        times = self.costs[-1].curve(1, longest) if self.costs else [1.0]
+        longest = max((round.width for rounds in texts for round in rounds), default=0)
+        times = self.costs[-1].curve(self.batch_size, longest) if self.costs else [1.0]
         total = Statistics()
         for counts in self.counts:
             total += counts
@@ -195,6 +215,7 @@ class _Running:
             num_tokens=self.num_tokens,
             texts=texts,
             times=tuple(times),
+            batch_size=self.batch_size,
             is_timed=times[0] != 1.0,  # a plain step, in plain steps, where nothing could be timed
             is_chain=self.is_chain,
             draft_share=spent["draft"] / sum(spent.values()) if any(spent.values()) else 0.0,
@@ -204,8 +225,12 @@ class _Running:
 
 def with_one_plain_step(trials: list[Trial]) -> list[Trial]:
     """Of all that was measured, the fastest plain step of each decoding is the one to beat: others met a busier machine."""
-    timed = [trial for trial in trials if trial.is_timed]
-    best = {decoding: min((t.times[0] for t in timed if t.decoding == decoding), default=0.0) for decoding in DECODINGS}
+    fastest: dict[tuple[str, int], float] = {}
+    for trial in trials:
+        if trial.is_timed:
+            key = trial.decoding, trial.batch_size
+            fastest[key] = min(fastest.get(key, trial.times[0]), trial.times[0])
     return [
-        replace(trial, times=(best[trial.decoding], *trial.times[1:])) if trial.is_timed else trial for trial in trials
+        replace(trial, times=(fastest[trial.decoding, trial.batch_size], *trial.times[1:])) if trial.is_timed else trial
+        for trial in trials
     ]

@@ -26,8 +26,9 @@ MEANINGS = {
     "length": "the number of draft tokens that pays most; a tree has as many as pay in its round.",
     "tokens": "of a round that drafts, the target's own included.",
     "costs": "of a round at that length, measured, in plain steps.",
-    "expected": "the speedup over plain decoding at batch 1 that theory makes of what was kept and what rounds cost (Leviathan "
-    "et al., Theorem 3.8), with how much these few texts leave to chance.",
+    "batch": "texts written side by side; all of them wait for the longest draft.",
+    "expected": "the speedup over plain decoding of such a batch that theory makes of what was kept and what rounds cost "
+    "(Leviathan et al., Theorem 3.8), with how much these few texts leave to chance.",
 }
 
 
@@ -42,7 +43,7 @@ def print_answer(console: Console, answer: Compatibility) -> None:
         if path is not None:
             console.print(f"[bold]{path}[/]: {PATHS[path]}")
     for role, report in reports.items():
-        if report.why is not None:
+        if report.why is not None and report.path != "ragged":
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
         if report.weights is not None:
             console.print(Text(f"Weights of the {role}: {report.weights}."))
@@ -65,14 +66,28 @@ def print_advice(console: Console, advice: Advice) -> None:
     sizes = [f"{role} {size / 1e6:,.1f} million" for role, size in advice.parameters.items()]
     console.print(f"\nParameters: {', '.join(sizes)}.")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for name in ("drafts by", "text", "length", "kept up to 1, 2, 3", "tokens", "costs", "expected"):
+    several = len(advice.batch_sizes) > 1
+    for name in (
+        "drafts by",
+        *["batch"] * several,
+        "text",
+        "length",
+        "kept up to 1, 2, 3",
+        "tokens",
+        "costs",
+        "expected",
+    ):
         table.add_column(name, justify="left" if name in ("drafts by", "text") else "right")
-    last = None
+    last, last_size = None, None
     for trial in advice.trials:
-        name, last = trial.source if trial.source != last else "", trial.source
-        table.add_row(as_text(name), trial.decoding, *_figures(trial))
+        name, size = trial.source if trial.source != last else "", str(trial.batch_size)
+        shown = size if name or size != last_size else ""
+        table.add_row(as_text(name), *[shown] * several, trial.decoding, *_figures(trial))
+        last, last_size = trial.source, size
     console.print(table)
     for name, meaning in MEANINGS.items():
+        if name == "batch" and not several:
+            continue
         console.print(Text.assemble((name, "bold"), f": {meaning}", style="dim"))
     for trial in advice.trials:
         if trial.failure is not None:

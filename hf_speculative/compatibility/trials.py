@@ -11,7 +11,7 @@ import random
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import theory
 
@@ -49,6 +49,19 @@ class Expected:
         return self.high is not None and self.high <= 1
 
 
+class Counted(NamedTuple):
+    """One row's round: draft tokens proposed and kept, and those of the longest draft beside it, where that is longer."""
+
+    drafted: int
+    accepted: int
+    beside: int = 0
+
+    @property
+    def width(self) -> int:
+        """All rows wait for the longest draft."""
+        return max(self.drafted, self.beside)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A source of drafts on text that the target wrote.
@@ -58,8 +71,9 @@ class Trial:
         options: the keywords of `generate` that ask for it; a draft model by its name.
         decoding: "greedy", or "sampled" with the settings of the target's generation config.
         num_tokens: new tokens of the text.
-        texts: for each text its rounds, draft tokens proposed and kept in each.
-        times: of a round that drafts 0, 1, ... tokens, one row, in any unit; empty where nothing was drafted.
+        texts: for each text its rounds, see `Counted`.
+        batch_size: texts that were written side by side.
+        times: of a round of such a batch that drafts 0, 1, ... tokens, in any unit; empty where nothing was drafted.
         is_timed: they were measured, not assumed from the number of weights.
         is_chain: it drafts chains of a number of tokens that a call may choose.
         draft_share: of these rounds' time, the share that drafting took.
@@ -70,24 +84,25 @@ class Trial:
     options: dict[str, Any]
     decoding: str
     num_tokens: int = 0
-    texts: tuple[tuple[tuple[int, int], ...], ...] = ()
+    texts: tuple[tuple[tuple[int, ...], ...], ...] = ()
     times: tuple[float, ...] = ()
+    batch_size: int = 1
     is_timed: bool = True
     is_chain: bool = True
     draft_share: float = 0.0
     failure: str | None = None
 
     @cached_property
-    def rounds(self) -> list[tuple[int, int]]:
-        return [round for text in self.texts for round in text]
+    def rounds(self) -> list[Counted]:
+        return [Counted(*round) for text in self.texts for round in text]
 
     @property
     def drafted(self) -> list[int]:
-        return [drafted for drafted, _ in self.rounds]
+        return [round.drafted for round in self.rounds]
 
     @property
     def accepted(self) -> list[int]:
-        return [accepted for _, accepted in self.rounds]
+        return [round.accepted for round in self.rounds]
 
     @property
     def num_drafts(self) -> int:
@@ -105,7 +120,7 @@ class Trial:
         for position in range(1, max(self.drafted if self.is_chain else self.accepted, default=0) + 1):
             reached = [
                 kept >= position
-                for length, kept in self.rounds
+                for length, kept, _ in self.rounds
                 if kept >= position - 1 and length >= (position if self.is_chain else 1)
             ]
             if not reached:
@@ -131,7 +146,7 @@ class Trial:
         """What to expect over plain decoding, at the best draft length; `None` where nothing was drafted."""
         if not self.num_drafts:
             return None
-        longest = self.draft_length or max(self.drafted)
+        longest = self.draft_length or max(round.width for round in self.rounds)
         value = self._speedup(self.rounds, longest)
         if len(self.rounds) < FEWEST_ROUNDS:
             return Expected(value)
@@ -144,7 +159,7 @@ class Trial:
         """Plain steps that a round takes, at the best draft length, or as a mean over those that drafted."""
         if not self.num_drafts:
             return None
-        lengths = [self.draft_length] if self.draft_length else [length for length in self.drafted if length]
+        lengths = [self.draft_length] if self.draft_length else [round.width for round in self.rounds if round.drafted]
         return statistics.fmean(self.times[length] for length in lengths) / self.times[0]
 
     @property
@@ -152,7 +167,7 @@ class Trial:
         """Plain steps that drafting one token takes: the measured c of Leviathan et al."""
         if not self.num_drafts:
             return None
-        drafting = self.draft_share * sum(self.times[length] for length in self.drafted) / self.times[0]
+        drafting = self.draft_share * sum(self.times[round.width] for round in self.rounds) / self.times[0]
         return drafting / sum(self.drafted)
 
     @property
@@ -176,15 +191,15 @@ class Trial:
             low, high = (low, middle) if max(gains) > 1 else (middle, high)
         return high
 
-    def _drawn_again(self, chance: random.Random) -> list[tuple[int, int]]:
+    def _drawn_again(self, chance: random.Random) -> list[Counted]:
         """As many texts and rounds of each, drawn from these with replacement: texts differ more than rounds of one do."""
         texts = chance.choices(self.texts, k=len(self.texts))
-        return [round for text in texts for round in chance.choices(text, k=len(text))]
+        return [Counted(*round) for text in texts for round in chance.choices(text, k=len(text))]
 
-    def _speedup(self, rounds: list[tuple[int, int]], longest: int) -> float:
-        """As if nothing beyond `longest` tokens had been drafted."""
-        drafted, accepted = zip(*((min(n, longest), min(a, longest)) for n, a in rounds), strict=True)
-        return theory.speedup_from_rounds(drafted, accepted, self.times)
+    def _speedup(self, rounds: list[Counted], longest: int) -> float:
+        """As if nothing beyond `longest` tokens had been drafted, and other texts took the places of those that are done."""
+        widths, accepted = zip(*((min(r.width, longest), min(r.accepted, longest)) for r in rounds), strict=True)
+        return theory.speedup_from_rounds(widths, accepted, self.times)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -193,6 +208,7 @@ class Trial:
             "source": self.source,
             "options": self.options,
             "decoding": self.decoding,
+            "batch_size": self.batch_size,
             "num_new_tokens": self.num_tokens,
             "num_rounds": len(self.drafted),
             "num_spec_steps": self.num_drafts,

@@ -182,7 +182,12 @@ class AgreedSchedule(WrappedSchedule):
         return self.ranks.told(torch.tensor(counts)).tolist() if self.ranks.all_draft else counts
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
-        stop = self.schedule.should_stop(scores, tokens)
+        return self._agreed(self.schedule.should_stop(scores, tokens))
+
+    def should_stop_before(self, chances: Tensor) -> Tensor | None:
+        return self._agreed(self.schedule.should_stop_before(chances))
+
+    def _agreed(self, stop: Tensor | None) -> Tensor | None:
         if stop is None or not self.ranks.all_draft:
             return stop
         return self.ranks.told(stop).to(stop.device)

@@ -43,8 +43,9 @@ class DFlash(Stepwise):
         self.attention = AttentionLayers(model)
         self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
         self.embed = raw_embedding(target_model.get_input_embeddings())
-        # transformers' own class has neither.
+        # transformers' own class has none of these.
         self.chain = getattr(model, "chain", None)
+        self.estimate = model.confidence if getattr(model.config, "enable_confidence_head", False) else None
         self.over_target = getattr(model, "over_target", lambda logits: logits)
 
     def follow(self, target: CachedModel) -> None:
@@ -62,6 +63,12 @@ class DFlash(Stepwise):
             self._denoise(batch)
         previous = batch.tokens.gather(1, batch.lengths[:, None] - 1 + ahead)
         return self._logits(ahead, previous, torch.full_like(previous, ahead - 1))[:, 0]
+
+    def chances(self, batch: Batch, ahead: int) -> Tensor | None:
+        if self.estimate is None:
+            return None
+        previous = batch.tokens.gather(1, batch.lengths[:, None] - 1 + ahead).to(self.device)
+        return self.estimate(self.hidden[:, ahead, None], previous)[:, 0].float().sigmoid().to(batch.lengths.device)
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         assert batch.tree is not None

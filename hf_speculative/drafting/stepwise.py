@@ -32,6 +32,10 @@ class Stepwise(Drafter):
     def drawn(self, tokens: Tensor, ahead: int) -> None:
         """`tokens (batch,)` were drawn from the last step's distribution, and are in `batch`."""
 
+    def chances(self, batch: Batch, ahead: int) -> Tensor | None:
+        """`(batch,)`: how likely the target keeps the token of the last step, which is not drawn yet; `None`: unknown."""
+        return None
+
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         """What of `num_tokens` this drafter can propose."""
         return num_tokens
@@ -47,7 +51,14 @@ class Stepwise(Drafter):
             limits = uploaded(num_tokens, batch.lengths.device)
         tokens, probs = [], []
         for ahead in range(width):
-            scores = sampler.draft_scores(batch, self.step(batch, ahead), ahead)
+            logits = self.step(batch, ahead)
+            chances = self.chances(batch, ahead) if schedule.may_stop else None
+            stop = None if chances is None else schedule.should_stop_before(chances)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead), limits)
+                if bool((limits <= ahead).all()):
+                    break
+            scores = sampler.draft_scores(batch, logits, ahead)
             token, distribution = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
             self.drawn(token, ahead)
@@ -58,6 +69,8 @@ class Stepwise(Drafter):
                 limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
                 if bool((limits <= ahead + 1).all()):
                     break
+        if not tokens:
+            return Draft.empty(batch)
         distributions = None if probs[0] is None else torch.stack(probs, 1)
         return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
 

@@ -66,11 +66,12 @@ def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
     return layout.load(**{key: value for key, value in kwargs.items() if key not in HeadFiles.PLACES})
 
 
-def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str) -> None:
+def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str, target_name: str | None = None) -> None:
     """Write a head to a folder, in the layout called `layout`.
 
     Args:
         head: a model, or what `layout_of` found, whose tensors are then written as they are stored.
+        target_name: what the file calls the target, see `Layout.write`.
 
     Raises:
         ValueError: no such layout, or one that has no place for this head.
@@ -87,4 +88,4 @@ def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str) 
         other = Layout.why_not_written(config)
         reason = next((reason for reason in reasons.values() if reason != other), other)
         raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
-    fitting[0].write(config, tensors, folder)
+    fitting[0].write(config, tensors, folder, target_name)

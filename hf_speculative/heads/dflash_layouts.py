@@ -30,6 +30,7 @@ from .dflash_written import (
     why_not_z_lab,
 )
 from .draft_ids import why_wrong
+from .eagle3_config import speculators_config
 from .layout import Layout
 
 #: parts of the target that some files hold a copy of
@@ -228,17 +229,21 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         layers, kind = self.layers(), self.files.fields["speculators_model_type"]
         states = self.value("aux_hidden_state_layer_ids")
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
+        size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
             **{name: self._or(name, default) for name, default in DEFAULTS[kind].items()},
-            "block_size": self._or("block_size", 8),
+            "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],
-            "sample_from_anchor": self._or("sample_from_anchor", kind == "dspark"),
+            "sample_from_anchor": from_anchor,
             "causal_layer_types": [] if is_bidirectional else KINDS_OF_LAYERS[1:],
             "window_from_anchor": True,
             "sliding_window": getattr(layers, "sliding_window", None) or layers.max_position_embeddings,
             "vocab_size": layers.vocab_size,
             "draft_vocab_size": self._or("draft_vocab_size", 32000),
+            "speculators_config": self._or(
+                "speculators_config", speculators_config(kind, None, size - (not from_anchor))
+            ),
         }
 
     def _or(self, name: str, default):

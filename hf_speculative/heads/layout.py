@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
+from ..articles import a_type
 from .files import HeadFiles
 
 #: so many tensors are named in an error
@@ -66,7 +67,7 @@ class Layout:
     @classmethod
     def why_not_written(cls, config: PreTrainedConfig) -> str | None:
         """What about a head of this config the layout has no place for; `None` if it can be written."""
-        return f"its config is a {type(config).__name__}"
+        return f"its config is {a_type(config)}"
 
     @classmethod
     def published(
@@ -76,9 +77,27 @@ class Layout:
         raise NotImplementedError
 
     @classmethod
-    def write(cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path) -> None:
-        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing."""
+    def write(
+        cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path, target_name: str | None = None
+    ) -> None:
+        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing.
+
+        Args:
+            target_name: what the file calls the target; by default as `config` does.
+
+        Raises:
+            ValueError: the layout has no field for that name.
+        """
         fields, tensors = cls.published(config, tensors)
+        if target_name is not None:
+            if "speculators_config" not in fields:
+                raise ValueError(
+                    f"`target_name={target_name!r}`: the layout {cls.name!r} has no field for it, only speculators' has: leave "
+                    "it out."
+                )
+            own = fields["speculators_config"]
+            named = (own.get("verifier") or {"architectures": []}) | {"name_or_path": target_name}
+            fields["speculators_config"] = own | {"verifier": named}
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -113,7 +132,7 @@ class Layout:
         config, tensors = self.contents()
         kind = self.model_class(config)
         model = kind.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
-        model.name_or_path = config.name_or_path = self.files.name
+        model.name_or_path = model.config.name_or_path = self.files.name
         return model.eval()
 
     def _check(self, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], optional: set[str]) -> None:

@@ -82,18 +82,28 @@ def export(
     layout: Annotated[
         str, typer.Option(help="speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads.")
     ] = "speculators",
+    target_name: Annotated[
+        str | None,
+        typer.Option(
+            help="The target's name on the Hub or its folder, written into speculators' config: vllm serve FOLDER loads it "
+            "from there. Default: what the head's own config names, if it does."
+        ),
+    ] = None,
 ) -> None:
     """Write a draft head in another layout. Its tensors stay the same, bit for bit.
 
-    For vLLM:  hf-speculative export yuhuili/EAGLE3-LLaMA3.1-Instruct-8B my-head
+    For vLLM:  hf-speculative export yuhuili/EAGLE3-LLaMA3.1-Instruct-8B my-head --target-name meta-llama/Llama-3.1-8B-Instruct
 
     For SGLang:  hf-speculative export my-head for-sglang --layout eagle
     """
     with ends_at_once():
-        from .head import export_head
+        from .head import export_head, target_named
 
-    written = export_head(head, folder, layout)
+    written = export_head(head, folder, layout, target_name)
     Console(highlight=False, soft_wrap=True).print(f"wrote {written}", markup=False)
+    if layout == "speculators" and target_named(written) is None:
+        note = f"Its config names no target, by which vllm serve {written} would find it: --target-name writes one."
+        Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
 
 
 def export_generate(

@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
+from ..articles import a_type
 from ..call.option_table import ATTACHED_SOURCES, CONFIG, OPTIONS, checked
 from ..call.option_types import wrong_type
 from ..reports import files
@@ -108,7 +109,7 @@ class Pairing:
     @classmethod
     def from_dict(cls, values: Any) -> Pairing:
         if not isinstance(values, dict):
-            raise TypeError(f"a JSON object is needed, not a {type(values).__name__}.")
+            raise TypeError(f"a JSON object is needed, not {a_type(values)}.")
         known = (*PLACES, *SETTINGS)
         unknown = [key for key in values if key not in known]
         if unknown:

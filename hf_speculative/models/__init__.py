@@ -21,7 +21,7 @@ from .sharding import (
     num_parameters,
     weights_of_a_pass,
 )
-from .static import StaticModel, ragged_model, why_eager
+from .static import StaticModel, how_passes_run, ragged_model, why_eager
 from .universal import TextModel, UniversalModel
 from .verified_types import is_tested_universal
 
@@ -50,6 +50,7 @@ __all__ = [
     "fits_universal",
     "group_of",
     "has_sharded_weights",
+    "how_passes_run",
     "inputs_for_draft",
     "is_sharded",
     "is_staged",

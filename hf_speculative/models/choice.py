@@ -14,6 +14,8 @@ from .probe import fits_ragged
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 ATTENTION = ("sdpa", "eager")
+#: outputs of each pass that only the universal path keeps
+OUTPUTS = {"output_hidden_states": "the hidden states", "output_attentions": "the attentions"}
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,12 @@ class Path:
     Attributes:
         name: "ragged", the fast path, in which each row of a batch has its own length, or "universal", transformers' own.
         reason: why it is not the ragged one.
+        way_out: an option of the call to leave out, if that is the reason.
     """
 
     name: str
     reason: str | None = None
+    way_out: str | None = None
 
 
 def choose(model: PreTrainedModel) -> Path:
@@ -42,18 +46,28 @@ def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
     reason = _why_not_ids_alone(inputs)
     if reason is None and num_cached_of_image(model, inputs.cache):
         reason = "goes on from a cache that holds an image"
-    return choose(model) if reason is None else Path("universal", reason)
+    if reason is not None:
+        return Path("universal", reason)
+    return _asked_for(inputs) or choose(model)
+
+
+def _asked_for(inputs: Inputs) -> Path | None:
+    """The path where an option of the call needs transformers' own passes; `None` if none does."""
+    config = inputs.generation_config
+    if config.prefill_chunk_size is not None:
+        way_out = f"leave `prefill_chunk_size={config.prefill_chunk_size}` out"
+        return Path("universal", "reads its prompt in chunks", way_out)
+    for name, what in OUTPUTS.items():
+        if name in inputs.others or (config.return_dict_in_generate and getattr(config, name)):
+            return Path("universal", f"is asked for {what} of each step", f"leave `{name}=True` out")
+    return None
 
 
 def _why_not_ids_alone(inputs: Inputs) -> str | None:
     """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
-    kwargs, config = inputs.model_kwargs, inputs.generation_config
-    if not inputs.is_text:
-        return f"is given {', '.join(inputs.others)}"
-    if config.prefill_chunk_size is not None:
-        return "reads its prompt in chunks"
-    if config.return_dict_in_generate and (config.output_hidden_states or config.output_attentions):
-        return "is asked for hidden states or attentions"
+    kwargs = inputs.model_kwargs
+    if others := [name for name in inputs.others if name not in OUTPUTS]:
+        return f"is given {', '.join(others)}"
     if not inputs.prompt.is_left_padded:
         return "is given an `attention_mask` that hides more than left padding"
     positions = kwargs.get("position_ids")

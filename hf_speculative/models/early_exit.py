@@ -97,6 +97,10 @@ class EarlyExitModel(CachedModel):
         fresh.reset()
         return fresh
 
+    def share(self, other, batch: Batch) -> None:
+        self.upper.share(other.upper, batch)
+        self._agree()
+
     def take(self, other, lanes: list[int]) -> None:
         self.upper.take(other.upper, lanes)
         self._agree()

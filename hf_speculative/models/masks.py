@@ -54,7 +54,9 @@ class AttentionLayers:
     ) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=positions.device)
-        query = positions.clamp(min=first)[:, None, :, None]  # filler has to see something, too
+        query = positions[:, None, :, None]
+        if first:
+            query = query.clamp(min=first)  # filler has to see something, too
         visible = slots <= query
         if nodes is not None:
             visible, slots = nodes.visible(visible, slots), nodes.key_positions(slots)

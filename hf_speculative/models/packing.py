@@ -153,6 +153,11 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
         _give_back_memory()
 
 
+def are_packed(model: PreTrainedModel | None) -> bool:
+    """Its weights are packed whenever a call begins."""
+    return model in _packings
+
+
 def describe(model: PreTrainedModel) -> str:
     """What `check` says about the weights of `model`."""
     reason = why_not_packed(model)

@@ -56,6 +56,11 @@ def kept(model: PreTrainedModel) -> Kept:
         return _kept[model]
 
 
+def has_artifact(model: PreTrainedModel | None) -> bool:
+    """Its passes, since last looked at, are compiled ahead of time."""
+    return model in _kept and _kept[model].artifact is not None
+
+
 def take(model: PreTrainedModel) -> RaggedCache | None:
     """The model's idle cache; nobody else gets it."""
     entry = kept(model)

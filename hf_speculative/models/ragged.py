@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ..interfaces import CachedModel
-from ..types import Batch, uploaded
+from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, last_id
@@ -40,7 +40,7 @@ class RaggedModel(CachedModel):
         self.num_forwards = 0
         self.cache = RaggedCache(self.layers.windows)
         self.reset()
-        self.device = device_of(model)
+        self.device, self.dtype = device_of(model), model.dtype
         self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:
@@ -52,32 +52,33 @@ class RaggedModel(CachedModel):
         self.done: list[tuple[int, int]] = []
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        ends, width = self._begin(batch, ahead)
+        ends, widths = self._begin(batch, ahead)
         assert self.seen is not None
-        end = max(ends)
+        end, width = max(ends), max(widths)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
         nodes = None if batch.tree is None else self._nodes(batch, ahead, width)
-        uniform = all(e == end for e in ends) and all(seen == end - width for seen in self.host_seen)
+        has_filler = min(widths) < width
+        # Without filler each row goes on where its cache ends, which is there as a tensor already.
+        first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
-        if uniform:
+        if not has_filler and min(ends) == end:
             self.cache.slots = None
             position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
             if nodes is not None:
                 position_ids = nodes.query_positions(position_ids)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = nodes is None and (width == 1 or end == width)
-            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.model.dtype, nodes)
+            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.dtype, nodes)
         else:
-            first = (batch.lengths - batch.padding + (ahead - width)).to(self.device)
-            self.cache.slots = positions = first[:, None] + torch.arange(width, device=self.device)
-            if any(end - seen < width for end, seen in zip(ends, self.host_seen, strict=True)):
+            self.cache.slots = positions = columns_from(first.to(self.device), width)
+            if has_filler:
                 is_filler = positions < self.seen.to(self.device)[:, None]
                 self.cache.slots = positions.masked_fill(is_filler, self.cache.capacity - 1)
                 positions = positions.masked_fill(is_filler, 0)
             if nodes is not None:
                 positions = nodes.query_positions(positions)
-            attention_mask = self.layers.masks(positions, self.cache, self.model.dtype, nodes)
+            attention_mask = self.layers.masks(positions, self.cache, self.dtype, nodes)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
@@ -91,17 +92,17 @@ class RaggedModel(CachedModel):
             return_dict=True,
             **keep,
         )
-        self._finish(batch, ahead, ends)
+        self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
-    def _begin(self, batch: Batch, ahead: int) -> tuple[list[int], int]:
-        """Each row's tokens once the pass is over, and the columns that the widest row feeds."""
+    def _begin(self, batch: Batch, ahead: int) -> tuple[list[int], list[int]]:
+        """Each row's tokens once the pass is over, and the columns that it feeds."""
         if self.seen is None:
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen = [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
         ends = self._ends(batch, ahead)
-        return ends, max(end - seen for end, seen in zip(ends, self.host_seen, strict=True))
+        return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:
@@ -120,18 +121,18 @@ class RaggedModel(CachedModel):
             last = batch.host_lengths[0] + ahead
             input_ids = batch.tokens[:, last - width : last]
         else:
-            columns = (batch.lengths + ahead - width)[:, None] + torch.arange(width, device=batch.tokens.device)
-            input_ids = batch.tokens.gather(1, columns.clamp(min=0))
+            columns = columns_from(batch.lengths + (ahead - width), width)
+            has_columns = min(batch.host_lengths) + ahead >= width
+            input_ids = batch.tokens.gather(1, columns if has_columns else columns.clamp(min=0))
         return self.readable(input_ids).to(self.device)
 
     def readable(self, ids: Tensor) -> Tensor:
         """Ids that the model has embeddings for."""
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
-    def _finish(self, batch: Batch, ahead: int, ends: list[int]) -> None:
+    def _finish(self, ends: list[int], seen: Tensor) -> None:
         self.num_forwards += 1
-        self.host_seen = ends
-        self.seen = batch.lengths - batch.padding + ahead
+        self.host_seen, self.seen = ends, seen
 
     def run(self, **inputs):
         """The model's own forward; a subclass may ask it for more."""
@@ -186,6 +187,19 @@ class RaggedModel(CachedModel):
         if self.seen is not None:  # else the first pass is still to come, and reads all rows
             super().admit(newcomers, lanes)
 
+    def share(self, other, batch: Batch) -> None:
+        shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
+        if any(shared):
+            self._begin(batch, ahead=0)
+            self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
+            self._set_seen(list(range(len(shared))), shared)
+
+    def _copy(self, lanes: list[int], other, end: int) -> None:
+        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
+        self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
+        for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
+            layer.copy(given, lanes, end)
+
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
@@ -234,7 +248,7 @@ class RaggedModel(CachedModel):
         self.seen = uploaded(self.host_seen, sequences.device)
         self.cache.num_rows = len(rows)
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
-        return batch if self._begin(batch, ahead=0)[1] else None
+        return batch if max(self._begin(batch, ahead=0)[1]) else None
 
     def exported(self, given, num_columns: int, padding: list[int]):
         """The first `num_columns` columns of all rows as a transformers cache; 0 where left padding stands."""

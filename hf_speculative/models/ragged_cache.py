@@ -100,6 +100,14 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
             self.cache.captured.clear()
 
+    def copy(self, other: RaggedLayer, lanes: list[int], end: int) -> None:
+        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
+        if other.is_initialized:
+            keys, values = (part[uploaded(lanes, part.device), :, :end] for part in other.filled())
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+            self.keys[: len(lanes), :, :end], self.values[: len(lanes), :, :end] = keys, values
+
     def take(self, other: RaggedLayer, lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row i of `other` become those of row `lanes[i]`."""
         if self.is_initialized:

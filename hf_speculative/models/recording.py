@@ -78,6 +78,12 @@ class RecordingModel(RaggedModel):
         if (missing := self.cache.capacity - self.states.shape[1]) > 0:
             self.states = functional.pad(self.states, (0, 0, 0, missing))
 
+    def _copy(self, lanes: list[int], other, end: int) -> None:
+        super()._copy(lanes, other, end)
+        size = other.states.shape[2]
+        self.states = other.states.new_zeros(len(lanes), self.cache.capacity, size)
+        self.states[:, :end] = other.states[uploaded(lanes, other.states.device), :end]
+
     def take(self, other, lanes: list[int]) -> None:
         super().take(other, lanes)
         assert self.states is not None

@@ -18,12 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
-from . import artifacts, pool
+from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import Capture, CudaGraphs
 from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
-from .packing import unpack_weights
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .sharding import group_of, is_sharded
@@ -42,7 +41,7 @@ def ragged_model(
     """
     if not (compile or cuda_graphs) or why_eager(model) is not None:
         return RaggedModel(model, clamp_ids)
-    unpack_weights(model)
+    packing.unpack_weights(model)
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
         return AheadModel(model, clamp_ids, run)
@@ -70,6 +69,11 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
         if kept.artifact is None and artifacts.pays(model):
             artifacts.start(model)
     return kept.artifact
+
+
+def how_passes_run(compile: bool | str, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
+    """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
+    return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
 
 
 def why_eager(model: PreTrainedModel) -> str | None:
@@ -144,7 +148,6 @@ class StaticModel(RaggedModel):
     ):
         self.compile, self.capture = compile, capture
         super().__init__(model, clamp_ids)
-        self.dtype = model.dtype
 
     def reset(self) -> None:
         super().reset()
@@ -153,13 +156,14 @@ class StaticModel(RaggedModel):
             self.model = self.kept.twin = self.kept.twin or self.model
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        ends, width = self._begin(batch, ahead)
+        ends, widths = self._begin(batch, ahead)
+        width = max(widths)
         if not self._is_static(width):
             return super().logits(batch, ahead, num_last)
         inputs = self._tensors(batch, ahead, width, max(ends))
         only_last = num_last == 1 and self.accepts_logits_to_keep
         logits = self._run_static(self._one_pass(inputs, only_last), inputs, (only_last,))
-        self._finish(batch, ahead, ends)
+        self._finish(ends, batch.lengths - batch.padding + ahead)
         return logits[:, -num_last:].to(batch.tokens.device)
 
     def drafts_at_once(self, batch: Batch) -> bool:
@@ -167,11 +171,11 @@ class StaticModel(RaggedModel):
             self.capture is None or batch.tokens.device != self.device
         ):  # where tokens are drawn: a capture is of one device
             return False
-        return self._is_static(self._begin(batch, ahead=0)[1])
+        return self._is_static(max(self._begin(batch, ahead=0)[1]))
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
-        ends, width = self._begin(batch, ahead=0)
-        inputs = self._tensors(batch, 0, width, max(ends) + num_tokens)
+        ends, widths = self._begin(batch, ahead=0)
+        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens)
         one_pass = self._one_pass(inputs, only_last=self.accepts_logits_to_keep)
 
         def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, bounds: Tensor, slots: Tensor):
@@ -184,9 +188,15 @@ class StaticModel(RaggedModel):
             return torch.stack(tokens, 1), None if distributions[0] is None else torch.stack(distributions, 1)
 
         drafted = self._run_static(draft_all, inputs, ("draft", num_tokens, settings))
-        self._finish(batch, num_tokens - 1, [end + num_tokens - 1 for end in ends])  # the last one was not fed
+        ahead = num_tokens - 1  # the last one was not fed
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
         self.num_forwards += num_tokens - 1
         return drafted
+
+    def fresh(self):
+        fresh = super().fresh()
+        fresh.capture = None  # not worth it for a cache that is let go
+        return fresh
 
     @staticmethod
     def num_slots(end: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,25 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """A template of the package, `evaluation/page.html`, filled. Whatever is no `Markup` is escaped."""
+    return _templates().get_template(template).render(values)
+
+
 def write(path: Path, template: str, values: Mapping[str, Any]) -> None:
-    """Render a template of the package, `evaluation/page.html`, to a file. Whatever is no `Markup` is escaped."""
-    environment = Environment(
+    """Likewise, to a file."""
+    files.write(path, render(template, values))
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(
         loader=PackageLoader("hf_speculative", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup
     )
-    files.write(path, environment.get_template(template).render(values))
 
 
 def inline(svg: str) -> Markup:

@@ -65,7 +65,8 @@ class ProcessedSampler(Sampler):
         return self._of_draft(batch, logits, first + 1)
 
     def _of_draft(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        scores = logits[..., : self.vocab_size].to(batch.tokens.device, torch.float32, copy=True)
+        writes = bool(self.processors.steps)  # a draft's logits are read once, so that only processors need a copy
+        scores = logits[..., : self.vocab_size].to(batch.tokens.device, torch.float32, copy=writes)
         if scores.shape[2] < self.vocab_size:
             scores = functional.pad(scores, (0, self.vocab_size - scores.shape[2]), value=-torch.inf)
         return self.processors(batch, scores, ahead, is_draft=True)
@@ -106,6 +107,10 @@ class Greedy(ProcessedSampler):
 
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+
+    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        # An argmax is there whatever the scores are: one-hot is never no distribution.
+        return self.probs(scores), torch.ones(scores.shape[:-1], dtype=torch.bool, device=scores.device)
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:
         return super().confidences(SHARPNESS * scores, ahead)

@@ -2,7 +2,12 @@
 
 The unsure token stays in the draft and is verified. Leaving it out would be a decision that depends on a token which is
 then thrown away, and would bias the output: with p=(.5, .5), q=(.9, .1) and "keep only if q > .5" the distribution becomes
-(.55, .45). Reads one flag a draft token from the device, to stop the draft model early.
+(.55, .45).
+
+A draft with an estimate of what the target keeps (DSpark's confidence head) ends before the token instead. The estimate is
+there before the token is drawn and reads only those before it, which are verified.
+
+Reads one flag a draft token from the device, to stop the draft model early.
 """
 
 import copy
@@ -15,9 +20,10 @@ from .wrapped import WrappedSchedule
 
 
 class ConfidenceStop(WrappedSchedule):
-    """Another schedule's lengths, cut after a token x with q(x) < `threshold`."""
+    """Another schedule's lengths, cut after a token x with q(x) < `threshold`, or before one whose estimate is below it."""
 
     may_stop = True
+    has_estimates = False
 
     def __init__(self, schedule: Schedule, threshold: float):
         super().__init__(schedule)
@@ -35,5 +41,11 @@ class ConfidenceStop(WrappedSchedule):
     def num_levels(self, batch: Batch) -> int | None:
         return 0
 
-    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor:
+    def should_stop_before(self, chances: Tensor) -> Tensor:
+        self.has_estimates = True
+        return chances < self.threshold
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
+        if self.has_estimates:
+            return None
         return scores.softmax(-1).gather(1, tokens[:, None])[:, 0] < self.threshold

@@ -51,6 +51,9 @@ class WrappedSchedule(Schedule):
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self.schedule.should_stop(scores, tokens)
 
+    def should_stop_before(self, chances: Tensor) -> Tensor | None:
+        return self.schedule.should_stop_before(chances)
+
     @property
     def may_stop(self) -> bool:
         return self.schedule.may_stop

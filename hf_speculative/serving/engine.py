@@ -31,6 +31,7 @@ from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, mo
 from ..schedules import Constant
 from ..types import Batch, Round
 from ..verification import SampledVerification
+from .parked import Parked
 from .requests import Request, prepare_request
 from .rows import OwnRoom, OwnSamplers, OwnStopping, OwnTrees, Rows, Running
 
@@ -62,7 +63,7 @@ class Engine:
 
     Attributes:
         statistics: counts of all requests so far.
-        num_prompt_tokens: tokens of the prompts that were read.
+        num_prompt_tokens: tokens of the prompts that were taken; of these, `num_cached_tokens` had not to be read again.
         ended: how requests ended: "stop", "length", "error" or "abort".
 
     Raises:
@@ -92,12 +93,14 @@ class Engine:
         eos = setting_of(self.model, {}, "eos_token_id")
         pad = setting_of(self.model, {}, "pad_token_id")
         self.pad = next((i for i in (pad, *(eos if isinstance(eos, list) else [eos])) if i is not None), 0)
-        self.statistics, self.num_prompt_tokens = RowStatistics(), 0
+        self.statistics = RowStatistics()
+        self.num_prompt_tokens = self.num_cached_tokens = 0
         self.ended: Counter[str] = Counter()
         self._numbers = count()
         self._waiting: deque[Request] = deque()
         self._running: Running = {}
         self._changed = threading.Condition()
+        self._parked: Parked | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="hf-speculative-engine", daemon=True)
         self._thread.start()
@@ -214,9 +217,10 @@ class Engine:
         """The loop, until no request is left."""
         model, running = self.model, self._running
         request = next(iter(first.values()))
-        batch = Rows(first, self.max_length, self.pad, self._take)
         target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
         target.keeps_done = False
+        batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
+        self._unpark(batch, target)
         sampler = OwnSamplers(running, num_logits(model))
         schedule = OwnRoom(make_schedule(self.options), running)
         probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
@@ -248,6 +252,14 @@ class Engine:
             part.select([*range(num_lanes), *[0] * len(lanes)])  # copies, which the newcomers replace
             part.admit(newcomers, lanes)
 
+    def _park(self, batch: Batch, target: CachedModel) -> None:
+        self._parked = Parked(batch, target, self.model)
+
+    def _unpark(self, batch: Batch, target: CachedModel) -> None:
+        if self._parked is not None:
+            self._parked.give(batch, self._running, target, self.model)
+            self._parked = None
+
     def _deliver(self, round: Round, drafter: Drafter) -> None:
         rows = zip(
             round.rows, round.tokens, round.num_drafted, round.num_accepted, round.is_cut, round.done, strict=True
@@ -274,6 +286,7 @@ class Engine:
 
     def _end(self, row: int, error: BaseException | None) -> None:
         request = self._running.pop(row)
+        self.num_cached_tokens += request.num_cached
         is_full = len(request.ids) + len(request.tokens) >= request.max_length
         self.ended["error" if error else "abort" if request.is_cancelled else "length" if is_full else "stop"] += 1
         try:

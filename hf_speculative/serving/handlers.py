@@ -14,8 +14,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import BaseHandler
 
-from ..call.statistics import RowStatistics
-from .manager import EngineState
+from .manager import Counts, EngineState
 
 #: fields that transformers' server leaves out of account, and what they may say all the same
 WITHOUT_EFFECT: dict[str, tuple] = {
@@ -60,9 +59,9 @@ class OneModel(ModelManager):
         """Nothing is unloaded: `/reset` is there for servers that load what is asked for."""
 
 
-def counts(statistics: RowStatistics) -> dict[str, Any]:
-    """What an answer says of its drafts, in vLLM's names."""
-    values = statistics.to_dict()
+def with_counts(answer: dict[str, Any], counts: Counts) -> dict[str, Any]:
+    """An answer that tells of its drafts, in vLLM's names, and of its prompt, in OpenAI's."""
+    values = counts.statistics.to_dict()
     names = (
         "num_spec_steps",
         "num_draft_tokens",
@@ -71,7 +70,10 @@ def counts(statistics: RowStatistics) -> dict[str, Any]:
         "mean_acceptance_length",
         "acceptance_histogram",
     )
-    return {"speculative_decoding": {name: values[name] for name in names}}
+    usage = answer.get("usage") or {}
+    for side in [side for side in ("prompt", "input") if f"{side}_tokens" in usage]:
+        usage = usage | {f"{side}_tokens_details": {"cached_tokens": counts.num_cached}}
+    return answer | {"usage": usage, "metrics": {"speculative_decoding": {name: values[name] for name in names}}}
 
 
 class _Handler(BaseHandler):
@@ -103,8 +105,8 @@ class _Handler(BaseHandler):
         return config
 
     def _counted(self, request_id: str, answer: dict) -> dict:
-        statistics = self.generation_state.manager.statistics_of(request_id)
-        return answer if statistics is None else answer | {"metrics": counts(statistics)}
+        counts = self.generation_state.manager.counts_of(request_id)
+        return answer if counts is None else with_counts(answer, counts)
 
     async def _non_streaming(self, request_id: str, *args, **kwargs) -> JSONResponse:
         response = await super()._non_streaming(request_id, *args, **kwargs)  # type: ignore[misc]

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -34,6 +34,13 @@ TOLD = (ValueError, TypeError, NoDistribution, QueueFull, Closed)
 def words_of(error: BaseException) -> str:
     """What a client is told: nothing of this machine."""
     return str(error) if isinstance(error, TOLD) else f"the request failed ({type(error).__name__})"
+
+
+class Counts(NamedTuple):
+    """Of a request that ended: its drafts, and tokens of its prompt that had not to be read."""
+
+    statistics: RowStatistics
+    num_cached: int
 
 
 class Streamer(DirectStreamer):
@@ -63,7 +70,7 @@ class EngineManager(BaseGenerateManager):
     def __init__(self, engine: Engine | None):
         self.engine, self.others = engine, GenerateManager()
         self._requests: dict[str, Request] = {}
-        self._counts: OrderedDict[str, RowStatistics] = OrderedDict()
+        self._ended: OrderedDict[str, Counts] = OrderedDict()
         self._lock = threading.Lock()
 
     def generate_streaming(self, model, processor, inputs, gen_config, request_id, response_parser=None):
@@ -108,10 +115,10 @@ class EngineManager(BaseGenerateManager):
         if request is not None:
             request.cancel()
 
-    def statistics_of(self, request_id: str) -> RowStatistics | None:
+    def counts_of(self, request_id: str) -> Counts | None:
         """Counts of a request that ended, once."""
         with self._lock:
-            return self._counts.pop(request_id, None)
+            return self._ended.pop(request_id, None)
 
     def stop(self) -> None:
         if self.engine is not None:
@@ -136,9 +143,9 @@ class EngineManager(BaseGenerateManager):
             with self._lock:
                 request = self._requests.pop(request_id, None)
                 if request is not None:
-                    self._counts[request_id] = request.statistics
-                while len(self._counts) > MOST_KEPT:
-                    self._counts.popitem(last=False)
+                    self._ended[request_id] = Counts(request.statistics, request.num_cached)
+                while len(self._ended) > MOST_KEPT:
+                    self._ended.popitem(last=False)
             finish(error)
 
         with self._lock:

@@ -29,7 +29,9 @@ class EngineMetrics(Collector):
         ):
             yield self._labelled(GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"]), value)
         for name, text, value in (
-            ("prompt_tokens", "Tokens of prompts that were read.", engine.num_prompt_tokens),
+            ("prompt_tokens", "Tokens of prompts.", engine.num_prompt_tokens),
+            ("prefix_cache_queries", "Tokens of prompts, looked for in the rows that run.", engine.num_prompt_tokens),
+            ("prefix_cache_hits", "Of these, tokens that were cached already.", engine.num_cached_tokens),
             ("generation_tokens", "Tokens generated.", counts.num_new_tokens),
             ("spec_decode_num_drafts", "Drafts that were verified.", counts.num_spec_steps),
             ("spec_decode_num_draft_tokens", "Draft tokens proposed.", counts.num_draft_tokens),

@@ -41,6 +41,7 @@ class Request:
         tokens: what was generated so far.
         max_length: tokens of prompt and answer at most.
         statistics: counts of its drafts.
+        num_cached: tokens of the prompt that were cached already, since another row began with them.
         is_cancelled: nobody waits for it any more: its row ends with the round.
         error: what went wrong with it alone; likewise.
     """
@@ -59,6 +60,7 @@ class Request:
         self.ids = inputs.input_ids[0].tolist()
         self.tokens: list[int] = []
         self.statistics = RowStatistics()
+        self.num_cached = 0
         self.is_cancelled = False
         self.error: BaseException | None = None
 

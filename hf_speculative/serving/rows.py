@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..interfaces import Drafter, Sampler, Schedule, Stopping
 from ..sampling.samplers import ProcessedSampler
 from ..schedules.wrapped import WrappedSchedule
-from ..types import Batch, Tree
+from ..types import Batch, Tree, shared_prefixes
 from .requests import Request
 
 #: by the row of the batch that is theirs
@@ -26,20 +26,44 @@ class Rows(Batch):
         max_length: tokens that a row can have, padding left out.
         pad: in the place of no token.
         take: up to so many requests that wait, by their row.
+        leave: told before the last rows leave.
     """
 
-    def __init__(self, requests: Running, max_length: int, pad: int, take: Callable[[int], Running]):
+    def __init__(
+        self,
+        requests: Running,
+        max_length: int,
+        pad: int,
+        take: Callable[[int], Running],
+        leave: Callable[[Rows], None],
+    ):
         width = max(len(request.ids) for request in requests.values())
         padding = [width - len(request.ids) for request in requests.values()]
         rows = [[pad] * num + request.ids for num, request in zip(padding, requests.values(), strict=True)]
         device = next(iter(requests.values())).inputs.input_ids.device
         super().__init__(torch.tensor(rows, device=device), padding, max_length)
         self.max_position = max_length - 1
-        self.rows, self.pad, self.take = list(requests), pad, take
+        self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
 
     def newcomers(self, num_rows: int) -> Batch | None:
         requests = self.take(num_rows) if num_rows else {}
-        return Rows(requests, self.max_length, self.pad, self.take) if requests else None
+        if not requests:
+            return None
+        newcomers = Rows(requests, self.max_length, self.pad, self.take, self.leave)
+        share_prefixes(self.history, newcomers, requests)
+        return newcomers
+
+    def select(self, indices: list[int]) -> None:
+        if not indices:
+            self.leave(self)
+        super().select(indices)
+
+
+def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Running) -> None:
+    """Rows that come begin with what they have in common with one of `texts`, which are cached; their requests are told."""
+    newcomers.prefixes = shared_prefixes(texts, newcomers.history)
+    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=True):
+        requests[row].num_cached = prefix.num_tokens
 
 
 class Alike:

@@ -7,6 +7,7 @@ from ..lazy import lazy_names
 if TYPE_CHECKING:
     from .distributions import Use
     from .losses import LOSSES
+    from .push import Push
     from .results import Trained
     from .run import train
     from .settings import Settings
@@ -16,10 +17,11 @@ else:
         {
             ".distributions": ["Use"],
             ".losses": ["LOSSES"],
+            ".push": ["Push"],
             ".results": ["Trained"],
             ".run": ["train"],
             ".settings": ["Settings"],
         },
     )
 
-__all__ = ["LOSSES", "Settings", "Trained", "Use", "train"]
+__all__ = ["LOSSES", "Push", "Settings", "Trained", "Use", "train"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,10 +14,6 @@ from rich.text import Text
 from ..command.arguments import DTYPES, check_device, check_dtype, load_target
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
-
-if TYPE_CHECKING:
-    from .results import Trained
-    from .run import Run
 
 #: minutes of a run where neither they nor steps are given
 MINUTES = 60.0
@@ -33,8 +29,9 @@ def train_command(
     head: Annotated[
         str,
         typer.Option(
-            help="What is trained. eagle3: a head that reads the target's hidden states. draft:FOLDER: a small model of the "
-            "target's tokenizer. layers:N: a copy of the target's first N layers, as a small model."
+            help="What is trained. eagle3: a head that reads the target's hidden states, and goes on from its own. dflash, "
+            "jetspec: one that fills a whole block at once. layers:N: a copy of the target's first N layers, as a small model. "
+            "draft:FOLDER: a small model of the target's tokenizer, or a head, that is there already."
         ),
     ] = "eagle3",
     data: Annotated[
@@ -57,6 +54,15 @@ def train_command(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the output folder, from its last checkpoint.")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            help="Upload the draft, its card and its report to this repository, at the end. Not the answers, nor checkpoints."
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make that repository a private one, if it is new.")
     ] = False,
     dry_run: Annotated[
         bool,
@@ -129,13 +135,30 @@ def train_command(
         int, typer.Option(min=1, help="How often acceptance is measured and a checkpoint kept.", rich_help_panel=HOW)
     ] = 8,
     num_draft_tokens: Annotated[
-        int, typer.Option(min=1, help="Draft tokens in a round of those measurements.", rich_help_panel=HOW)
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Draft tokens in a round of those measurements, and in the block of dflash and jetspec. Default: 7 for these, "
+            "else 5.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     ttt_steps: Annotated[
         int, typer.Option(min=1, help="eagle3: steps on its own states (training-time test).", rich_help_panel=HOW)
     ] = 3,
+    head_layers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="dflash, jetspec: their layers. Default: 1 to 5, by the target's.", rich_help_panel=HOW
+        ),
+    ] = None,
+    anchors: Annotated[
+        int,
+        typer.Option(min=1, help="dflash, jetspec: blocks in each text, at random places.", rich_help_panel=HOW),
+    ] = 64,
     draft_vocab_size: Annotated[
-        int, typer.Option(min=1, help="eagle3: it proposes the so many most frequent tokens.", rich_help_panel=HOW)
+        int,
+        typer.Option(min=1, help="eagle3, dflash: it proposes the so many most frequent tokens.", rich_help_panel=HOW),
     ] = 32000,
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.", rich_help_panel=HOW)] = False,
     report_to: Annotated[
@@ -169,7 +192,9 @@ def train_command(
     with ends_at_once():
         from ..embedded import embedded_pair
         from ..models import num_parameters
+        from . import told
         from .distributions import Use
+        from .push import Push
         from .run import Run, Watch
         from .settings import Settings
 
@@ -181,6 +206,9 @@ def train_command(
         raise ValueError("--data is missing: name a file, a folder or a Hub data set with prompts.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
+    if private and push_to_hub is None:
+        raise ValueError("--private has no effect without --push-to-hub.")
+    push = None if push_to_hub is None else Push(push_to_hub, private=private or None)
     settings = Settings(
         head=head,
         lora_rank=lora_rank,
@@ -198,6 +226,8 @@ def train_command(
         held_out=held_out,
         num_draft_tokens=num_draft_tokens,
         ttt_steps=ttt_steps,
+        head_layers=head_layers,
+        anchors=anchors,
         draft_vocab_size=draft_vocab_size,
         seed=seed,
     )
@@ -221,16 +251,16 @@ def train_command(
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("answers of the target", total=None)
             watch = Watch(lambda done, total: progress.update(task, completed=done, total=total), say, is_first)
-            run = Run(model, output, settings, tokenizer, watch)
+            run = Run(model, output, settings, tokenizer, watch, push)
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
             run.read(data, reading | {"prompt": field if template is None else template})
-            clock = _Clock()
+            clock = told.StopWatch()
             run.answer(only=batch_size if dry_run else None)
             seconds = clock.seconds()
         costs = run.prepare(arguments)
         if dry_run:
-            _tell_estimate(err, run, costs, seconds)
+            told.estimate(err, run, costs, seconds)
             return
         size = num_parameters(run.student.draft()) / 1e6
         say(f"{size:.1f} million parameters learn from {len(run.examples):,} answers.")
@@ -239,50 +269,4 @@ def train_command(
         say(f"stopped; {output} has what was made so far, and the same command with --resume goes on from there.")
         raise typer.Exit(STOPPED) from interrupt
     if is_first:
-        _tell(Console(highlight=False), result)
-
-
-class _Clock:
-    def __init__(self):
-        import time
-
-        self.now, self.start = time.monotonic, time.monotonic()
-
-    def seconds(self) -> float:
-        return self.now() - self.start
-
-
-def _tell_estimate(console: Console, run: Run, costs, seconds: float) -> None:
-    from .arguments import steps_of
-
-    total = len(run.data.prompts) * run.settings.answers_per_prompt
-    if run.data.answers:
-        console.print(f"answers: {len(run.examples):,}, from the data set")
-    else:
-        each = seconds / max(1, len(run.examples))
-        console.print(Text(f"answers: {total:,}, about {_duration(each * total)} ({each:.2f} s each)"))
-    num_steps = steps_of(run.settings, costs)
-    whole = _duration(costs.seconds * num_steps)
-    console.print(Text(f"training: {num_steps:,} steps of {costs.seconds:.2f} s, about {whole}; measuring apart"))
-    console.print(Text(f"memory: about {costs.gigabytes:.1f} GB, of a batch like the first"))
-    for note in run.notes(total, num_steps):
-        console.print(Text(note))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _tell(console: Console, result: Trained) -> None:
-    from rich.table import Table
-
-    from . import wording
-
-    table = Table("", *wording.heads(result))
-    for name, cells in wording.table(result):
-        table.add_row(name, *cells)
-    console.print(table)
-    console.print(Text(wording.summary(result)))
-    console.print(Text(f"draft_model={str(result.folder)!r}; card: README.md, report: report.html"))
+        told.result(Console(highlight=False), result)

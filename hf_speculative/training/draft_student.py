@@ -45,7 +45,7 @@ class DraftStudent(Student):
         return {"input_ids": lesson.ids, "attention_mask": lesson.mask, "use_cache": False}
 
     def predictions(self, outputs: Any) -> list[Prediction]:
-        return [Prediction(outputs.logits)]
+        return [Prediction.along(outputs.logits)]
 
     def draft(self) -> PreTrainedModel:
         return checks.unwrap(self.module, "draft_model")

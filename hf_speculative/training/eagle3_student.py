@@ -6,34 +6,19 @@ once, and each further step reads the states of the one before, and the next tok
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn import functional
+from transformers import DynamicCache, PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
-from .student import Prediction, Student
+from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
+from .student import Prediction
 from .teacher import Lesson
 
-#: fields of a target's config that its head's layer has as well
-OF_TARGET = (
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "vocab_size",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
 #: those of EAGLE-3.1 (arXiv 2605.09992)
 NORMS = ("fc_norm", "norm_output")
 #: with fewer layers, the usual ones would not be three
@@ -74,7 +59,7 @@ class TrainingTimeTest(nn.Module):
         return found
 
 
-class Eagle3Student(Student):
+class Eagle3Student(HeadStudent):
     """A head that reads three of the target's hidden states.
 
     Args:
@@ -90,22 +75,21 @@ class Eagle3Student(Student):
         self.hidden_layers = head.config.layers_read(num_layers(target))
         self.vocabulary = None if head.t2d is None else head.t2d.nonzero()[:, 0]
 
+    @classmethod
+    def trains(cls, head: PreTrainedModel) -> bool:
+        return isinstance(head.config, Eagle3Config) and not head.config.is_parallel
+
     def inputs(self, lesson: Lesson) -> dict[str, Any]:
         assert lesson.states is not None
         dtype = self.head.dtype
         with torch.no_grad():
-            embeddings = self.target.get_input_embeddings()(lesson.ids[:, 1:])
+            # The weights themselves, as in use: some targets scale or norm what they look up there.
+            own = self.head.get_input_embeddings() or self.target.get_input_embeddings()
+            embeddings = functional.embedding(lesson.ids[:, 1:], own.weight)
         return {"inputs_embeds": embeddings.to(dtype), "target_states": lesson.states[:, :-1].to(dtype)}
 
     def predictions(self, outputs: Any) -> list[Prediction]:
-        return [Prediction(logits, first=step + 1, weight=self.decay**step) for step, logits in enumerate(outputs)]
-
-    def draft(self) -> PreTrainedModel:
-        is_same = self.head.dtype == self.target.dtype
-        return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
-
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.head.save_pretrained(folder)
+        return [Prediction.along(logits, step + 1, self.decay**step) for step, logits in enumerate(outputs)]
 
 
 def new_head(
@@ -124,16 +108,7 @@ def new_head(
     Raises:
         ValueError: the target is not made of what a head needs.
     """
-    text = target.config.get_text_config(decoder=True)
-    fields = {name: value for name in OF_TARGET if (value := getattr(text, name, None)) is not None}
-    lacking = [
-        name for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size") if name not in fields
-    ]
-    if lacking or target.get_input_embeddings() is None:
-        raise ValueError(
-            f"no EAGLE-3 head can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
-            "Train a draft model instead, `head='draft:FOLDER'`."
-        )
+    fields = layer_fields(target, "EAGLE-3 head")
     size = min(draft_vocab_size, fields["vocab_size"])
     config = Eagle3Config(
         transformer_layer_config={"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False} | fields,
@@ -146,24 +121,11 @@ def new_head(
         **dict.fromkeys(norms, True),
     )
     head = Eagle3Model(config).float()
-    with torch.no_grad():
-        ids = most_frequent(counts, size)
-        if head.d2t is not None:
-            head.d2t.copy_(ids - torch.arange(size))
-            head.t2d.zero_()[ids] = True
-        output = target.get_output_embeddings()
-        if output is not None and output.weight.shape[1] == head.lm_head.weight.shape[1]:
-            head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
+    ids = most_frequent(counts, size)
+    if head.t2d is not None:
+        head.t2d.zero_()[ids] = True
+    take_output_layer(head, target, ids)
     return head
-
-
-def most_frequent(counts: Tensor, size: int) -> Tensor:
-    """The `size` most frequent ids, sorted by id; of equally frequent ones the smaller first."""
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
-
-
-def num_layers(target: PreTrainedModel) -> int:
-    return target.config.get_text_config(decoder=True).num_hidden_layers
 
 
 def layers_read(num_layers: int) -> tuple[int, ...]:

@@ -49,9 +49,11 @@ def estimate(trainer: DraftTrainer) -> Estimate:
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng([device] if is_cuda else []):
         seconds = [timed(step, device)[1] for _ in range(REPEATS + 1)][1:]
+        num_bytes = torch.cuda.max_memory_allocated(device) if is_cuda else _counted(trainer, inputs)
     module.train(was_training)
-    moments = sum(2 * weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
-    num_bytes = torch.cuda.max_memory_allocated(device) + moments if is_cuda else _counted(trainer, inputs)
+    if is_cuda:
+        weights = (weight for weight in module.parameters() if weight.requires_grad)
+        num_bytes += sum(2 * weight.numel() * weight.element_size() for weight in weights)
     return Estimate(statistics.median(seconds) * args.gradient_accumulation_steps, num_bytes / 1e9)
 
 
@@ -61,6 +63,8 @@ def _counted(trainer: DraftTrainer, inputs: dict) -> float:
     weights = sum(weight.numel() * weight.element_size() for weight in target.parameters())
     for weight in module.parameters():
         weights += (COPIES if weight.requires_grad else 1) * weight.numel() * weight.element_size()
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    num_predictions = getattr(module, "num_steps", 1)
-    return weights + 4 * inputs["input_ids"].numel() * vocab_size * (1 + 3 * num_predictions)
+    with torch.no_grad():
+        lesson = trainer.teacher(**inputs)
+        guesses = trainer.student.predictions(module(**trainer.student.inputs(lesson)))
+    num_logits = lesson.logits.numel() + 3 * sum(guess.logits.numel() for guess in guesses)
+    return weights + 4 * num_logits

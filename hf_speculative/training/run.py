@@ -27,6 +27,7 @@ from .examples import Collator, Example, unique
 from .progress import Clock, Shown
 from .prompts import Data, read_data
 from .prospects import prospects
+from .push import Push
 from .results import FILE, Trained
 from .settings import Settings
 from .student import Student
@@ -61,6 +62,7 @@ def train(
     resume: bool = False,
     watch: Watch | None = None,
     reading: dict[str, Any] | None = None,
+    push: Push | None = None,
     **arguments,
 ) -> Trained:
     """Train a draft for `target` on its own answers to the prompts of a data set.
@@ -72,12 +74,13 @@ def train(
         dataset: prompts, as in `hf_speculative.evaluate`.
         resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
         reading: how prompts are read, keywords of `training.prompts.read_data`.
+        push: upload the draft at the end.
         **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
 
     Raises:
         ValueError, TypeError: before the first forward.
     """
-    run = Run(target, output, settings, tokenizer, watch or Watch())
+    run = Run(target, output, settings, tokenizer, watch or Watch(), push)
     run.begin(resume)
     run.read(dataset, reading or {})
     run.answer()
@@ -94,6 +97,7 @@ class Run:
     settings: Settings
     tokenizer: Any
     watch: Watch
+    push: Push | None = None
     examples: list[Example] = field(default_factory=list)
 
     def __post_init__(self):
@@ -125,6 +129,8 @@ class Run:
             )
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
+        if self.push is not None:
+            self.push.check()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
@@ -206,6 +212,8 @@ class Run:
             result.write()
             card.write(result)
             page.write(result, self.folder / "report.html")
+            if self.push is not None:
+                self.push(self.folder)
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
@@ -231,7 +239,7 @@ class Run:
         return Meter(
             self.data.held_out,
             settings.use,
-            settings.num_draft_tokens,
+            min(settings.draft_tokens, self.student.max_draft_tokens or settings.draft_tokens),
             max_new_tokens=min(64, settings.max_new_tokens),
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -262,6 +270,7 @@ class Run:
             environment=environment(self.target),
             num_parameters=num_parameters(self.student.draft()),
             num_steps=num_steps,
+            repository=None if self.push is None else self.push.repository,
             notes=self.notes(len(self.examples), num_steps),
         )
 

@@ -9,8 +9,10 @@ from .distributions import Use
 from .losses import LOSSES, NEEDS_ALL_TOKENS
 
 #: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
-LEARNING_RATES = {"eagle3": 1e-3, "layers": 1e-3, "draft": 1e-4, "lora": 1e-3}
-HEADS = ("eagle3", "layers:N", "draft:FOLDER")
+LEARNING_RATES = {"eagle3": 1e-3, "dflash": 1e-3, "jetspec": 1e-3, "layers": 1e-3, "draft": 1e-4, "lora": 1e-3}
+#: draft tokens of a round, where no number is given; those of blocks are as many as their masks
+DRAFT_TOKENS = {"dflash": 7, "jetspec": 7}
+HEADS = ("eagle3", "dflash", "jetspec", "layers:N", "draft:FOLDER")
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Settings:
     """Settings of `train`; a run is resumed with the same ones.
 
     Attributes:
-        head: `eagle3`; `layers:N`, a copy of the target's first N layers; `draft:FOLDER`, a model of its tokenizer, by name.
+        head: `eagle3`; `dflash`, or `jetspec`, whose block is causal; `layers:N`, a copy of the target's first N layers;
+            `draft:FOLDER`, a model of its tokenizer or a head that is there, by name.
         lora_rank: of a LoRA that is trained in place of the model's own weights.
         use: how the target will be sampled from: its answers, its distributions and the acceptance are all of that kind.
         loss: a name in `LOSSES`.
@@ -28,7 +31,9 @@ class Settings:
         batch_size: texts in a step, of all processes together.
         accumulate: each process splits its part of a step into so many passes, to save memory.
         answers_per_prompt: how many answers are sampled to each prompt.
+        num_draft_tokens: in a round of the measurements, and in a DFlash block; `None`: 7 for blocks, else 5.
         ttt_steps, ttt_decay: steps of EAGLE-3's training-time test, and by what each counts less than the one before.
+        head_layers, anchors: of DFlash, its layers, `None`: as many as fit the target's depth; and blocks in each text.
         draft_vocab_size: of a head: so many tokens, the most frequent of the answers.
     """
 
@@ -46,14 +51,18 @@ class Settings:
     answers_per_prompt: int = 1
     learning_rate: float | None = None
     held_out: int = 16
-    num_draft_tokens: int = 5
+    num_draft_tokens: int | None = None
     ttt_steps: int = 3
     ttt_decay: float = 0.8
+    head_layers: int | None = None
+    anchors: int = 64
     draft_vocab_size: int = 32000
     seed: int = 0
 
     def __post_init__(self):
-        if self.kind not in ("eagle3", "layers", "draft"):
+        if self.kind not in {head.partition(":")[0] for head in HEADS} or (
+            self.value and self.kind not in ("layers", "draft")
+        ):
             raise ValueError(f"`head={self.head!r}`: give one of {', '.join(HEADS)}.")
         if self.kind == "layers" and not self.value.isdecimal():
             raise ValueError(f"`head={self.head!r}`: give the number of layers, 'layers:2'.")
@@ -101,8 +110,13 @@ class Settings:
         default = LEARNING_RATES["lora" if self.lora_rank is not None else self.kind]
         return default if self.learning_rate is None else self.learning_rate
 
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens of a round."""
+        return DRAFT_TOKENS.get(self.kind, 5) if self.num_draft_tokens is None else self.num_draft_tokens
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"learning_rate": self.rate}
+        return asdict(self) | {"learning_rate": self.rate, "num_draft_tokens": self.draft_tokens}
 
 
 #: at least 1 each
@@ -118,5 +132,7 @@ COUNTS = (
     "held_out",
     "num_draft_tokens",
     "ttt_steps",
+    "head_layers",
+    "anchors",
     "draft_vocab_size",
 )

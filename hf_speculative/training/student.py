@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -14,17 +15,25 @@ from .teacher import Lesson
 
 @dataclass(frozen=True)
 class Prediction:
-    """Guesses of tokens that lie equally far ahead.
+    """Guesses of the target's distributions.
 
     Attributes:
         logits: `(batch, n, drafted)`, over the student's vocabulary.
-        first: `logits[:, i]` are compared with the target's at position `first + i`.
-        weight: of this loss among all.
+        positions: `(batch, n)`, where in the text stands the distribution that is guessed. Guesses of what belongs to no answer
+            do not count.
+        weights: `(batch, n)`, of the loss of each guess; 0: it does not count.
     """
 
     logits: Tensor
-    first: int = 0
-    weight: float = 1.0
+    positions: Tensor
+    weights: Tensor
+
+    @classmethod
+    def along(cls, logits: Tensor, first: int = 0, weight: float = 1.0) -> Prediction:
+        """Those of all positions of a text from `first` on, which weigh the same."""
+        batch, num_guesses, _ = logits.shape
+        positions = torch.arange(first, first + num_guesses, device=logits.device).expand(batch, -1)
+        return cls(logits, positions, torch.full(positions.shape, weight, device=logits.device))
 
 
 class Student:

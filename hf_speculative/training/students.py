@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..call import checks
+from ..call.sources import source_of
+from ..heads import layout_of
 from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft
+from .dflash_student import KINDS as BLOCKS
+from .dflash_student import DFlashStudent, new_block
 from .draft_student import DraftStudent, check_layers, truncated
-from .eagle3_student import Eagle3Student, layers_read, new_head, num_layers
+from .eagle3_student import Eagle3Student, new_head
 from .examples import Example, token_counts
 from .settings import Settings
 from .student import Student
@@ -27,11 +34,12 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         raise ValueError(
             f"{type(target).__name__} is an encoder-decoder model: drafts are trained for decoder-only targets."
         )
-    if settings.kind == "eagle3":
-        new_head(target, torch.zeros(_vocab_size(target)), draft_vocab_size=1)
-        Teacher(target, layers_read(num_layers(target)))
-    elif settings.kind == "layers":
+    if settings.kind == "layers":
         check_layers(target, int(settings.value))
+    elif settings.kind != "draft" or layout_of(settings.value) is not None:
+        small = replace(settings, draft_vocab_size=1)
+        student = _head_student(small, target, torch.zeros(_vocab_size(target), dtype=torch.long))
+        Teacher(target, student.hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(
             f"`head={settings.head!r}`: its tokenizer is not the target's, so that its distributions are over other tokens. "
@@ -42,15 +50,40 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
 def new_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:
     """What is trained, on random weights where it does not go on from others."""
     torch.manual_seed(settings.seed)
-    if settings.kind == "eagle3":
-        counts = token_counts(examples, _vocab_size(target))
-        head = new_head(target, counts, settings.draft_vocab_size, num_draft_tokens=settings.num_draft_tokens)
-        return Eagle3Student(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay)
     if settings.kind == "layers":
         draft = truncated(target, int(settings.value))
+    elif settings.kind != "draft" or layout_of(settings.value) is not None:
+        return _head_student(settings, target, token_counts(examples, _vocab_size(target)))
     else:
         draft = load_model(settings.value, dtype=torch.float32)
     return DraftStudent(draft.to(target.device), target, settings.lora_rank)
+
+
+def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -> Student:
+    """A head, on random weights or one that is there."""
+    size, length = settings.draft_vocab_size, settings.draft_tokens
+    if settings.kind in BLOCKS:
+        head: PreTrainedModel = new_block(target, counts, size, settings.kind, length, settings.head_layers)
+    elif settings.kind == "eagle3":
+        head = new_head(target, counts, size, num_draft_tokens=length)
+    else:
+        head = load_model(settings.value, dtype=torch.float32)
+    head = head.to(target.device)
+    source = source_of("draft_model", head)
+    checks.check_source(source, target)
+    source.check_ids(target)
+    if settings.lora_rank is not None:
+        raise ValueError(
+            f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, which is trained whole: leave it out."
+        )
+    if Eagle3Student.trains(head):
+        return Eagle3Student(head, target, settings.ttt_steps, settings.ttt_decay)
+    if DFlashStudent.trains(head):
+        return DFlashStudent(head, target, settings.anchors)
+    raise ValueError(
+        f"`head={settings.head!r}`: EAGLE-3 heads and DFlash blocks are trained here, without what other kinds add to them "
+        "(P-EAGLE, DFlash 2, DSpark, MTP). Give one of these, or a small model."
+    )
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

@@ -52,9 +52,7 @@ class DraftTrainer(Trainer):
         lesson = self.teacher(**inputs)
         outputs = model(**self.student.inputs(lesson))
         num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch
-        total = sum(
-            prediction.weight * self._summed(prediction, lesson) for prediction in self.student.predictions(outputs)
-        )
+        total = sum(self._summed(prediction, lesson) for prediction in self.student.predictions(outputs))
         loss = total / num_tokens
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients of processes are averaged
@@ -63,11 +61,13 @@ class DraftTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _summed(self, prediction: Prediction, lesson: Lesson) -> Tensor:
-        """The loss of one prediction, summed over the tokens that count."""
-        end = prediction.first + prediction.logits.shape[1]
-        counted = lesson.counted[:, prediction.first : end]
-        p = self.use.of_target(lesson.logits[:, prediction.first : end][counted])
-        drafted = prediction.logits[counted]
+        """The loss of one prediction, summed over the guesses that count."""
+        last = lesson.ids.shape[1] - 1  # which never counts: nothing follows
+        positions = prediction.positions.clamp(max=last)
+        rows, guesses = (lesson.counted.gather(1, positions) & (prediction.weights != 0)).nonzero(as_tuple=True)
+        weights = prediction.weights[rows, guesses]
+        p = self.use.of_target(lesson.logits[rows, positions[rows, guesses]])
+        drafted = prediction.logits[rows, guesses]
         if self.student.vocabulary is not None:
             p = p[:, self.student.vocabulary.to(p.device)]
         elif p.shape[1] != drafted.shape[1]:  # one of the two is padded further
@@ -77,8 +77,8 @@ class DraftTrainer(Trainer):
         mass = p.logsumexp(-1, keepdim=True)
         in_vocabulary = ~mass[:, 0].isneginf()  # elsewhere all that is allowed is what the draft cannot say
         if p.shape[1] < lesson.logits.shape[2]:
-            p, q = (p - mass)[in_vocabulary], q[in_vocabulary]
-        return self.loss(p, q).sum()
+            p, q, weights = (p - mass)[in_vocabulary], q[in_vocabulary], weights[in_vocabulary]
+        return (weights * self.loss(p, q)).sum()
 
     def _stop(self, inputs: dict[str, Any], loss: Tensor) -> None:
         step = self.state.global_step

@@ -90,7 +90,8 @@ def table(result: Trained) -> list[tuple[str, list[str]]]:
 
 def heads(result: Trained) -> list[str]:
     """The columns of that table."""
-    return ["acceptance length", *map(str, range(1, result.settings["num_draft_tokens"] + 1))]
+    num_positions = len(next(iter(result.curve[0].by_position.values()))) if result.curve else 0
+    return ["acceptance length", *map(str, range(1, num_positions + 1))]
 
 
 def curve(result: Trained) -> list[tuple[str, list[str]]]:
@@ -106,7 +107,8 @@ def _cells(point: Point, way: str) -> list[str]:
 
 def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
-    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in (result.target, result.folder))
+    names = (result.target, result.repository or result.folder)
+    target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
     return f"""import hf_speculative, transformers
 pipe = transformers.pipeline('text-generation', model={target!r})
 hf_speculative.attach(pipe.model, draft_model={folder!r})

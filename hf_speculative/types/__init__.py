@@ -3,7 +3,8 @@
 `batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
 """
 
-from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
+from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path, columns_from
+from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round
 from .transfers import read_later, uploaded
 from .tree import Tree
@@ -15,10 +16,13 @@ __all__ = [
     "Costs",
     "Draft",
     "NoDistribution",
+    "Prefix",
     "Round",
     "Tree",
     "Verdict",
     "along_path",
+    "columns_from",
     "read_later",
+    "shared_prefixes",
     "uploaded",
 ]

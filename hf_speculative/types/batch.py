@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended
 from .transfers import UNIT, in_units, uploaded
 from .tree import Tree
@@ -19,6 +20,12 @@ from .tree import Tree
 NO_TOKEN = -1
 #: in the place of a node that a model was not fed: past all of them
 NOT_FED = 2**30
+
+
+def columns_from(first: Tensor, width: int) -> Tensor:
+    """`(batch, width)`: columns `first (batch,)` and those after it."""
+    columns = first[:, None]
+    return columns if width == 1 else columns + torch.arange(width, device=first.device)
 
 
 class Batch:
@@ -39,6 +46,7 @@ class Batch:
         branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
+        prefixes: of rows that wait no longer, what each shares with a row that is running; empty: nothing.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
             first ones. They have moved up in `tokens`, and what else is kept of them has to: see `CachedModel.rollback`.
     """
@@ -48,6 +56,7 @@ class Batch:
     grows_levels: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
+    prefixes: Sequence[Prefix] = ()
     path: Tensor | None = None
     host_path: list[list[int]] | None = None
 
@@ -80,8 +89,11 @@ class Batch:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
         self.tree = tree
         self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
-        columns = self.lengths[:, None] + torch.arange(ahead, ahead + tokens.shape[1], device=tokens.device)
-        self.tokens.scatter_(1, columns, tokens)
+        first, width = self.host_lengths[0] + ahead, tokens.shape[1]
+        if min(self.host_lengths) == max(self.host_lengths):
+            self.tokens[:, first : first + width] = tokens
+        else:
+            self.tokens.scatter_(1, columns_from(self.lengths + ahead, width), tokens)
 
     def _reserve(self, end: int) -> None:
         if end > (width := self.tokens.shape[1]):
@@ -178,6 +190,7 @@ class Batch:
         indices = list(range(len(self.waiting.rows)))
         newcomers = self.waiting.part(indices[:num_rows])
         self.waiting.select(indices[num_rows:])
+        newcomers.prefixes = shared_prefixes(self.history, newcomers.history)
         return newcomers
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:

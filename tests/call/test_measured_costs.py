@@ -25,6 +25,7 @@ from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
 from hf_speculative.call.source import LENGTHS
 from hf_speculative.drafting import PromptLookup
+from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Constant
 from hf_speculative.types import Costs
 from tests.support import tiny
@@ -108,6 +109,22 @@ def known(target) -> dict[int, timings.Timings]:
     """What is known of the only pair and kind of call."""
     ((found,),) = (pairs.values() for pairs in costs._known[target].values())
     return {num_rows: timed for (num_rows, num_levels), timed in found.items() if not num_levels}
+
+
+def num_kinds(target) -> int:
+    return sum(len(pairs) for pairs in costs._known[target].values())
+
+
+def test_costs_are_of_the_threads_and_the_weights_that_they_were_measured_with(small, monkeypatch):
+    probed(*small)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    probed(*small)
+    assert num_kinds(small[0]) == 2
+    monkeypatch.setitem(packing._packings, small[1], packing.Packing())
+    probed(*small)
+    assert num_kinds(small[0]) == 3
+    probed(*small)
+    assert num_kinds(small[0]) == 3
 
 
 SPEEDS = {

@@ -93,6 +93,17 @@ def test_what_a_source_says_is_refused_before_the_first_forward(head, make, kwar
             hs.attach(model, head)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("output_hidden_states", True), ("output_attentions", True), ("prefill_chunk_size", 4)]
+)
+def test_what_of_a_call_keeps_it_off_the_ragged_path_is_named(target, name, value):
+    asked = {name: value, "return_dict_in_generate": True, "max_new_tokens": 4}
+    message = f"reads the target's ragged cache.*: leave `{name}={value}` out, or use a draft model"
+    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=message):
+        hs.generate(target, **tiny.prompts(1), assistant_early_exit=1, **asked)
+    assert not forwards.lengths
+
+
 @dataclass(frozen=True)
 class CopyingSource(hs.Source):
     """One of the user's own, with a draft length."""

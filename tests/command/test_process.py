@@ -70,6 +70,7 @@ def test_the_package_imports_nothing_heavy():
     assert not imported & HEAVY
 
 
+@pytest.mark.slow
 def test_each_public_name_may_be_the_first_one_asked_for():
     script = """
 import os, datasets, torch, hf_speculative
@@ -125,12 +126,14 @@ def test_ctrl_c_in_generate_shows_what_there_is(tmp_path):
     assert json.loads(output.splitlines()[-1])["total"]["num_prompts"] >= 1 and "of 5000 prompts" in messages
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_stream(tmp_path):
     process = start("generate", "--max-new-tokens", 1500, "def f():")
     _, messages = stopped(process, lambda: "def f():" in process.stdout.readline())
     assert messages.strip() == "stopped after 0 of 1 prompts"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_bench_keeps_the_cells(tmp_path):
     batches, figures = ",".join(map(str, range(1, 200))), tmp_path / "bench.json"
     options = ("--batch", batches, "--new-tokens", 8, "--draft-tokens", 2, "--repeats", 1, "--json", figures)
@@ -139,6 +142,7 @@ def test_ctrl_c_in_bench_keeps_the_cells(tmp_path):
     assert len(json.loads(figures.read_text())["cells"]) >= 1 and "of 199 cells" in messages
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_eval_keeps_the_calls(tmp_path):
     data, results = tmp_path / "p.txt", tmp_path / "eval.jsonl"
     data.write_text("".join(f"x = {i}\n" for i in range(5000)))

@@ -58,6 +58,23 @@ def test_verdicts(name):
     assert sentence in advice.verdict and "nan" not in advice.verdict and "None" not in advice.verdict
 
 
+def test_what_pays_at_one_batch_size_and_not_at_another():
+    at_1, at_8 = trials(), trials(times=DEAR, batch_size=8)
+    advice = Advice("draft_model", at_1 + at_8, {})
+    assert advice.verdict.startswith(
+        "Worth it at batch 1, not worth it at batch 8. Greedy at batch 1: take draft_model='small'"
+    )
+    assert "Greedy at batch 8: no source is expected to gain" in advice.verdict
+    assert "The draft, greedy at batch 8: " in advice.verdict and "The draft, greedy at batch 1: " not in advice.verdict
+    assert advice.is_worth_it and advice.pays_at(1) and advice.pays_at(8) is False
+    assert Advice("draft_model", at_1, {}).verdict == Advice(None, trials(batch_size=8), {}).verdict, (
+        "one size needs no name"
+    )
+    assert Advice("draft_model", at_1 + trials(batch_size=8), {}).verdict.startswith(
+        "Worth it. Greedy at batch 1: take"
+    )
+
+
 def test_a_draft_that_is_behind_another_source_is_named():
     advice = Advice("draft_model", trials(rounds=((4, 2), (4, 1)) * 10) + trials(**AUTO), {})
     assert "Greedy: take method='auto'" in advice.verdict and "The draft, greedy: 2.08x" in advice.verdict

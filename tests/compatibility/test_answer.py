@@ -83,7 +83,7 @@ def test_nothing_is_measured_unless_asked_for(target, draft, monkeypatch):
 
 
 def test_measuring_advises(target, twin):
-    found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], progress=False)
+    found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], batch_sizes=[1], progress=False)
     assert found and found.advice.parameters == {"target": target.num_parameters(), "draft": twin.num_parameters()}
     assert found.advice.trials[0].options == {"draft_model": "draft"} and found.advice.draft == "draft_model"
     assert found.advice.verdict.startswith("Worth it.")
@@ -93,7 +93,9 @@ def test_measuring_advises(target, twin):
 
 
 def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
-    found = hs.check(target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], progress=False)
+    found = hs.check(
+        target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], batch_sizes=[1], progress=False
+    )
     assert not found and "5000 entries" in found.reason
     assert found.advice.draft is None and "draft_model" not in {one.source for one in found.advice.trials}
 
@@ -101,6 +103,9 @@ def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
 def test_what_cannot_be_measured_is_refused(target):
     with pytest.raises(ValueError, match=r"`seconds=0` leaves no time"):
         hs.check(target, measure=True, seconds=0)
+    for sizes in ([], [0], [1.5]):
+        with pytest.raises(ValueError, match=r"`batch_sizes=.*one or more whole numbers"):
+            hs.check(target, measure=True, batch_sizes=sizes)
     with pytest.raises(ValueError, match=r"give `tokenizer=`, or `prompts=`"):
         hs.check(target, measure=True)
     with pytest.raises(ValueError, match=r"`prompts=\[\]` leaves nothing"):

@@ -1,6 +1,7 @@
 """`hf-speculative check`."""
 
 import json
+import re
 
 from typer.testing import CliRunner
 
@@ -36,6 +37,8 @@ def test_whether_it_is_worth_it(tmp_path):
         assert name in result.stdout
     assert result.stdout.count("The draft, ") <= 2 and "nan" not in result.stdout
     assert "skipped row 1" in result.stderr
+    assert "draft_model           1   greedy" in result.stdout and "batch: texts written side by side" in result.stdout
+    assert {"Greedy at batch 1:", "Sampled at batch 8:"} <= set(re.findall(r"\w+ at batch \d:", result.stdout))
     assert f"{tmp_path / 'no'}: no such file" in shown("--prompts", tmp_path / "no").stderr
 
 
@@ -43,8 +46,10 @@ def test_a_target_alone_gets_advice_too(tmp_path):
     target, _, tokenizer = hs.embedded_pair()
     for part in (target, tokenizer):
         part.save_pretrained(tmp_path)
-    result = shown(tmp_path, "--seconds", "0.5", "--json")
+    result = shown(tmp_path, "--seconds", "0.5", "--json", "--batch", "2")
     advice = json.loads(result.stdout)["advice"]
+    assert {one["batch_size"] for one in advice["trials"]} == {2} and "at batch" not in advice["verdict"]
+    assert "--batch x: give a number" in shown(tmp_path, "--batch", "x").stderr
     assert result.exit_code == 0 and {one["source"] for one in advice["trials"]} >= {"ngram", "auto"}
     assert set(advice["parameters"]) == {"target"}
 

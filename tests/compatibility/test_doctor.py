@@ -136,7 +136,7 @@ def test_what_is_clearly_better():
 def test_check_examines_a_poor_head_and_says_so(pair, monkeypatch):
     target, head = pair
     monkeypatch.setattr(answer, "candidates", lambda target: [])
-    monkeypatch.setattr(answer, "Limits", lambda seconds: Limits(seconds, 6))
+    monkeypatch.setattr(answer, "Limits", lambda seconds, **more: Limits(seconds, 6))
     wrong = fitted.misread(head, **MISREAD["indices one too low"])
     found = hs.check(target, wrong, measure=True, prompts=PROMPTS[:6], progress=False, seconds=1e9)
     assert f"with {IDS}={fitted.LAYERS}" in found.advice.verdict

@@ -67,6 +67,28 @@ def test_time_is_bounded_and_shared(target, twin):
     assert len(by_clock(30)[0].texts) in range(1, 5)
 
 
+def test_texts_side_by_side(target, twin):
+    """A batch is of the prompts that are next, the last one filled up from the first; each row is a text of its own."""
+    alone, together = (
+        run_trials(target, None, [given(twin)], PROMPTS, Limits(1e9, 24, sizes), decodings=["greedy"])
+        for sizes in ((1,), (2,))
+    )
+    assert [one.batch_size for one in (*alone, *together)] == [1, 2]
+    texts = together[0].texts
+    assert len(texts) == 4 and together[0].num_tokens == 4 * 23
+    assert [sum(1 + kept for _, kept, _ in text) for text in texts] == [23] * 4
+    assert texts[3] == texts[0], "the first prompt again"
+    assert all(beside >= drafted for text in texts for drafted, _, beside in text)
+
+
+def test_each_size_has_a_plain_step_of_its_own(target, twin):
+    found = run_trials(target, None, [given(twin)], PROMPTS[:1], Limits(1e9, 4, (1, 8)), decodings=["greedy"])
+    timed = [
+        running.replace(one, times=(size, 9.0), is_timed=True) for one, size in zip(found, (1.0, 8.0), strict=True)
+    ]
+    assert [one.times[0] for one in running.with_one_plain_step(timed)] == [1.0, 8.0]
+
+
 def test_what_cannot_run_says_why_and_the_others_go_on(target, twin, monkeypatch):
     calls = running.generate_rounds
 

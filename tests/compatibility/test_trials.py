@@ -38,6 +38,14 @@ def test_rounds_that_drafted_nothing_count():
     assert found.speedup.value == pytest.approx(9 / (1.4 + 4)) and found.num_drafts == 20
 
 
+def test_rows_wait_for_the_longest_draft_beside_them():
+    """So a short draft costs what the long one does, and is no shorter for it where acceptance is counted."""
+    found = trial([(4, 4, 4), (1, 1, 4), (0, 0, 4)], is_chain=False)
+    assert found.speedup.value == pytest.approx((5 + 2 + 1) / (3 * CHEAP[4]))
+    assert found.acceptance == [1.0, 0.5, 0.5, 0.5] and found.num_drafts == 20 * 2
+    assert trial([(2, 1)]).speedup == trial([(2, 1, 2)]).speedup
+
+
 @pytest.mark.parametrize("rounds", [[(4, 4)], [(4, 0)], [(3, 1), (0, 0)], [(2, 2), (4, 3), (1, 0)]])
 @pytest.mark.parametrize("times", [CHEAP, DEAR])
 @pytest.mark.parametrize("is_chain", [True, False])

@@ -11,6 +11,7 @@ import hf_speculative as hs
 from tests.support import tiny, two_ranks
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path):
     """All checks in one pair of processes, which takes seconds to start, and in one test, which runs in one worker."""
     processes = []

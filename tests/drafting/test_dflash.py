@@ -124,6 +124,32 @@ def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monke
     assert len(compared) > 10 and max(compared) == blocks.BLOCK - 1
 
 
+@pytest.mark.parametrize("kind", ["DSpark", "DSpark, rnn"])
+def test_a_confidence_head_ends_drafts(kind, folders, target, monkeypatch):
+    """Each row's draft ends before the first place whose estimate, computed plainly, is below the threshold."""
+    plain, head = blocks.Plain(folders / kind, target), load_head(folders / kind)
+    threshold, lengths, original = 0.5, [], DFlash.propose
+
+    @torch.no_grad()
+    def propose(self, batch, num_tokens, *args):
+        draft = original(self, batch, num_tokens, *args)
+        for row, history in enumerate(batch.history):
+            hidden = target(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
+            context = torch.cat([hidden[layer + 1][0] for layer in plain.layer_ids], -1)
+            drafted = draft.tokens[row].tolist()
+            sure = plain.confidences(context, history[-1], drafted).sigmoid() >= threshold
+            expected = min(num_tokens[row], sure.int().cumprod(0).sum().item())
+            assert draft.num_tokens[row] == expected
+            lengths.append(expected)
+        return draft
+
+    monkeypatch.setattr(DFlash, "propose", propose)
+    options = {"draft_model": head, "num_draft_tokens": 4, "assistant_confidence_threshold": threshold}
+    assert same_as_plain(target, tiny.prompts(1), **options).num_draft_tokens > 0
+    reproduces_plain(target, (1, 4), **options)
+    assert {0, 2} < {*lengths}
+
+
 @pytest.mark.parametrize("kind", ["JetSpec", "speculators, reduced", "DSpark, rnn"])
 def test_greedy_and_reproducible(kind, folders, target):
     head = load_head(folders / kind)
@@ -190,6 +216,15 @@ def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
     blocks.write(kind, tmp_path / "head", target, draft, num_ids=4)
     head = load_head(tmp_path / "head")
     distributions.assert_exact(target, {"draft_model": head, "num_draft_tokens": 2}, **distributions.SETTINGS[settings])
+
+
+def test_a_confidence_head_keeps_the_distribution(small, tmp_path):
+    """It reads what was drawn before, and drafts end at different places."""
+    blocks.write("DSpark", tmp_path, *small[True], num_ids=4)
+    options = {"draft_model": load_head(tmp_path), "num_draft_tokens": 2, "assistant_confidence_threshold": 0.5}
+    with hs.record() as statistics:
+        distributions.assert_exact(small[True][0], options, **distributions.SETTINGS["temperature and top_k"])
+    assert 0.1 < statistics.num_draft_tokens / statistics.num_spec_steps < 1.3, "of 2"
 
 
 @pytest.mark.parametrize("kind", ["z-lab, causal windows", "DSpark, rnn"])

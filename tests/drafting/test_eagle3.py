@@ -278,6 +278,7 @@ def test_rows_that_wait_take_lanes(name):
     target, head = made(name)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 4, 7, 1, 3, 8)]
+    prompts += [prompts[1][:n] + prompts[n] for n in (5, 7)]  # whose beginning is there already
     settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
     plain = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     drafter = compared(PEagle if head.config.is_parallel else Eagle3, target, head)

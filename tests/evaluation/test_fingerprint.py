@@ -96,6 +96,7 @@ def test_what_an_object_holds(name):
     assert fingerprint(Holds(one)) != fingerprint(Holds(other))
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_every_process():
     """Whatever the addresses and the order of sets; `object()` and locks have an address in their repr."""
     code = (

@@ -16,6 +16,7 @@ from hf_speculative.evaluation.processes import Processes
 from tests.support.evaluations import TEXTS, counts
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate, tmp_path):
     for part, folder in ((model, "target"), (small, "small")):
         part.save_pretrained(tmp_path / folder)

@@ -1,11 +1,14 @@
 """`hf-speculative export`: a head in another layout, bit for bit."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
+from hf_speculative.compatibility.notes import made_for
 from hf_speculative.heads import load_head
 from hf_speculative.hub.head import export_head
 from tests.support import heads, tiny
@@ -39,3 +42,26 @@ def test_what_cannot_be_exported(tmp_path):
     assert not (tmp_path / "out").exists()
     export_head(head, tmp_path / "out")
     assert load_head(tmp_path / "out").config.norm_before_residual
+
+
+@pytest.mark.parametrize("name", ["eagle3_safeailab", "dflash_zlab", "eagle3_speculators_llama"])
+def test_the_targets_name(name, tmp_path):
+    """vLLM finds the target by it; it stays when the head is written once more, and `check` compares it."""
+    source, folder, again = heads.FIXTURES / name, tmp_path / "head", tmp_path / "again"
+    plain = CliRunner().invoke(app, ["export", str(source), str(folder)])
+    says = "names no target" in plain.output.replace("\n", " ")
+    assert plain.exit_code == 0 and says is (made_for(load_head(folder)) is None)
+    head = load_head(source)
+    assert head.config.name_or_path == head.name_or_path == str(source), "by which `check` calls it"
+    result = CliRunner().invoke(app, ["export", str(source), str(folder), "--target-name", "org/target"])
+    assert result.exit_code == 0 and "names no target" not in result.output
+    export_head(folder, again)
+    assert all(made_for(load_head(path)) == "org/target" for path in (folder, again))
+    config = json.loads((again / "config.json").read_text())["speculators_config"]
+    assert config["verifier"]["name_or_path"] == "org/target" and config["proposal_methods"]
+
+
+def test_a_name_without_a_field(tmp_path):
+    with pytest.raises(ValueError, match="the layout 'eagle' has no field for it"):
+        export_head(heads.FIXTURES / "eagle3_safeailab", tmp_path / "out", "eagle", target_name="org/target")
+    assert not (tmp_path / "out").exists()

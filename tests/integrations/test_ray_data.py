@@ -140,6 +140,7 @@ def test_models_by_name(pair, tmp_path):
         SpeculativePredictor(draft_model=names["draft_model"], max_new_tokens=8)
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
     rows = [{"id": n, "prompt": prompt, "note": ""} for n, prompt in enumerate([*PROMPTS, ""])]
     rows[4]["note"] = "die here"

@@ -384,6 +384,7 @@ def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
     assert trainer.examples == ["a"] and metrics["eval_num_accepted_draft_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_counts_are_summed_over_processes(target, draft, tmp_path):
     """Two processes of batch 2 count what one of batch 8 does; 11 rows are made even by the first, which counts again."""
     done = subprocess.run(

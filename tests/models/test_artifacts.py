@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
+from hf_speculative.call import measured_costs
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, static
 from tests.support import tiny
 
@@ -164,6 +165,22 @@ class TestAuto:
         artifacts.make(target)
         assert_equals_plain(target, draft, "auto")
         assert emulated.runs
+
+    @pytest.mark.measures
+    def test_costs_timed_eagerly_are_not_those_of_compiled_passes(self, target, draft, emulated, started):
+        def kinds():
+            return [kind for pairs in measured_costs._known[target].values() for kind in pairs]
+
+        call = tiny.prompts(1) | SETTINGS | {"draft_model": draft, "compile": "auto", "max_new_tokens": 64}
+        for _ in range(2):
+            hs.generate(target, **call)
+        assert len(kinds()) == 1
+        artifacts.make(target)
+        for _ in range(2):
+            hs.generate(target, **call)
+        assert len(kinds()) == 2 and emulated.runs
+        hs.generate(target, **call | {"compile": False})
+        assert len(kinds()) == 3
 
     def test_makes_nothing_where_it_would_not_pay(self, target, draft, started, monkeypatch):
         monkeypatch.setattr(artifacts, "pays", lambda model: False)

@@ -1,15 +1,18 @@
 """The engine: requests that come at any time, each with its own settings, equal to `generate` on them alone."""
 
+import copy
 import gc
 import threading
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
 
 from hf_speculative.call import measured_costs
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
+from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
 from hf_speculative.types import Draft
 from tests.support import tiny
@@ -71,6 +74,54 @@ def test_lanes_grow_while_requests_wait(target, draft):
         assert others[1].wait() == alone(target, [7, 2], max_new_tokens=40)
 
 
+def test_what_prompts_share_is_read_once(target, draft):
+    """In the lane of a row that is done, and in one of its own."""
+    with running(target, max_lanes=2, draft_model=draft, num_draft_tokens=2) as engine:
+        start = PROMPTS[-1]
+        long = submit(engine, start, max_new_tokens=100)
+        long.has_begun.wait(PATIENCE)
+        with tiny.CountForwards(target) as forwards:
+            others = [submit(engine, [*start, i], max_new_tokens=8) for i in range(3)]
+            answers = [answer.wait() for answer in others]
+        assert answers == [alone(target, [*start, i], max_new_tokens=8) for i in range(3)]
+        assert all(answer.request.num_cached == len(start) for answer in others)
+        assert engine.num_cached_tokens == 3 * len(start)
+        assert max(columns for rows, columns in forwards.lengths if rows == 1) < len(start)
+        assert long.wait() == alone(target, start, max_new_tokens=100)
+
+
+def test_the_next_turn_of_a_conversation_is_read_from_its_last_token_on(target, draft):
+    target = copy.deepcopy(target)
+    with running(target, draft_model=draft, num_draft_tokens=2) as engine:
+        text = PROMPTS[-1]
+        for turn in range(3):
+            with tiny.CountForwards(target) as forwards:
+                answer = submit(engine, text, max_new_tokens=8)
+                tokens = answer.wait()
+            assert tokens == alone(target, text, max_new_tokens=8)
+            # All of the last text but its newest token was read, and what was said since was not.
+            assert answer.request.num_cached == (0 if turn == 0 else len(text) - 4)
+            assert forwards.lengths[0][1] == (len(text) if turn == 0 else 4)
+            text = [*text, *tokens, 4, 5, 6]
+        with torch.no_grad():
+            target.lm_head.weight.mul_(2)
+        answer = submit(engine, text, max_new_tokens=8)
+        assert answer.wait() == alone(target, text, max_new_tokens=8) and answer.request.num_cached == 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, by what peft asks it
+def test_another_adapter_reads_a_conversation_anew(target):
+    model = get_peft_model(copy.deepcopy(target), LoraConfig(target_modules=["q_proj"]), "first")
+    before = weights_of(model)
+    assert weights_of(model) == before
+    with model.disable_adapter():
+        assert weights_of(model) != before
+    model.add_adapter("second", LoraConfig(target_modules=["q_proj"]))
+    with_second = weights_of(model)
+    model.set_adapter("second")
+    assert weights_of(model) != with_second
+
+
 def test_a_cancelled_request_gives_its_lane_back(target):
     with running(target, max_lanes=1) as engine:
         first, second = submit(engine, [5], max_new_tokens=120), submit(engine, [9], max_new_tokens=3)
@@ -103,6 +154,7 @@ class TakesBack(Remembers):
 @pytest.mark.parametrize("kind", ["trees", "adaptive", "guesses first", "recycling"])
 def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monkeypatch):
     """A request with a memory runs beside others, which then get chains: first without it, then with it."""
+    target = copy.deepcopy(target)  # of which nothing was learned by other tests
     costs = Costs(
         {1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}})
     )

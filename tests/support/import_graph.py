@@ -10,7 +10,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("heads", "lazy", "theory", "types", "version"),
+    ("articles", "lazy"),
+    ("heads", "theory", "types", "version"),
     ("interfaces", "reports"),
     ("loop", "models", "schedules", "tokenizers", "verification"),
     ("drafting", "embedded", "sampling"),
@@ -18,7 +19,7 @@ FLOORS = (
     ("call",),
     ("generation",),
     ("batches", "command"),
-    ("benchmark", "compilation", "evaluation", "integrations", "serving"),
+    ("benchmark", "compilation", "evaluation", "integrations", "playground", "serving"),
     ("compatibility", "hub", "side_by_side"),
     ("training",),
     ("cli",),

@@ -58,11 +58,12 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
         return result.stderr
 
     monkeypatch.setattr(prompts, "read_rows", lambda *args, **kwargs: 1 / 0)  # nothing is read before
-    assert "give one of eagle3, layers:N, draft:FOLDER" in refused("--head", "medusa")
+    assert "give one of eagle3, dflash, jetspec, layers:N, draft:FOLDER" in refused("--head", "medusa")
     assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
     assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
+    assert "--private has no effect without --push-to-hub" in refused("--private")
     assert "--device abacus" in refused("--device", "abacus")
     result = CliRunner().invoke(app, ["train", str(FOLDER / "target")])
     assert result.exit_code == 2 and "--data is missing" in result.stderr

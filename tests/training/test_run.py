@@ -16,7 +16,7 @@ from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run, Watch, train
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
-from tests.support import tiny
+from tests.support import blocks, tiny
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
 SETTINGS = {
@@ -80,6 +80,34 @@ def test_a_head_by_the_same_steps(tokenizer, tmp_path):
     with hs.record() as stats:
         found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
+
+
+def test_a_head_that_is_there_is_gone_on_with(tokenizer, tmp_path):
+    """A DFlash block, saved, then trained on; what is measured first is what was kept."""
+    target, settings = tiny.llama(layers=6), SETTINGS | {"head": "dflash", "draft_vocab_size": 40, "anchors": 4}
+    first = train(target, PROMPTS, tmp_path / "first", Settings(**settings), tokenizer=tokenizer)
+    assert first.kind == "DFlash block" and len(first.curve) == 3 and "too few for a head" in first.notes[0]
+    assert [len(rates) for rates in first.after.by_position.values()] == [3, 3]
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "first" / "answers.jsonl", tmp_path / "again")
+    settings |= {"head": f"draft:{first.folder}", "steps": 2, "num_evaluations": 1}
+    again = train(target, PROMPTS, tmp_path / "again", Settings(**settings), tokenizer=tokenizer)
+    assert again.kind == first.kind and again.before.acceptance_length == first.after.acceptance_length
+    ours, theirs = (hs.models.loading.load_model(one.folder) for one in (again, first))
+    assert ours.config.mask_token_id == theirs.config.mask_token_id and torch.equal(ours.d2t, theirs.d2t)
+    assert not torch.equal(ours.layers[0].mlp.up_proj.weight, theirs.layers[0].mlp.up_proj.weight)
+    assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight), "the target's, of those ids"
+    with pytest.raises(ValueError, match=r"`lora_rank=2`: .* holds a head, which is trained whole"):
+        train(target, PROMPTS, tmp_path / "lora", Settings(**settings | {"lora_rank": 2}), tokenizer=tokenizer)
+
+
+def test_heads_with_more_than_is_trained_are_refused(tokenizer, tmp_path):
+    target, draft = blocks.pairs(steps=0)[True]
+    blocks.write("DSpark", tmp_path / "dspark", target, draft)
+    with pytest.raises(ValueError, match="EAGLE-3 heads and DFlash blocks are trained here, without"):
+        settings = Settings(**SETTINGS | {"head": f"draft:{tmp_path / 'dspark'}"})
+        train(target, PROMPTS, tmp_path / "out", settings, tokenizer=tokenizer)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
@@ -185,9 +213,10 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, layers:N, draft:FOLDER"),
+        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, dflash, jetspec, layers:N, draft:FOLDER"),
         ({"head": "layers:two"}, "give the number of layers"),
         ({"head": "draft:"}, "names no model"),
+        ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": Use(top_k=5)}, "infinite where `top_k`"),

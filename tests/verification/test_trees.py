@@ -48,7 +48,10 @@ def bias(rule, p, q, parents, length=5, **options):
 
 
 @pytest.mark.parametrize("siblings", SIBLINGS)
-@pytest.mark.parametrize(("parents", "zeros"), [(parents, i % 2 == 1) for i, parents in enumerate(TREES)])
+@pytest.mark.parametrize(
+    ("parents", "zeros"),
+    [pytest.param(parents, i % 2 == 1, marks=[pytest.mark.slow] * (i > 0)) for i, parents in enumerate(TREES)],
+)
 @pytest.mark.parametrize("rule", BY_DISTRIBUTION)
 def test_drawn_trees_leave_the_distribution_as_it_is(rule, parents, zeros, siblings):
     p, q = pair(TREES.index(parents), zeros)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...articles import a_type
 from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
 from ...interfaces import Schedule
 from ...models import num_logits
@@ -107,7 +108,7 @@ def _parts(corpus: Corpus | None) -> list[Path | str]:
         return [Path(corpus)]
     for part in corpus:
         if not isinstance(part, (str, os.PathLike)):
-            raise TypeError(f"`corpus` holds a {type(part).__name__}: give texts, and paths as pathlib.Path.")
+            raise TypeError(f"`corpus` holds {a_type(part)}: give texts, and paths as pathlib.Path.")
     return [part if isinstance(part, str) else Path(part) for part in corpus]
 
 

@@ -1,0 +1,125 @@
+"""What the page shows, as HTML: the two texts, the plots, a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..reports.formats import percent
+from ..reports.pages import render
+from . import charts
+from .recording import RoundRecord
+from .runs import Column, Run, Shown
+from .wording import acceptance, headline, of_token, summary, token_name, why
+
+#: the page's style, beside this file
+STYLE = "page.css"
+LEGEND = render("playground/legend.html", {})
+
+
+def heading(name: str) -> str:
+    return render("playground/heading.html", {"name": name})
+
+
+def column(run: Run | None, which: str, title: str) -> str:
+    """One of the two texts.
+
+    Args:
+        which: `plain` or `own`.
+    """
+    found: Column | None = None if run is None else getattr(run, which)
+    values = {"title": title, "which": which, "run": run, "column": found, "about": _about(run)}
+    return render("playground/column.html", values)
+
+
+def _about(run: Run | None) -> Callable[[Shown], str]:
+    def about(token: Shown) -> str:
+        assert run is not None and token.round is not None
+        return of_token(run.rounds[token.round], token.index)
+
+    return about
+
+
+def plots(run: Run | None) -> str:
+    """One sentence, and the two plots."""
+    if run is None:
+        return render("playground/plots.html", {"run": None})
+    values = {
+        "run": run,
+        "sentence": summary(run) if run.is_done else "",
+        "speeds": charts.speeds(run.plain.times, run.own.times),
+        "kept": charts.kept(run.rounds),
+        "acceptance": acceptance(run),
+    }
+    return render("playground/plots.html", values)
+
+
+def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], index: int | None = None) -> str:
+    """A round: its guesses, what became of them and why, and the distributions at one place.
+
+    Args:
+        index: of the place; by default, where the round ended.
+    """
+    if record is None:
+        return render("playground/round.html", {"record": None})
+
+    def name(token: int) -> str:
+        return token_name(decode([token]))
+
+    index = min(record.ends_at if index is None else index, len(record.places) - 1)
+    place = record.places[index]
+    rows = [
+        (
+            name(token),
+            _mark(record, index, token),
+            [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known],
+        )
+        for known in [[(kind, probs) for kind, probs in _distributions(record, index) if probs is not None]]
+        for token in place.target
+    ]
+    values = {
+        "record": record,
+        "headline": headline(record),
+        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in _shown(record)],
+        "index": index,
+        "why": why(record, index, name),
+        "rows": rows,
+        "kinds": [kind for kind, probs in _distributions(record, index) if probs is not None],
+        "others": [name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
+    }
+    return render("playground/round.html", values)
+
+
+def _shown(record: RoundRecord) -> list[int]:
+    """The places with a guess, and the one where the round ended."""
+    return [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
+
+
+def _distributions(record: RoundRecord, index: int) -> list[tuple[str, dict[int, float] | None]]:
+    place = record.places[index]
+    return [("target", place.target), ("draft", place.draft), ("residual", place.residual)]
+
+
+def _verdict(record: RoundRecord, index: int) -> str:
+    """`kept`, `refused`, `unread`, or `own` for the token that the target adds."""
+    if index < record.num_from_draft:
+        return "kept"
+    if index > record.num_from_draft:
+        return "unread"
+    return "refused" if record.places[index].guesses and not record.is_cut else "own"
+
+
+def _guess_name(record: RoundRecord, index: int, name: Callable[[int], str]) -> tuple[str, str]:
+    """What was guessed at a place, and what the text has there instead."""
+    place = record.places[index]
+    found = "" if place.token is None else name(place.token)
+    if index < record.num_from_draft:
+        return found, ""
+    guesses = [name(record.guesses[guess].token) for guess in place.guesses]
+    return " / ".join(guesses), found if index == record.num_from_draft else ""
+
+
+def _mark(record: RoundRecord, index: int, token: int) -> str:
+    place = record.places[index]
+    guessed = token in [record.guesses[guess].token for guess in place.guesses]
+    chosen = token == place.token and index <= record.num_from_draft
+    return ", ".join(["drafted"] * guessed + ["in the text"] * chosen)

@@ -1,0 +1,224 @@
+"""The page itself, in gradio, the extra `playground`: controls, and what happens when they are used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from . import drawing
+from .runs import DRAFT_MODEL, JUDGES, Models, Run, Settings, run
+
+#: seconds between two pictures of texts that grow
+FRAME = 0.12
+#: a click on a token, or on a place of a round, tells which
+SELECTS_TOKEN = """element.addEventListener("click", event => {
+  const token = event.target.closest("[data-round]");
+  if (token) trigger("click", {round: Number(token.dataset.round), place: Number(token.dataset.index)});
+});"""
+SELECTS_PLACE = """element.addEventListener("click", event => {
+  const place = event.target.closest("[data-place]");
+  if (place) trigger("click", {place: Number(place.dataset.place)});
+});"""
+#: the order of the controls
+CONTROLS = (
+    *("max_new_tokens", "temperature", "num_draft_tokens", "top_p", "repetition_penalty", "seed"),
+    *("method", "judge"),
+)
+TITLES = {"plain": "Plain decoding", "own": "Speculative decoding"}
+
+
+def build(
+    models: Models,
+    name: str,
+    prompts: list[str] | None = None,
+    first: Settings | None = None,
+    max_new_tokens: int = 512,
+) -> gr.Blocks:
+    """The page.
+
+    Args:
+        name: of the models, as its heading says it.
+        prompts: examples, the first of which stands there at first.
+        first: likewise the settings.
+        max_new_tokens: the most that can be asked for.
+    """
+    page = Page(models)
+    first = replace(first or Settings(), method=models.methods[0])
+    prompts = prompts or ["Once upon a time"]
+    with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
+        gr.HTML(drawing.heading(name), apply_default_css=False)
+        shown = gr.State(None)
+        prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
+        with gr.Row():
+            start = gr.Button("Run both", variant="primary", elem_id="run", scale=3)
+            stop = gr.Button("Stop", elem_id="stop", scale=1)
+        with gr.Row():
+            max_tokens = gr.Slider(
+                1, max_new_tokens, first.max_new_tokens, step=1, label="New tokens", info="of each text, at most"
+            )
+            temperature = gr.Slider(
+                0, 2, first.temperature, step=0.05, label="Temperature", info="0 takes the likeliest token"
+            )
+            num_draft = gr.Slider(
+                1, 16, first.num_draft_tokens, step=1, label="Draft tokens", info="guessed in a round"
+            )
+        with gr.Accordion("More settings and prompts", open=False):
+            with gr.Row():
+                top_p = gr.Slider(0.05, 1, first.top_p, step=0.05, label="Top-p", info="when sampling")
+                penalty = gr.Slider(
+                    1, 2, first.repetition_penalty, step=0.05, label="Repetition penalty", info="1 is off"
+                )
+                seed = gr.Number(first.seed, precision=0, minimum=0, label="Seed", info="when sampling")
+            method = gr.Radio(models.methods, value=first.method, label="Who drafts")
+            judge = gr.Radio(
+                list(JUDGES),
+                value=first.judge,
+                label="How drafts are judged",
+                info="when sampling with a draft model. All are exact; reproducible gives the very text of plain sampling.",
+            )
+            as_chat = gr.Checkbox(
+                bool(models.tokenizer.chat_template),
+                label="The prompt is a message in a chat",
+                visible=bool(models.tokenizer.chat_template),
+            )
+            gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
+        with gr.Row(equal_height=True):
+            plain = gr.HTML(
+                drawing.column(None, "plain", TITLES["plain"]), apply_default_css=False, min_width=300, elem_id="plain"
+            )
+            own = gr.HTML(
+                drawing.column(None, "own", TITLES["own"]),
+                apply_default_css=False,
+                min_width=300,
+                elem_id="own",
+                js_on_load=SELECTS_TOKEN,
+            )
+        plots = gr.HTML(drawing.plots(None), apply_default_css=False, elem_id="plots")
+        gr.HTML(drawing.LEGEND, apply_default_css=False)
+        with gr.Column(visible=False, elem_id="stepper") as stepper:
+            number = gr.Slider(1, 2, 1, step=1, label="Round", elem_id="round")
+            with gr.Row():
+                before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
+                after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
+        details = gr.HTML(
+            drawing.round_view(None, page.decode),
+            apply_default_css=False,
+            elem_id="details",
+            js_on_load=SELECTS_PLACE,
+        )
+
+        both = [plain, own, plots, shown]
+        stepped = [stepper, number, details]
+        running = start.click(
+            page.frames,
+            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, penalty, seed, method, judge],
+            [*both, *stepped],
+            show_progress="hidden",
+            concurrency_id="model",
+            concurrency_limit=1,  # the models have one cache each
+            api_visibility="private",
+        )
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        stop.click(page.rounds, [shown], stepped, cancels=[running], **quiet)
+        number.input(page.round, [shown, number], details, trigger_mode="always_last", **quiet)
+        before.click(lambda run, n: page.step(run, n, -1), [shown, number], [number, details], **quiet)
+        after.click(lambda run, n: page.step(run, n, 1), [shown, number], [number, details], **quiet)
+        own.click(page.token, [shown], [number, details], **quiet)
+        details.click(page.place, [shown, number], details, **quiet)
+    return blocks
+
+
+class Page:
+    """What happens when controls are used. A run is kept with the reader's session."""
+
+    def __init__(self, models: Models):
+        self.models = models
+        self.decode = models.tokenizer.decode
+
+    def frames(self, prompt: str, as_chat: bool, *values: Any) -> Generator[tuple[Any, ...], None, None]:
+        """Both texts as they grow; at the end, the rounds."""
+        settings = Settings(**_as_settings(values))
+        last = 0.0
+        try:
+            with closing(run(self.models, settings, prompt, as_chat)) as steps:
+                for shown in steps:
+                    if shown.is_done:
+                        yield *self._both(shown), *self.rounds(shown)
+                    elif (now := time.monotonic()) - last >= FRAME:
+                        last = now
+                        yield *self._both(shown), gr.skip(), gr.skip(), gr.skip()
+        except (ValueError, TypeError) as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    def _both(self, shown: Run) -> tuple[Any, ...]:
+        return (
+            drawing.column(shown, "plain", TITLES["plain"]),
+            drawing.column(shown, "own", TITLES["own"]),
+            drawing.plots(shown),
+            shown,
+        )
+
+    def rounds(self, shown: Run | None) -> tuple[Any, ...]:
+        """The rounds to step through, beginning with one that refused something."""
+        if shown is None or len(shown.rounds) < 2:
+            return gr.skip(), gr.skip(), gr.skip()
+        refused = (i for i, record in enumerate(shown.rounds) if record.num_from_draft < len(record.guesses))
+        number = next(refused, 1) + 1
+        slider = gr.Slider(maximum=len(shown.rounds), value=number)
+        return gr.Column(visible=True), slider, self.round(shown, number)
+
+    def round(self, shown: Run | None, number: int, place: int | None = None) -> str:
+        """The drawing of a round, the first being 1."""
+        if shown is None:
+            return drawing.round_view(None, self.decode)
+        return drawing.round_view(shown.rounds[min(number, len(shown.rounds)) - 1], self.decode, place)
+
+    def step(self, shown: Run | None, number: int, by: int) -> tuple[Any, ...]:
+        if shown is None:
+            return gr.skip(), gr.skip()
+        number = min(max(1, number + by), len(shown.rounds))
+        return number, self.round(shown, number)
+
+    def token(self, shown: Run | None, event: gr.EventData) -> tuple[Any, ...]:
+        """A token of the speculative text was clicked."""
+        if shown is None:
+            return gr.skip(), gr.skip()
+        return event.round + 1, self.round(shown, event.round + 1, event.place)
+
+    def place(self, shown: Run | None, number: int, event: gr.EventData) -> Any:
+        """A place of the round was clicked."""
+        return self.round(shown, number, event.place)
+
+
+def _as_settings(values: tuple[Any, ...]) -> dict[str, Any]:
+    given = dict(zip(CONTROLS, values, strict=True))
+    for name in ("max_new_tokens", "num_draft_tokens", "seed"):
+        given[name] = int(given[name] or 0)
+    return given
+
+
+def look() -> dict[str, Any]:
+    """How the page looks, for `launch`: the reader's own fonts, so that it asks nothing of anyone."""
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "Menlo", "Consolas", "monospace"]}
+    theme = gr.themes.Default(primary_hue="green", neutral_hue="zinc", **fonts)
+    theme.set(
+        button_primary_background_fill="#18794e",
+        button_primary_background_fill_hover="#14532d",
+        button_primary_background_fill_dark="#18794e",
+        button_primary_text_color="#fff",
+        block_info_text_color="#60646c",
+        block_info_text_color_dark="#a0a4ab",
+        slider_color="#18794e",
+        slider_color_dark="#3dd68c",
+    )
+    style = (Path(__file__).parent / drawing.STYLE).read_text(encoding="utf-8")
+    return {"theme": theme, "css": style, "footer_links": [], "ssr_mode": False}
+
+
+__all__ = ["DRAFT_MODEL", "Models", "build", "look"]

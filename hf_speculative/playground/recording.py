@@ -1,0 +1,222 @@
+"""What a round drafted and kept, and by which distributions: seen by a rule, and a schedule, around those of the call.
+
+The loop knows nothing of it. Of each distribution only the tokens that count are kept, so that a long text stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..interfaces import Rule, Sampler
+from ..schedules import Constant
+from ..types import Draft, Round, Verdict
+
+#: so many of the likeliest tokens are kept, by the target and by the draft
+NUM_LIKELIEST = 5
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A draft token.
+
+    Attributes:
+        parent: the guess that it follows, -1 for the newest token of the text.
+        chance: that it and all before it are kept, given the draft.
+    """
+
+    token: int
+    parent: int
+    is_kept: bool
+    chance: float | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the text that a round judged, with the probabilities there of the tokens that count.
+
+    Attributes:
+        guesses: which of the round's guesses stand there: one of a chain, none after its last, several of a tree.
+        token: what the text has there; `None` beyond the end of the round.
+        draft: what the guess was drawn from; `None` if there is no such thing, or it is not known.
+        residual: what the next token is drawn from if the draft ends here; `None` where that is the target.
+    """
+
+    guesses: list[int]
+    token: int | None
+    target: dict[int, float]
+    draft: dict[int, float] | None = None
+    residual: dict[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round of one text.
+
+    Attributes:
+        rule: the name of the rule that judged; `is_greedy`, `is_tree`: how it was drafted.
+        start: how many new tokens there were before.
+        guesses: what was drafted, parents first.
+        places: of a chain all of them, of a tree those on the path that was kept.
+        tokens: what the text got; the first `num_from_draft` of them are guesses.
+        is_cut: the text ended inside the guesses that were kept.
+    """
+
+    rule: str
+    is_greedy: bool
+    is_tree: bool
+    start: int
+    guesses: list[Guess]
+    places: list[Place]
+    tokens: list[int]
+    num_from_draft: int
+    is_cut: bool
+
+    @property
+    def ends_at(self) -> int:
+        """The place of the first refusal, or of the token that the target added; what one wants to see first."""
+        return min(self.num_from_draft, len(self.places) - 1)
+
+    def chances_of(self, index: int) -> tuple[float | None, float | None]:
+        """What target and draft gave token `index` of the round."""
+        place, token = self.places[index], self.tokens[index]
+        return place.target.get(token), None if place.draft is None else place.draft.get(token)
+
+
+def _whole(survival: Sequence[float], place: int) -> float:
+    return 1.0
+
+
+def _so_far(survival: Sequence[float], place: int) -> float:
+    return survival[place - 1] if place else 1.0
+
+
+#: by the names of rules with a residual: the share of the target that is weighed against the draft at a place
+CLAIMS: dict[str, Callable[[Sequence[float], int], float]] = {"token": _whole, "block": _so_far}
+
+
+class WatchedRule(Rule):
+    """A rule that keeps what it last judged."""
+
+    def __init__(self, rule: Rule):
+        self.rule, self.lossless, self.reads_draft_probs = rule, rule.lossless, rule.reads_draft_probs
+        self.emits_draws, self.takes_trees = rule.emits_draws, rule.takes_trees
+        self.seen: tuple[Draft, Tensor, Verdict] | None = None
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        verdict = self.rule(draft, target_probs, sampler)
+        self.seen = draft, target_probs, verdict
+        return verdict
+
+
+class WatchedLength(Constant):
+    """A number of draft tokens, by whom the draft's scores pass: where it takes the likeliest, the rule does not see them."""
+
+    def __init__(self, num_tokens: int):
+        super().__init__(num_tokens)
+        self.scores: list[Tensor] = []
+
+    def __deepcopy__(self, memo) -> WatchedLength:
+        return self  # a call has a copy of its own, which would be watched by nobody
+
+    def should_stop(self, scores: Tensor, tokens: Tensor) -> None:
+        self.scores.append(scores)
+
+
+@dataclass
+class Recorder:
+    """Records the rounds of a call with one row.
+
+    Args:
+        name: of the rule, as in `RULES`.
+        rule: given to the call.
+        length: likewise, as its schedule, where the draft takes the likeliest tokens of a model.
+        is_greedy: the target takes its likeliest token.
+    """
+
+    name: str
+    rule: WatchedRule
+    length: WatchedLength | None = None
+    is_greedy: bool = False
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+    def follow(self, round: Round) -> RoundRecord:
+        """The round that has just ended."""
+        assert self.rule.seen is not None
+        draft, probs, verdict = self.rule.seen
+        self.rule.seen = None
+        num_guesses, num_kept = int(draft.num_tokens[0]), int(verdict.num_accepted[0])
+        kept = list(range(num_kept)) if verdict.path is None else verdict.path[0, :num_kept].tolist()
+        guesses = _guesses(draft, verdict, num_guesses, kept)
+        is_tree = draft.parents is not None
+        nodes = [-1, *(kept if is_tree else range(num_guesses))]
+        # Greedily, the rule has seen the target's likeliest token alone.
+        target = round.scores[0].softmax(-1) if self.is_greedy else probs[0, [node + 1 for node in nodes]]
+        drawn_from = self._drawn_from(draft)
+        places = []
+        for i, node in enumerate(nodes):
+            here = [n for n, guess in enumerate(guesses) if guess.parent == node]
+            token = round.tokens[0][i] if i < len(round.tokens[0]) else None
+            q = None if is_tree or drawn_from is None or i >= len(drawn_from) else drawn_from[i]
+            left = None
+            if q is not None and self.name in CLAIMS:
+                chances = [guess.chance or 0.0 for guess in guesses]
+                left = _normalised(CLAIMS[self.name](chances, i) * target[i, : len(q)] - q)
+            told = [guesses[n].token for n in here] + ([] if token is None else [token])
+            places.append(_place(here, token, told, target[i], q, left))
+        self.rounds.append(
+            RoundRecord(
+                self.name,
+                self.is_greedy,
+                is_tree,
+                sum(len(before.tokens) for before in self.rounds),
+                guesses,
+                places,
+                round.tokens[0],
+                round.num_from_draft[0],
+                round.is_cut[0],
+            )
+        )
+        return self.rounds[-1]
+
+    def _drawn_from(self, draft: Draft) -> Tensor | None:
+        """`(k, vocab)`, what each guess of a chain was drawn from, if known."""
+        scores = []
+        if self.length is not None:
+            scores, self.length.scores = self.length.scores, []
+        if draft.probs is not None:
+            return draft.probs[0]
+        return torch.cat(scores).softmax(-1) if scores else None
+
+
+def _normalised(weights: Tensor) -> Tensor | None:
+    weights = weights.clamp(min=0)
+    total = weights.sum()
+    return weights / total if total > 0 else None
+
+
+def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) -> list[Guess]:
+    tokens = draft.tokens[0, :num_guesses].tolist()
+    parents = list(range(-1, num_guesses - 1)) if draft.parents is None else draft.parents[0, :num_guesses].tolist()
+    chances = [None] * num_guesses if verdict.survival is None else verdict.survival[0, :num_guesses].tolist()
+    return [
+        Guess(token, parent, node in kept, chance)
+        for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True))
+    ]
+
+
+def _place(
+    guesses: list[int], token: int | None, told: list[int], target: Tensor, draft: Tensor | None, left: Tensor | None
+) -> Place:
+    """With the tokens that are likeliest by any distribution, and those `told`; the target's likeliest first."""
+    known = [probs for probs in (target, draft, left) if probs is not None]
+    likeliest = [one for probs in known for one in probs.topk(min(NUM_LIKELIEST, len(probs))).indices.tolist()]
+    tokens = sorted(dict.fromkeys([*likeliest, *told]), key=lambda one: (-float(target[one]), one))
+
+    def of(probs: Tensor) -> dict[int, float]:
+        return {one: float(probs[one]) if one < len(probs) else 0.0 for one in tokens}
+
+    return Place(guesses, token, of(target), None if draft is None else of(draft), None if left is None else of(left))

@@ -1,0 +1,202 @@
+"""A prompt decoded plainly and speculatively, and what of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call.configuration import SpeculativeConfig
+from ..call.kept import keeping
+from ..call.option_table import ROWS
+from ..call.prompts import prompt_ids
+from ..call.statistics import Statistics
+from ..generation import generate, generate_rounds
+from ..tokenizers.pieces import Pieces
+from ..verification import RULES
+from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule
+from .turns import Runner, in_turns, stepwise
+
+#: what the page calls drafts of a model; other methods are named as in the option `method`
+DRAFT_MODEL = "draft model"
+#: how drafts are judged when sampling: the rules, and the target's own draws with the draft on the same noise
+REPRODUCIBLE = "reproducible"
+JUDGES = ("block", "token", "sampled", REPRODUCIBLE)
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target, its tokenizer, and a draft model if there is one, with its own tokenizer where that is another.
+
+    Attributes:
+        method: the way to draft that the page begins with.
+    """
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    draft: PreTrainedModel | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    method: str | None = None
+
+    @property
+    def methods(self) -> list[str]:
+        """Ways to draft, the one to begin with first."""
+        found = [DRAFT_MODEL] * (self.draft is not None) + list(ROWS["method"].type.names)  # type: ignore[attr-defined]
+        return found if self.method is None else [self.method, *(name for name in found if name != self.method)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a prompt is continued; a temperature of 0 always takes the likeliest token."""
+
+    max_new_tokens: int = 96
+    temperature: float = 0.0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    num_draft_tokens: int = 4
+    method: str = DRAFT_MODEL
+    judge: str = JUDGES[0]
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that judges. A guess that is not drawn by chance is kept as often as can be by `sampled`."""
+        is_drawn = self.method == DRAFT_MODEL and not self.is_greedy and self.judge != REPRODUCIBLE
+        return self.judge if is_drawn else "sampled"
+
+    @property
+    def has_to_agree(self) -> bool:
+        """Both texts have to be the same, token for token."""
+        return self.is_greedy or self.judge == REPRODUCIBLE
+
+    def keywords(self, models: Models) -> dict[str, Any]:
+        """Of plain and speculative `generate` alike."""
+        tokenizer = models.tokenizer
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
+        given |= {} if pad is None else {"pad_token_id": pad}
+        if self.is_greedy:
+            return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
+
+    def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
+        """The keywords that ask for drafts, and who records what they come to."""
+        rule = WatchedRule(RULES[self.rule]())
+        given: dict[str, Any] = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
+        if self.method != DRAFT_MODEL:
+            return given | {"method": self.method, "num_draft_tokens": self.num_draft_tokens}, self._recorder(rule)
+        given["draft_model"] = models.draft
+        if models.draft_tokenizer is not None:
+            given |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
+        if rule.reads_draft_probs or models.draft_tokenizer is not None:  # the latter's scores may be of other tokens
+            return given | {"num_draft_tokens": self.num_draft_tokens}, self._recorder(rule)
+        length = WatchedLength(self.num_draft_tokens)
+        return given | {"speculative_config": SpeculativeConfig(schedule=length)}, self._recorder(rule, length)
+
+    def _recorder(self, rule: WatchedRule, length: WatchedLength | None = None) -> Recorder:
+        return Recorder(self.rule, rule, length, self.is_greedy)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A token of a text: what it adds, and the round that brought it with its index there, if a round did."""
+
+    text: str
+    is_from_draft: bool = False
+    round: int | None = None
+    index: int = 0
+
+
+@dataclass
+class Column:
+    """One of the two texts.
+
+    Attributes:
+        tokens: so far, and `ids` the same as the target knows them.
+        times: after each pass of the target, the seconds since the start and the number of tokens by then.
+    """
+
+    pieces: Pieces
+    tokens: list[Shown] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    times: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.times[-1][0] if self.times else 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return len(self.ids) / self.seconds if self.seconds else 0.0
+
+    def add(self, tokens: list[int], seconds: float, num_from_draft: int = 0, round: int | None = None) -> None:
+        for index, token in enumerate(tokens):
+            self.ids.append(token)
+            self.tokens.append(Shown(self.pieces.add(token, False), index < num_from_draft, round, index))
+        self.times.append((seconds, len(self.ids)))
+
+
+@dataclass
+class Run:
+    """Both texts as far as they are, and the rounds of the speculative one.
+
+    Attributes:
+        is_done: both have ended.
+    """
+
+    settings: Settings
+    prompt: str
+    plain: Column
+    own: Column
+    rounds: list[RoundRecord]
+    statistics: Statistics = field(default_factory=Statistics)
+    is_done: bool = False
+
+    @property
+    def are_equal(self) -> bool:
+        return self.plain.ids == self.own.ids
+
+
+def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) -> Generator[Run, None, None]:
+    """Decode both ways in turns; yields what there is after each pass of the target.
+
+    Args:
+        as_chat: the prompt is a user's message for the tokenizer's chat template.
+
+    Raises:
+        ValueError, TypeError: before the first forward, as `generate`.
+    """
+    target, tokenizer = models.target, models.tokenizer
+    ids = prompt_ids([{"role": "user", "content": prompt}] if as_chat else prompt, 0, target, tokenizer)
+    given = torch.tensor([ids], device=target.device)
+    keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
+    drafting, recorder = settings.drafting(models)
+    runners: list[Runner] = [
+        Runner(steps, settings.seed, target.device)
+        for steps in (
+            stepwise(lambda **extra: generate(target, **keywords, draft_model=None, **extra)),
+            generate_rounds(target, **keywords, **drafting),
+        )
+    ]
+    plain, own = (Column(Pieces(tokenizer.decode, before=ids)) for _ in runners)
+    shown = Run(settings, prompt, plain, own, recorder.rounds)
+    with keeping(target, {}), closing(in_turns(runners)) as steps:
+        for number, step in steps:
+            if number == 0:
+                plain.add(step, runners[0].seconds)
+            else:
+                round, shown.statistics = step
+                recorder.follow(round)
+                own.add(round.tokens[0], runners[1].seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
+            yield shown
+    shown.is_done = True
+    yield shown

@@ -1,0 +1,212 @@
+"""A DFlash block (arXiv 2602.06036), or JetSpec's (arXiv 2606.18394), trained at many places of a text at once.
+
+In use a block begins at the newest token, its anchor, and reads the target's states before it. So tokens of the answers are
+drawn as anchors, and the blocks of all of them go through the head in one pass, in which none sees another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
+
+from ..drafting.raw_embedding import raw_embedding
+from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
+from ..heads.eagle3_config import speculators_config
+from ..models.masks import AttentionLayers
+from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
+from .student import Prediction
+from .teacher import Lesson
+
+#: a head has a layer for so many of the target's, and at most the five of the published ones
+TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5
+#: states of the target that it reads, at most
+MOST_STATES = 5
+#: how it is called, in what files it is saved, and in which kinds of layers its block is causal
+KINDS = {
+    "dflash": ("DFlash block", "speculators", []),
+    "jetspec": ("JetSpec block", "z-lab", ["full_attention", "sliding_attention"]),
+}
+
+
+class BlocksAtAnchors(nn.Module):
+    """Blocks at several anchors of each text."""
+
+    def __init__(self, head: PreTrainedModel):
+        super().__init__()
+        self.head, self.block = head, Block.of(head.config)
+        self.attention = AttentionLayers(head)
+
+    def forward(
+        self, noise_embeds: Tensor, target_states: Tensor, anchors: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """
+        Args:
+            noise_embeds: `(batch, anchors * block, hidden)`, each block an anchor and masks.
+            target_states: `(batch, n, states * width)`.
+            anchors: `(batch, anchors)`, their positions in the text.
+            weights: `(batch, anchors)`, handed on.
+
+        Returns:
+            `hidden (batch, anchors, places, hidden)` of the places that predict, and `anchors` and `weights`.
+        """
+        (batch, length), size = target_states.shape[:2], self.block.block_size
+        places = anchors[..., None] + torch.arange(size, device=anchors.device)
+        context = torch.arange(length, device=anchors.device).expand(batch, -1)
+        outputs = self.head(
+            noise_embeds=noise_embeds,
+            context_hidden_states=target_states,
+            position_ids=torch.cat([context, places.flatten(1)], 1),
+            attention_mask={
+                kind: self.attention.explicit(self.visible(kind, places, length), noise_embeds.dtype)
+                for kind in set(self.head.config.layer_types)
+            },
+        )
+        hidden = outputs.last_hidden_state.unflatten(1, (-1, size))[:, :, self.block.first :]
+        return {"hidden": hidden, "anchors": anchors, "weights": weights}
+
+    def visible(self, kind: str, places: Tensor, length: int) -> Tensor:
+        """What `places (batch, anchors, block)` see of a text and of all blocks.
+
+        Returns:
+            `(batch, 1, anchors * block, length + anchors * block)`: of the text what stands before the anchor, of the blocks
+            their own.
+        """
+        batch, num_anchors, size = places.shape
+        blocks = places.flatten(0, 1)
+        positions = torch.arange(length + size, device=places.device)
+        seen = self.block.visible(kind, blocks, positions)[:, 0]
+        before = seen[..., :length] & (positions[:length] < blocks[:, :1, None])
+        within = seen.gather(2, blocks[:, None].expand(-1, size, -1)).unflatten(0, (batch, num_anchors))
+        is_same = torch.eye(num_anchors, dtype=torch.bool, device=places.device)[:, None, :, None]
+        within = (within[:, :, :, None] & is_same).flatten(3).flatten(1, 2)
+        return torch.cat([before.unflatten(0, (batch, num_anchors)).flatten(1, 2), within], 2)[:, None]
+
+
+class DFlashStudent(HeadStudent):
+    """A head that fills a block of masks from the target's states; embeddings, and what they have of the output layer, stay.
+
+    Args:
+        head: on random weights, or one to go on from.
+        num_anchors: drawn in each text, of all tokens that an answer follows.
+    """
+
+    def __init__(self, head: PreTrainedModel, target: PreTrainedModel, num_anchors: int = 64):
+        self.head, self.target, self.num_anchors = head, target, num_anchors
+        self.module, self.block = BlocksAtAnchors(head), Block.of(head.config)
+        self.kind, self.layout, _ = KINDS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
+        self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
+        self.embedding = raw_embedding(target.get_input_embeddings())
+        own = head.get_output_embeddings()
+        self.vocabulary = None if own is None else head.d2t.cpu() + torch.arange(len(head.d2t))
+        if own is not None:
+            own.requires_grad_(False)
+
+    @classmethod
+    def trains(cls, head: PreTrainedModel) -> bool:
+        has_more = getattr(head, "chain", None) is not None or getattr(head.config, "enable_confidence_head", False)
+        return isinstance(head.config, MuseGlimmerAssistantConfig) and not has_more
+
+    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+        assert lesson.states is not None
+        dtype = self.head.dtype
+        anchors, weights = self._drawn(lesson.counted)
+        ids = lesson.ids.gather(1, anchors)[..., None]
+        masks = ids.new_full((*anchors.shape, self.block.block_size - 1), self.block.mask_token_id)
+        with torch.no_grad():
+            noise = self.embedding(torch.cat([ids, masks], 2).flatten(1)) * self.block.input_embedding_scale
+        return {
+            "noise_embeds": noise.to(dtype),
+            "target_states": lesson.states.to(dtype),
+            "anchors": anchors,
+            "weights": weights,
+        }
+
+    def _drawn(self, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """Anchors `(batch, n)` among the tokens that answers follow, and how many of these each stands for; 0 for filler."""
+        num_tokens = counted.sum(1, keepdim=True)
+        size = max(1, min(self.num_anchors, int(num_tokens.max())))
+        draws = torch.rand(counted.shape, device=counted.device).masked_fill(~counted, -1.0)
+        anchors = draws.topk(size, 1).indices
+        is_drawn = counted.gather(1, anchors)
+        return anchors, is_drawn * (num_tokens / is_drawn.sum(1, keepdim=True).clamp(min=1))
+
+    def predictions(self, outputs: Any) -> list[Prediction]:
+        hidden, anchors, weights = outputs["hidden"], outputs["anchors"], outputs["weights"]
+        ahead = torch.arange(self.block.max_draft_tokens, device=anchors.device)
+        # The first token decides whether the others are ever looked at (DFlash: gamma 4 and 5 for blocks of 8 and 10).
+        of_place = torch.exp(-ahead / (self.block.block_size / 2))
+        return [
+            Prediction(
+                self.logits(hidden).flatten(1, 2),
+                (anchors[..., None] + ahead).flatten(1),
+                (weights[..., None] * (of_place / of_place.sum())).flatten(1),
+            )
+        ]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of the head's states; by the target's output layer, which is not trained, where the head has none."""
+        own = self.head.get_output_embeddings()
+        output = own or self.target.get_output_embeddings()
+        frozen = {name: weight.detach() for name, weight in output.named_parameters() if weight.requires_grad}
+        dtype = output.weight.dtype if output.weight.is_floating_point() else hidden.dtype
+        return self.block.scaled(functional_call(output, frozen, (hidden.to(dtype),)))
+
+
+def new_block(
+    target: PreTrainedModel,
+    counts: Tensor,
+    draft_vocab_size: int,
+    kind: str = "dflash",
+    num_draft_tokens: int = 7,
+    num_head_layers: int | None = None,
+) -> DFlashHead:
+    """A head for `target`, in float32, on random weights.
+
+    Args:
+        counts: `(vocab,)`, how often each token occurs; the rarest stands for a mask.
+        draft_vocab_size: the most frequent so many can be proposed. JetSpec's files have no place for fewer than all.
+        kind: a name in `KINDS`.
+        num_head_layers: `None`: as many as fit a target of its depth.
+
+    Raises:
+        ValueError: the target is not made of what a head needs.
+    """
+    name, layout, causal = KINDS[kind]
+    fields, depth = layer_fields(target, name), num_layers(target)
+    size = min(draft_vocab_size, fields["vocab_size"]) if layout == "speculators" else fields["vocab_size"]
+    num_head_layers = num_head_layers or max(1, min(MOST_LAYERS, depth // TARGET_LAYERS_PER_LAYER))
+    config = DFlashHeadConfig(
+        **{"head_dim": fields["hidden_size"] // fields["num_attention_heads"]}
+        | {"num_key_value_heads": fields["num_attention_heads"]}
+        | fields
+        | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        num_hidden_layers=num_head_layers,
+        layer_types=["full_attention"] * num_head_layers,
+        causal_layer_types=causal,
+        block_size=num_draft_tokens + 1,
+        mask_token_id=len(counts) - 1 - int(counts.flip(0).argmin()),
+        target_layer_ids=outputs_read(depth),
+        draft_vocab_size=size,
+        window_from_anchor=True,
+        tie_word_embeddings=False,
+        num_target_layers=depth,
+        speculators_config=speculators_config(
+            "dflash", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
+        ),
+    )
+    head = DFlashHead(config).float()
+    if config.has_own_ids:
+        take_output_layer(head, target, most_frequent(counts, size))
+    return head
+
+
+def outputs_read(depth: int) -> list[int]:
+    """Which of a target's layers: evenly from its second to the third from its end, as published heads; 0 is the first."""
+    last = depth - 3 if depth > MOST_STATES else max(0, depth - 2)
+    first = min(1, last)
+    size = min(MOST_STATES, last - first + 1)
+    return [round(first + i * (last - first) / max(1, size - 1)) for i in range(size)]

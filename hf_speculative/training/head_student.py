@@ -1,0 +1,96 @@
+"""What the heads in training have in common: they read the target's states, and begin with parts like its own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..heads import write_head
+from .student import Student
+
+#: fields of a target's config that the layers of its head have as well
+OF_TARGET = (
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+#: those without which no layer can be made
+NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+
+
+class HeadStudent(Student):
+    """A head in training.
+
+    Attributes:
+        layout: in which it is saved.
+    """
+
+    head: Any
+    target: PreTrainedModel
+    layout = "speculators"
+
+    @classmethod
+    def trains(cls, head: PreTrainedModel) -> bool:
+        """Whether it can go on with `head`."""
+        raise NotImplementedError
+
+    def draft(self) -> PreTrainedModel:
+        is_same = self.head.dtype == self.target.dtype
+        return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        write_head(self.head, folder, self.layout)
+
+
+def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:
+    """Fields of the layers of a head for `target`.
+
+    Raises:
+        ValueError: it is not made of what a head needs.
+    """
+    text = target.config.get_text_config(decoder=True)
+    fields = {name: value for name in OF_TARGET if (value := getattr(text, name, None)) is not None}
+    lacking = [name for name in NEEDED if name not in fields]
+    if lacking or target.get_input_embeddings() is None:
+        raise ValueError(
+            f"no {kind} can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
+            "Train a draft model instead, `head='draft:FOLDER'`."
+        )
+    rope = fields.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}
+    # Some targets rotate otherwise in layers with a window, and some a part of each key; the layers of a head do neither.
+    rope = rope.get("full_attention", rope)
+    fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    return fields
+
+
+def most_frequent(counts: Tensor, size: int) -> Tensor:
+    """The `size` most frequent ids, sorted by id; of equally frequent ones the smaller first."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+@torch.no_grad()
+def take_output_layer(head: Any, target: PreTrainedModel, ids: Tensor) -> None:
+    """The head's output layer begins as the target's, of these ids alone; and its map of ids is theirs."""
+    if head.d2t is not None:
+        head.d2t.copy_(ids - torch.arange(len(ids)))
+    output = target.get_output_embeddings()
+    if output is not None and output.weight.shape[1] == head.lm_head.weight.shape[1]:
+        head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
+
+
+def num_layers(target: PreTrainedModel) -> int:
+    return target.config.get_text_config(decoder=True).num_hidden_layers

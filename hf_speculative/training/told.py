@@ -1,0 +1,61 @@
+"""What the command train prints: an estimate, or what came out."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from . import wording
+from .arguments import steps_of
+from .estimate import Estimate
+from .results import Trained
+from .run import Run
+
+
+class StopWatch:
+    """Seconds since it was made."""
+
+    def __init__(self):
+        self.start = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+
+def estimate(console: Console, run: Run, costs: Estimate, seconds: float) -> None:
+    """What a dry run found.
+
+    Args:
+        seconds: that the answers of the dry run took.
+    """
+    total = len(run.data.prompts) * run.settings.answers_per_prompt
+    if run.data.answers:
+        console.print(f"answers: {len(run.examples):,}, from the data set")
+    else:
+        each = seconds / max(1, len(run.examples))
+        console.print(Text(f"answers: {total:,}, about {duration(each * total)} ({each:.2f} s each)"))
+    num_steps = steps_of(run.settings, costs)
+    whole = duration(costs.seconds * num_steps)
+    console.print(Text(f"training: {num_steps:,} steps of {costs.seconds:.2f} s, about {whole}; measuring apart"))
+    console.print(Text(f"memory: about {costs.gigabytes:.1f} GB, of a batch like the first"))
+    for note in run.notes(total, num_steps):
+        console.print(Text(note))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def result(console: Console, found: Trained) -> None:
+    """What a run brought."""
+    table = Table("", *wording.heads(found))
+    for name, cells in wording.table(found):
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print(Text(wording.summary(found)))
+    console.print(Text(f"draft_model={found.repository or str(found.folder)!r}; card: README.md, report: report.html"))

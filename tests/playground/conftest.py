@@ -1,0 +1,30 @@
+import asyncio
+import copy
+
+import pytest
+
+from hf_speculative.playground.runs import Models
+from tests.support import tiny, tongues
+
+
+@pytest.fixture(scope="session")
+def models():
+    target = tiny.llama(vocab_size=300)
+    return Models(target, copy.deepcopy(tongues.byte_level(300)), tiny.noisy_copy(target))
+
+
+@pytest.fixture(autouse=True)
+def loops(monkeypatch):
+    """gradio leaves event loops open that it has made for nothing."""
+    made, new_event_loop = [], asyncio.new_event_loop
+
+    def new():
+        made.append(new_event_loop())
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", new)
+    yield
+    if made:
+        asyncio.set_event_loop(None)
+    for loop in made:
+        loop.close()

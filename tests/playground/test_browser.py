@@ -1,0 +1,124 @@
+"""The playground as people meet it: the command's own server, in a headless Chromium, on a phone and a desktop."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import browser
+
+pytest.importorskip("gradio", reason="the extra `playground` is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test` is not installed")
+
+pytestmark = pytest.mark.slow
+
+SIZES = {"phone": {"width": 375, "height": 812}, "desktop": {"width": 1280, "height": 900}}
+#: how wide the page is, the luminance of its paper, and the least contrast of a text with where it is
+MEASURED = f"""() => {{
+{browser.CONTRAST.read_text(encoding="utf-8")}
+const paper = luminance(["white", getComputedStyle(document.body).backgroundColor]);
+return [document.documentElement.scrollWidth, paper, worst(document, window)];
+}}"""
+PATIENCE = 120
+
+
+@pytest.fixture(scope="module")
+def address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "hf_speculative", "playground", "--port", str(port)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert select.select([server.stderr], [], [], PATIENCE)[0], "it does not start"
+            assert "Ctrl-C ends it" in server.stderr.readline()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(PATIENCE)
+    assert server.returncode == 130
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=browser.chromium(), args=list(browser.OPTIONS))
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def opened(chromium, address, said, size, scheme):
+    page = chromium.new_page(viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce")
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda answer: answer.status < 400 or said.append(f"{answer.status} {answer.url}"))
+    page.on("request", lambda request: request.url.startswith((address, "data:", "blob:")) or said.append(request.url))
+    page.goto(address)
+    page.locator("#run").wait_for()
+    return page
+
+
+def check(page, size, scheme):
+    width, paper, (ratio, text) = page.evaluate(MEASURED)
+    where = f"{size}, {scheme}"
+    assert width <= SIZES[size]["width"], where
+    assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where
+    assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, said, size, scheme):
+    page = opened(chromium, address, said, size, scheme)
+    check(page, size, scheme)
+    page.locator("#run").click()
+    page.locator("#stepper").wait_for(timeout=1000 * PATIENCE)
+
+    plain, own = (page.locator(f"#{name} .hs-text").inner_text() for name in ("plain", "own"))
+    assert plain == own and len(plain) > 200
+    assert "96 tokens" in page.locator("#plain").inner_text()
+    assert "the same text" in page.locator("#plots").inner_text() and page.locator("#plots svg").count() == 2
+    drafted = page.locator("#own .hs-draft")
+    assert drafted.count() > 10 and "target" in drafted.first.get_attribute("title")
+    page.locator("button", has_text="More settings").click()
+    page.locator("text=How drafts are judged").wait_for()
+    check(page, size, scheme)
+
+    token = page.locator("#own .hs-own[data-round='5']").first
+    token.scroll_into_view_if_needed()
+    token.click()
+    number = page.locator("#round input[type=number]")
+    playwright.expect(number).to_have_value("6")
+    page.locator("#after").click()
+    playwright.expect(number).to_have_value("7")
+    first = page.locator("#details .hs-place").first
+    first.click()
+    playwright.expect(first).to_have_attribute("aria-pressed", "true")
+    assert page.locator("#details .hs-fill-target").count() >= 5
+    assert page.locator("#details .hs-fill-draft").count() >= 5
+    check(page, size, scheme)
+    assert not said
+    page.close()
+
+
+def test_a_run_is_stopped(chromium, address, said):
+    page = opened(chromium, address, said, "desktop", "light")
+    page.locator("input[type=number]").first.fill("512")
+    page.locator("input[type=number]").first.press("Enter")
+    page.locator("#run").click()
+    page.locator("#own .hs-draft").first.wait_for(timeout=1000 * PATIENCE)
+    page.locator("#stop").click()
+    page.locator("#stepper").wait_for(timeout=1000 * PATIENCE)
+    assert "512 tokens" not in page.locator("#plain").inner_text()
+    assert not said
+    page.close()

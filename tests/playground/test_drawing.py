@@ -1,0 +1,191 @@
+"""What the page shows: words and HTML, without a browser."""
+
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+
+from hf_speculative.playground import charts, drawing, wording
+from hf_speculative.playground.recording import Guess, Place, RoundRecord
+from hf_speculative.playground.runs import REPRODUCIBLE, Settings, run
+
+VOID = {"br", "img", "line", "rect", "polyline"}
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found, self.text = [], [], ""
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def classes(self):
+        return [name for _, attributes in self.found for name in attributes.get("class", "").split()]
+
+
+def name(token):
+    return "abcdefgh"[token]
+
+
+def record(rule="token", is_greedy=False, num_kept=1, is_cut=False, **kwargs):
+    """Guesses a, b, c; of which the first `num_kept` were kept, then d."""
+    tokens = [0, 1, 2][:num_kept] + ([] if is_cut else [3])
+    guesses = [Guess(i, i - 1, i < num_kept, 0.9 - 0.3 * i) for i in range(3)]
+    places = [
+        Place(
+            [i] if i < 3 else [],
+            tokens[i] if i < len(tokens) else None,
+            {0: 0.5, 1: 0.1, 2: 0.2, 3: 0.2},
+            None if i == 3 or is_greedy else {0: 0.4, 1: 0.4, 2: 0.1, 3: 0.1},
+            None if i == 3 or is_greedy else {0: 0.4, 1: 0.0, 2: 0.3, 3: 0.3},
+        )
+        for i in range(4)
+    ]
+    values = {"rule": rule, "is_greedy": is_greedy, "is_tree": False, "start": 4, "guesses": guesses, "places": places}
+    values |= {"tokens": tokens, "num_from_draft": num_kept, "is_cut": is_cut}
+    return RoundRecord(**values | kwargs)
+
+
+@pytest.mark.parametrize(
+    "found, index, words",
+    [
+        (record(), 0, "\u201ca\u201d was kept: its chance was min(1, p / q) = min(1, 0.500 / 0.400) = 100 %"),
+        (
+            record(),
+            1,
+            "\u201cb\u201d was refused: the chance to be kept was min(1, p / q) = min(1, 0.100 / 0.400) = 25 %",
+        ),
+        (record(), 1, "\u201cd\u201d was drawn from the residual"),
+        (record(), 2, "Not looked at"),
+        (record(num_kept=3), 3, "Every guess was kept, so the target adds \u201cd\u201d"),
+        (record("block"), 0, "the chance that everything up to here is kept was 90 %"),
+        (record("block"), 1, "\u201cb\u201d was refused. The draft is judged as one block"),
+        (record("sampled", is_greedy=True), 0, "\u201ca\u201d is what the target finds likeliest, too"),
+        (record("sampled", is_greedy=True), 1, "The guess was \u201cb\u201d. The target finds \u201cd\u201d likeliest"),
+        (record("sampled"), 0, "The target's own draw is \u201ca\u201d, too"),
+        (record("sampled"), 1, "The target's own draw is \u201cd\u201d"),
+    ],
+)
+def test_why(found, index, words):
+    assert words in wording.why(found, index, name)
+
+
+def test_a_token_s_chances():
+    assert wording.of_token(record(), 0) == "drafted and kept: target 50.0 %, draft 40.0 %"
+    assert wording.of_token(record(num_kept=3), 3) == "the target's own: target 20.0 %"
+
+
+def test_headlines():
+    assert wording.headline(record()) == "3 tokens drafted, 1 kept, 1 token from the target"
+    assert "ended" in wording.headline(record(num_kept=2, is_cut=True))
+    first = record(guesses=[], places=[record(num_kept=3).places[3]], tokens=[3], num_from_draft=0, start=0)
+    assert wording.headline(first) == "The prompt was read"
+    assert "Nothing was guessed here" in wording.why(first, 0, name)
+    assert wording.headline(record(guesses=[], num_from_draft=0)) == "Nothing was drafted"
+
+
+def test_white_space_of_tokens_is_seen():
+    assert wording.token_name(" a\n\t") == "\u2423a\u21b5\u21e5" and wording.token_name("") == "\u2205"
+
+
+@pytest.mark.parametrize("num_kept", [0, 1, 3])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_round(num_kept, is_cut):
+    if is_cut and not num_kept:
+        return
+    found = record(num_kept=num_kept, is_cut=is_cut)
+    tags = Tags(drawing.round_view(found, lambda ids: name(*ids)))
+    buttons = [attributes for tag, attributes in tags.found if tag == "button"]
+    assert [attributes["aria-pressed"] for attributes in buttons].count("true") == 1
+    assert tags.classes().count("hs-kept") == num_kept
+    assert ("hs-refused" in tags.classes()) == (num_kept < 3 and not is_cut)
+    assert [attributes["data-place"] for attributes in buttons] == [str(i) for i in range(len(buttons))]
+
+
+def test_the_bars_of_a_place():
+    tags = Tags(drawing.round_view(record(), lambda ids: name(*ids), index=1))
+    widths = [attributes["style"] for _, attributes in tags.found if "hs-fill-target" in attributes.get("class", "")]
+    assert widths == ["width: 50.0%", "width: 10.0%", "width: 20.0%", "width: 20.0%"]
+    for kind in ("draft", "residual"):
+        assert tags.classes().count(f"hs-fill-{kind}") == 4 and f"hs-key-{kind}" in tags.classes()
+    assert "drafted" in tags.text and "in the text" in tags.text
+    last = Tags(drawing.round_view(record(num_kept=3), lambda ids: name(*ids)))
+    assert "hs-fill-draft" not in last.classes() and "the target's own" in last.text
+
+
+def test_texts(models):
+    frames = 0
+    for shown in run(models, Settings(max_new_tokens=16), "<b>a & b\n"):
+        frames += 1
+        own = Tags(drawing.column(shown, "own", "Own"))
+    assert frames > 16
+    assert "<b>a & b" in own.text and "b" not in [tag for tag, _ in own.found if tag == "b"][1:]
+    tokens = [attributes for _, attributes in own.found if "data-round" in attributes]
+    assert len(tokens) == 16 and all("target" in attributes["title"] for attributes in tokens)
+    assert own.classes().count("hs-draft") == shown.statistics.num_accepted_draft_tokens
+    plain = Tags(drawing.column(shown, "plain", "Plain"))
+    assert "hs-draft" not in plain.classes() and "16 passes" in plain.text
+    assert "not run yet" in drawing.column(None, "plain", "Plain")
+
+
+def test_what_a_model_writes_stays_text(models):
+    hostile = '<script>window.hacked=1</script>"\u202e'
+    for shown in run(models, Settings(max_new_tokens=4), hostile):  # noqa: B007
+        pass
+    for html in (drawing.column(shown, "own", "Own"), drawing.round_view(shown.rounds[1], lambda ids: hostile)):
+        tags = Tags(html)
+        assert "script" not in [tag for tag, _ in tags.found] and "\u202e" not in html and "window.hacked" in tags.text
+
+
+def test_the_sentence_and_the_plots(models):
+    for shown in run(models, Settings(max_new_tokens=16), "import os"):
+        html = drawing.plots(shown)
+        assert ("hs-sentence" in html) == shown.is_done
+    tags = Tags(html)
+    assert f"{len(shown.rounds)} passes of the target instead of 16; the same text" in tags.text
+    kept = sum(1 for tag, attributes in tags.found if tag == "rect" and attributes["class"] == "hs-kept")
+    assert kept == sum(1 for record in shown.rounds if record.num_from_draft)
+    assert Tags(drawing.plots(None)).text.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "settings, words", [({}, "please report"), ({"temperature": 1.0}, "another text from the same")]
+)
+def test_texts_that_differ(settings, words):
+    column = SimpleNamespace(times=[(1.0, 1)], speed=1.0)
+    shown = SimpleNamespace(settings=Settings(**settings), are_equal=False, rounds=[1], plain=column, own=column)
+    assert words in wording.summary(shown)
+    assert Settings(temperature=1.0, judge=REPRODUCIBLE).has_to_agree
+
+
+def test_plots_stay_in_their_frame():
+    times = [(0.1 * i, i) for i in range(1, 200)]
+    svg = charts.speeds(times, [(seconds, 3 * tokens) for seconds, tokens in times])
+    points = [
+        tuple(map(float, pair.split(","))) for line in re.findall(r'points="([^"]+)"', svg) for pair in line.split()
+    ]
+    assert points and all(0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT for x, y in points)
+    svg = charts.kept([record(num_kept=i % 4) for i in range(300)])
+    columns = [
+        tuple(map(float, found))
+        for found in re.findall(r'x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', svg)
+    ]
+    assert len(columns) <= 2 * charts.MOST_ROUNDS and all(x + w <= charts.WIDTH and h > 0 for x, _, w, h in columns)
+    assert "round 300: 3 of 3 kept" in svg
+    Tags(str(charts.speeds([], [])) + str(charts.kept([])))

@@ -1,0 +1,67 @@
+"""The page without a browser: what its controls do, and what it asks of others."""
+
+import pytest
+
+gr = pytest.importorskip("gradio", reason="the extra `playground` is not installed")
+
+from hf_speculative.playground import page as module  # noqa: E402
+from hf_speculative.playground.page import Page, _as_settings, build, look  # noqa: E402
+
+#: tokens, temperature, draft tokens, top-p, penalty, seed, method, judge
+VALUES = (12, 0.0, 4, 1.0, 1.0, 0, "draft model", "block")
+
+
+@pytest.fixture
+def frames(models, monkeypatch):
+    monkeypatch.setattr(module, "FRAME", 0.0)
+    return list(Page(models).frames("import os\n", False, *VALUES))
+
+
+def test_frames_grow_and_end_with_the_rounds(frames):
+    assert len(frames) > 12 and {len(frame) for frame in frames} == {7}
+    assert all(frame[3] is frames[0][3] for frame in frames)
+    assert all(frame[6] == gr.skip() for frame in frames[:-1])
+    *_, stepper, slider, details = frames[-1]
+    assert stepper.visible and slider.maximum == len(frames[0][3].rounds) and "hs-places" in details
+
+
+def test_rounds_are_stepped_through(models, frames):
+    page, shown = Page(models), frames[0][3]
+    last = len(shown.rounds)
+    assert page.step(shown, 1, -1)[0] == 1 and page.step(shown, last, 1)[0] == last
+    number, details = page.step(shown, 1, 1)
+    assert number == 2 and details == page.round(shown, 2)
+    event = gr.EventData(None, {"round": 1, "place": 0})
+    assert page.token(shown, event) == (2, page.round(shown, 2, 0))
+    assert page.place(shown, 2, event) == page.round(shown, 2, 0)
+    assert page.step(None, 1, 1) == page.token(None, event) == (gr.skip(), gr.skip())
+    assert "once a text is there" in page.round(None, 1) and page.rounds(None)[0] == gr.skip()
+
+
+def test_what_is_wrong_is_said(models):
+    with pytest.raises(gr.Error, match="empty"):
+        next(Page(models).frames("", False, *VALUES))
+
+
+def test_settings_are_in_the_order_of_the_controls():
+    assert _as_settings(VALUES) == {
+        "max_new_tokens": 12,
+        "temperature": 0.0,
+        "num_draft_tokens": 4,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "seed": 0,
+        "method": "draft model",
+        "judge": "block",
+    }
+    assert _as_settings((*VALUES[:5], None, *VALUES[6:]))["seed"] == 0
+
+
+def test_it_is_quiet_and_serves_one_run_at_a_time(models):
+    blocks = build(models, "a pair", ["import os"])
+    assert blocks.analytics_enabled is False
+    limits = {fn.concurrency_limit for fn in blocks.fns.values() if fn.concurrency_id == "model"}
+    assert limits == {1}
+    assert not [fn for fn in blocks.fns.values() if fn.api_visibility == "public"]
+    theme = look()["theme"]
+    assert not theme._stylesheets and "http" not in look()["css"]

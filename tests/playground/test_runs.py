@@ -1,0 +1,100 @@
+"""Both texts are what `generate` gives, whatever watches the rounds."""
+
+import copy
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.playground.runs import DRAFT_MODEL, REPRODUCIBLE, Models, Settings, run
+
+PROMPT = "def mean(values):\n"
+
+
+def decoded(models, **settings):
+    shown = None
+    for shown in run(models, Settings(max_new_tokens=24, **settings), PROMPT):  # noqa: B007
+        pass
+    assert shown is not None and shown.is_done
+    return shown
+
+
+def plain(models, **kwargs):
+    ids = models.tokenizer(PROMPT, return_tensors="pt").input_ids
+    torch.manual_seed(kwargs.pop("seed", 0))
+    return models.target.generate(ids, max_new_tokens=24, pad_token_id=0, **kwargs)[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("method", [DRAFT_MODEL, "auto", "suffix", "recycling", "ngram"])
+def test_greedy_texts_are_plain_generate_s(models, method):
+    shown = decoded(models, method=method, repetition_penalty=1.1)
+    assert shown.plain.ids == shown.own.ids == plain(models, do_sample=False, repetition_penalty=1.1)
+    assert shown.are_equal and shown.statistics.num_new_tokens == 24
+    assert "".join(token.text for token in shown.own.tokens) == "".join(token.text for token in shown.plain.tokens)
+
+
+@pytest.mark.parametrize("judge", ["block", "token", "sampled"])
+def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
+    shown = decoded(models, temperature=0.8, top_p=0.9, seed=5, judge=judge)
+    ids = models.tokenizer(PROMPT, return_tensors="pt").input_ids
+    torch.manual_seed(5)
+    settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "pad_token_id": 0, "max_new_tokens": 24}
+    alone = hs.generate(models.target, ids, draft_model=models.draft, rule=judge, num_draft_tokens=4, **settings)
+    assert shown.own.ids == alone[0, ids.shape[1] :].tolist()
+    assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
+
+
+def test_reproducible_gives_plain_sampling_s_text(models):
+    shown = decoded(models, temperature=0.8, seed=3, judge=REPRODUCIBLE)
+    assert shown.are_equal and shown.plain.ids == plain(models, seed=3, do_sample=True, temperature=0.8)
+
+
+def test_the_random_numbers_of_others_stay(models):
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    decoded(models, temperature=0.8)
+    assert torch.rand(1) == expected
+
+
+def test_tokens_know_their_rounds(models):
+    shown = decoded(models)
+    assert [token.round for token in shown.plain.tokens] == [None] * 24
+    for token, id in zip(shown.own.tokens, shown.own.ids, strict=True):
+        record = shown.rounds[token.round]
+        assert record.tokens[token.index] == id and token.is_from_draft == (token.index < record.num_from_draft)
+    assert [number for _, number in shown.plain.times] == list(range(1, 25))
+    assert len(shown.own.times) == len(shown.rounds) < 24
+
+
+def test_settings_that_are_none_are_refused_before_anything_runs(models):
+    for settings in ({"max_new_tokens": 0}, {"temperature": -1.0}):
+        with pytest.raises(ValueError):
+            next(run(models, Settings(**settings), PROMPT))
+    with pytest.raises(ValueError, match="empty"):
+        next(run(models, Settings(), ""))
+
+
+def test_a_run_may_be_ended_early(models):
+    steps = run(models, Settings(max_new_tokens=100), PROMPT)
+    next(steps), next(steps)
+    steps.close()
+    assert decoded(models).are_equal
+
+
+def test_methods(models):
+    assert models.methods[0] == DRAFT_MODEL and "auto" in models.methods
+    alone = Models(models.target, models.tokenizer, method="suffix")
+    assert alone.methods[0] == "suffix" and DRAFT_MODEL not in alone.methods
+    assert sorted(alone.methods) == sorted(set(alone.methods))
+
+
+def test_a_message_goes_through_the_template(models):
+    tokenizer = copy.deepcopy(models.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    talk = Models(models.target, tokenizer, models.draft)
+    for shown in run(talk, Settings(max_new_tokens=6), "hi", as_chat=True):  # noqa: B007
+        pass
+    for same in run(models, Settings(max_new_tokens=6), "[hi]"):  # noqa: B007
+        pass
+    assert shown.own.ids == same.own.ids
