@@ -71,7 +71,7 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
     return kept.artifact
 
 
-def how_passes_run(compile: bool | str, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
+def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
     """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
     return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
 
