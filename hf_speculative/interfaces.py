@@ -156,11 +156,8 @@ class Sampler:
     def begin_round(self, batch: Batch) -> None:
         """Which rows are running, and where they are."""
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        """The round emitted `tokens`."""
-
-    def update(self, round: Round) -> None:
-        """Learn from what happened to the last drafts."""
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        """The round emitted `tokens`; `chances` as in `Appended`."""
 
     def finish(self) -> None:
         """The call is over."""

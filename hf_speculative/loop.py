@@ -55,14 +55,11 @@ def speculate(
         num_from_draft = [len(tokens) - 1 for tokens in new.tokens]
         done = stopping.cut(batch, new.tokens, scores)
         kept = [min(n, len(tokens)) for n, tokens in zip(num_from_draft, new.tokens, strict=True)]
-        round = Round(
-            list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.survival, new.chances
-        )
+        round = Round(list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.survival)
         lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
-        sampler.end_round(batch, new.tokens)
-        sampler.update(round)
+        sampler.end_round(batch, new.tokens, new.chances)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)

@@ -7,8 +7,6 @@ neither has to be tried for it. A round's method is chosen before anything of it
 
 from __future__ import annotations
 
-from ..types import Round
-
 DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
 #: what a round counts less than the next
 FADING = 0.97
@@ -24,7 +22,6 @@ class MeasuredChoice:
     def is_likeliest(self) -> bool:
         return self.likeliest > self.drawn
 
-    def update(self, round: Round) -> None:
-        if round.chances is not None:
-            drawn, likeliest = round.chances
-            self.drawn, self.likeliest = FADING * self.drawn + drawn, FADING * self.likeliest + likeliest
+    def add(self, drawn: float, likeliest: float) -> None:
+        """How many tokens each would have kept in a round, in expectation."""
+        self.drawn, self.likeliest = FADING * self.drawn + drawn, FADING * self.likeliest + likeliest

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interfaces import Sampler
-from ..types import Batch, Round, Tree
+from ..types import Batch, Tree
 from .logits_processors import Processors
 from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 
@@ -51,7 +51,7 @@ class ProcessedSampler(Sampler):
     def drafts_trees(self) -> bool:  # type: ignore[override]
         return self.takes_trees and not self.processors.have_memory
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         self.processors.commit(batch, [len(new) for new in tokens])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
@@ -153,8 +153,10 @@ class Independent(ProcessedSampler):
     def proposes_likeliest(self) -> bool:  # type: ignore[override]
         return self.one_hot_proposals or (self.measures_drafts and self.choice.is_likeliest)
 
-    def update(self, round: Round) -> None:
-        self.choice.update(round)
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        super().end_round(batch, tokens)
+        if chances is not None:
+            self.choice.add(*chances)
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         if not self.proposes_likeliest:
@@ -209,7 +211,7 @@ class Coupled(ProcessedSampler):
         for step in [step for step in self.noise if step < min(self.steps)]:
             del self.noise[step]
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         super().end_round(batch, tokens)
         self.num_steps = max(self.num_steps, *(s + len(new) for s, new in zip(self.steps, tokens, strict=True)))
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from ..interfaces import Sampler
-from ..types import Batch, Round, Tree
+from ..types import Batch, Tree
 
 
 class WrappedSampler(Sampler):
@@ -26,15 +26,12 @@ class WrappedSampler(Sampler):
     def begin_round(self, batch: Batch) -> None:
         self.sampler.begin_round(batch)
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        self.sampler.end_round(batch, tokens)
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        self.sampler.end_round(batch, tokens, chances)
 
     @property
     def proposes_likeliest(self) -> bool:  # type: ignore[override]
         return self.sampler.proposes_likeliest
-
-    def update(self, round: Round) -> None:
-        self.sampler.update(round)
 
     def finish(self) -> None:
         self.sampler.finish()

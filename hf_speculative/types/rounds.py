@@ -44,7 +44,6 @@ class Round:
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
         survival: for each draft token proposed, `Verdict.survival`.
-        chances: `Verdict.chances`, of all rows together.
     """
 
     rows: list[int]
@@ -55,7 +54,6 @@ class Round:
     logits: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
     survival: list[list[float]] = field(default_factory=list)
-    chances: tuple[float, float] | None = None
 
     @property
     def num_accepted(self) -> list[int]:

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,7 +64,7 @@ def distribution_of(rule, p, q, length, peeks=False):
                         final[sequence[:length]] += probability
                         continue
                     after = copy.copy(choice)
-                    after.update(SimpleNamespace(chances=tuple(verdict.chances[b].tolist())))
+                    after.add(*verdict.chances[b].tolist())
                     following[sequence, (round(after.drawn, 9), round(after.likeliest, 9))] += probability
         level = following
     return final, chosen
@@ -123,13 +122,12 @@ def test_what_is_proposed():
     drawn = {sampler.propose(scores, 0)[0].item() for _ in range(60)}
     assert len(drawn) > 1 and not sampler.proposes_likeliest
     settings = sampler.settings
-    sampler.update(SimpleNamespace(chances=(0.2, 0.9)))
+    sampler.choice.add(0.2, 0.9)
     token, probs = sampler.propose(scores, 0)
     assert sampler.proposes_likeliest and token.item() == 2 and sampler.settings != settings, "another graph"
     torch.testing.assert_close(probs, scores.softmax(-1))
-    sampler.update(SimpleNamespace(chances=None))
     for _ in range(3):
-        sampler.update(SimpleNamespace(chances=(0.9, 0.2)))
+        sampler.choice.add(0.9, 0.2)
     assert not sampler.proposes_likeliest
 
 
@@ -148,11 +146,8 @@ def test_the_better_one_is_chosen(flattened):
     draft = tiny.noisy_copy(target, 0.05)
     with torch.no_grad():
         if flattened:
-            target.lm_head.weight.mul_(3.0)
-            draft.lm_head.weight.mul_(0.3)
-        else:
-            target.lm_head.weight.mul_(0.5)
-            draft.lm_head.weight.mul_(0.5)
+            target.lm_head.weight.mul_(40.0)
+            draft.lm_head.weight.mul_(4.0)
     drawn, likeliest, chosen = (
         length_of(target, draft, draft_sample_method=method) for method in ("probabilistic", "greedy", "auto")
     )
