@@ -165,6 +165,7 @@ def test_likeliest_tokens_through_generate():
     distributions.assert_exact(target, draft | {"tree_top_k": 2, "num_draft_tokens": 4}, top_k=3)
 
 
+@pytest.mark.slow
 def test_chosen_through_generate():
     """By chi-squared: rows of a batch choose together, from rounds that are over."""
     target = tiny.llama(vocab_size=distributions.VOCAB)
