@@ -205,7 +205,10 @@ def _as_settings(values: tuple[Any, ...]) -> dict[str, Any]:
 
 def look() -> dict[str, Any]:
     """How the page looks, for `launch`: the reader's own fonts, so that it asks nothing of anyone."""
-    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "Menlo", "Consolas", "monospace"]}
+    fonts: dict[str, Any] = {
+        "font": ["system-ui", "sans-serif"],
+        "font_mono": ["ui-monospace", "Menlo", "Consolas", "monospace"],
+    }
     theme = gr.themes.Default(primary_hue="green", neutral_hue="zinc", **fonts)
     theme.set(
         button_primary_background_fill="#18794e",

