@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .prefixes import Prefix, shared_prefixes
-from .rounds import Appended
+from .rounds import Appended, Verdict
 from .transfers import UNIT, in_units, uploaded
 from .tree import Tree
 
@@ -277,28 +277,6 @@ class Draft:
         if self.probs is None:
             return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
         return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a rule decides about one draft.
-
-    Attributes:
-        num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
-        next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
-        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
-            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
-        path: `(batch, depth)` int64, which tokens of a tree each row keeps, in order; what stands beyond its `num_accepted` is
-            filler. `None`: the first ones.
-        chances: `(batch, 2)` float, summed over the positions of a chain that were reached: with what chance a token drawn from
-            the draft's distribution is kept, and with what chance the likeliest. `None`: not known.
-    """
-
-    num_accepted: Tensor
-    next_token: Tensor
-    survival: Tensor | None = None
-    path: Tensor | None = None
-    chances: Tensor | None = None
 
 
 def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:

@@ -157,14 +157,6 @@ def test_the_better_one_is_chosen(flattened):
     assert length_of(target, draft) == chosen, "by default"
 
 
-def test_likeliest_tokens_through_generate():
-    """The exact distribution, and the rule that is meant for them; trees as in greedy calls."""
-    target = tiny.llama(vocab_size=distributions.VOCAB)
-    draft = {"draft_model": tiny.noisy_copy(target), "num_draft_tokens": 2, "draft_sample_method": "greedy"}
-    distributions.assert_exact(target, draft, top_k=3)
-    distributions.assert_exact(target, draft | {"tree_top_k": 2, "num_draft_tokens": 4}, top_k=3)
-
-
 @pytest.mark.slow
 def test_chosen_through_generate():
     """By chi-squared: rows of a batch choose together, from rounds that are over."""
