@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TRAINING = "train_embedded_pair.py"
-#: run by a test of its own: the slow one here, the other in tests/integrations/test_ray_data.py
-RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py")
+#: run by a test of its own: the slow one here, the others in tests/integrations
+RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py", "train_with_trl.py")
 
 
 #: seconds after which a page or an example hangs

@@ -109,7 +109,7 @@ def _figures(trial: Trial) -> list[Text | str]:
     length = str(trial.draft_length or "tree")
     return [
         length,
-        f"{rates} %",
+        f"{rates or 0} %",
         number(trial.mean_acceptance_length),
         number(trial.cost_of_round),
         Text(str(speedup), style),

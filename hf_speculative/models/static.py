@@ -142,6 +142,9 @@ class StaticModel(RaggedModel):
     """
 
     takes_trees = False
+    #: capacity and last position that bounds and slots were made for
+    made_for: tuple[int, int] | None = None
+    made: tuple[Tensor, Tensor]
 
     def __init__(
         self, model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, capture: Capture | None = None
@@ -212,13 +215,21 @@ class StaticModel(RaggedModel):
         num_slots = self.num_slots(end)
         self.cache.reserve(len(batch.rows), num_slots, limit=self.num_slots(batch.max_length + ahead))
         self.cache.start = self.cache.lowest = 0  # windows, too, look at all slots: what a mask hides changes no shape
+        bounds, slots = self._bounds_and_slots(self.cache.capacity, batch.max_position)
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
             self.seen.to(self.device),
-            uploaded([self.cache.capacity - 1, batch.max_position], self.device),
-            torch.arange(num_slots, device=self.device),
+            bounds,
+            slots[:num_slots],
         )
+
+    def _bounds_and_slots(self, capacity: int, max_position: int) -> tuple[Tensor, Tensor]:
+        """The `bounds` of `ragged_pass`, and all slots: made once, not in each draft step."""
+        if self.made_for != (capacity, max_position):
+            bounds = uploaded([capacity - 1, max_position], self.device)
+            self.made_for, self.made = (capacity, max_position), (bounds, torch.arange(capacity, device=self.device))
+        return self.made
 
     def _one_pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """`ragged_pass` as a function of its tensors alone."""

@@ -121,6 +121,15 @@ def train_command(
             min=1, help="With draft:FOLDER: train a LoRA of this rank on it, then merge it.", rich_help_panel=HOW
         ),
     ] = None,
+    on_policy: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="With a draft model: the share of passes in which it learns from texts of its own.",
+            rich_help_panel=HOW,
+        ),
+    ] = 0.0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Default: 1e-4 for draft:FOLDER, else 1e-3.", rich_help_panel=HOW)
     ] = None,
@@ -214,6 +223,7 @@ def train_command(
         lora_rank=lora_rank,
         use=Use(temperature, top_k, top_p),
         loss=loss,
+        on_policy=on_policy,
         steps=steps,
         minutes=MINUTES if steps is None and minutes is None else minutes,
         num_evaluations=evaluations,

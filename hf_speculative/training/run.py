@@ -24,6 +24,7 @@ from .answers import Asked, Journal, answer, examples_of
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of, texts_of_a_pass
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
+from .on_policy import OnPolicy
 from .progress import Clock, Shown
 from .prompts import Data, read_data
 from .prospects import prospects
@@ -217,7 +218,7 @@ class Run:
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
-        settings = self.settings
+        settings, collator = self.settings, Collator(self.tokenizer.pad_token_id or 0)
         chosen = defaults(
             settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
         )
@@ -227,9 +228,10 @@ class Run:
             settings.loss,
             settings.use,
             self._meter(),
+            OnPolicy(settings.on_policy, settings.use, collator) if settings.on_policy else None,
             args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
             train_dataset=self.examples,
-            data_collator=Collator(self.tokenizer.pad_token_id or 0),
+            data_collator=collator,
         )
         trainer.remove_callback(PrinterCallback)  # `Shown` tells
         return trainer

@@ -25,6 +25,7 @@ class Settings:
         lora_rank: of a LoRA that is trained in place of the model's own weights.
         use: how the target will be sampled from: its answers, its distributions and the acceptance are all of that kind.
         loss: a name in `LOSSES`.
+        on_policy: in this share of the passes, a draft model learns from texts of its own (DistillSpec).
         steps: of the optimizer; `None`: as many as fit into `minutes`.
         minutes: of training alone, without answers and measuring.
         num_evaluations: how often acceptance is measured, evenly over the steps; and once before them.
@@ -41,6 +42,7 @@ class Settings:
     lora_rank: int | None = None
     use: Use = field(default_factory=Use)
     loss: str = "lk_hybrid"
+    on_policy: float = 0.0
     steps: int | None = None
     minutes: float | None = None
     num_evaluations: int = 4
@@ -71,6 +73,10 @@ class Settings:
         if self.lora_rank is not None and self.kind != "draft":
             raise ValueError(
                 f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
+            )
+        if not 0 <= self.on_policy <= 1 or (self.on_policy and self.kind not in ("layers", "draft")):
+            raise ValueError(
+                f"`on_policy={self.on_policy}`: give a share from 0 to 1, of a draft model; a head cannot write by itself."
             )
         if self.loss not in LOSSES:
             raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSSES)}.")

@@ -12,6 +12,7 @@ from transformers import Trainer
 from .acceptance import Meter
 from .distributions import Use
 from .losses import LOSSES, Loss
+from .on_policy import OnPolicy
 from .student import Prediction, Student
 from .teacher import Lesson, Teacher
 
@@ -32,6 +33,7 @@ class DraftTrainer(Trainer):
         loss: a name in `LOSSES`, or a function like those.
         use: how the target will be sampled from.
         meter: measures acceptance in `evaluate`; `None` for none.
+        on_policy: puts texts of the draft itself in the place of some; only where the draft is a model that writes.
         **kwargs: as for `Trainer`.
 
     Raises:
@@ -39,16 +41,26 @@ class DraftTrainer(Trainer):
     """
 
     def __init__(
-        self, student: Student, teacher: Teacher, loss: str | Loss, use: Use, meter: Meter | None = None, **kwargs
+        self,
+        student: Student,
+        teacher: Teacher,
+        loss: str | Loss,
+        use: Use,
+        meter: Meter | None = None,
+        on_policy: OnPolicy | None = None,
+        **kwargs,
     ):
         super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
         self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
+        self.on_policy = on_policy
         self.loss = LOSSES[loss] if isinstance(loss, str) else loss
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if self.on_policy is not None:
+            inputs = self.on_policy(self.student.draft(), inputs)
         lesson = self.teacher(**inputs)
         outputs = model(**self.student.inputs(lesson))
         num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .columns import columns_from
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Verdict
 from .transfers import UNIT, in_units, uploaded
@@ -20,12 +21,6 @@ from .tree import Tree
 NO_TOKEN = -1
 #: in the place of a node that a model was not fed: past all of them
 NOT_FED = 2**30
-
-
-def columns_from(first: Tensor, width: int) -> Tensor:
-    """`(batch, width)`: columns `first (batch,)` and those after it."""
-    columns = first[:, None]
-    return columns if width == 1 else columns + torch.arange(width, device=first.device)
 
 
 class Batch:
@@ -67,15 +62,13 @@ class Batch:
         max_length: int,
         history: Sequence[Sequence[int]] | None = None,
     ):
-        self.prompt_width = input_ids.shape[1]
-        self.max_length = max_length
+        self.prompt_width, self.max_length = input_ids.shape[1], max_length
         self.max_position = max_length - 1 - min(padding)
         self.tokens = input_ids.long().clone()
         self.rows = list(range(input_ids.shape[0]))
         self.host_lengths = [self.prompt_width] * len(self.rows)
         self.lengths = torch.full((len(self.rows),), self.prompt_width, device=input_ids.device)
-        self.host_padding = list(padding)
-        self.padding = uploaded(self.host_padding, input_ids.device)
+        self.host_padding, self.padding = list(padding), uploaded(padding, input_ids.device)
         if history is None:
             history = [ids[pad:] for ids, pad in zip(input_ids.tolist(), padding, strict=True)]
         self.history = [list(row) for row in history]

@@ -114,3 +114,15 @@ def test_what_no_states_can_be_read_of_is_refused():
     with pytest.raises(ValueError, match="`prefill_chunk_size=3` shows the states of the last chunk alone"):
         hs.generate(target, **inputs, **NEW, prefill_chunk_size=3, draft_model=head)
     same_as_plain(target, inputs, num_return_sequences=1, draft_model=head)
+
+
+def test_all_hidden_states_beside_a_head():
+    """A target that takes the ragged path otherwise: the caller's states are plain `generate`'s, and drafts go on."""
+    target = heads.target()
+    asked = NEW | {"return_dict_in_generate": True, "output_hidden_states": True, **tiny.prompts(2)}
+    expected = target.generate(**asked)
+    found = hs.generate(target, **asked, draft_model=heads.eagle3(target), num_draft_tokens=3)
+    assert found.sequences.equal(expected.sequences) and found.statistics.num_accepted_draft_tokens > 0
+    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -97,7 +97,7 @@ def test_a_head_that_is_there_is_gone_on_with(tokenizer, tmp_path):
     assert ours.config.mask_token_id == theirs.config.mask_token_id and torch.equal(ours.d2t, theirs.d2t)
     assert not torch.equal(ours.layers[0].mlp.up_proj.weight, theirs.layers[0].mlp.up_proj.weight)
     assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight), "the target's, of those ids"
-    with pytest.raises(ValueError, match=r"`lora_rank=2`: .* holds a head, which is trained whole"):
+    with pytest.raises(ValueError, match=r"`lora_rank=2` is about draft models, and .* holds a head"):
         train(target, PROMPTS, tmp_path / "lora", Settings(**settings | {"lora_rank": 2}), tokenizer=tokenizer)
 
 
@@ -218,6 +218,8 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
         ({"head": "draft:"}, "names no model"),
         ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
+        ({"head": "eagle3", "on_policy": 0.5}, "a head cannot write by itself"),
+        ({"on_policy": 1.5}, "give a share from 0 to 1"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": Use(top_k=5)}, "infinite where `top_k`"),
         ({"minutes": 1.0}, "both say how long"),

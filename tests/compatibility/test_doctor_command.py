@@ -1,0 +1,77 @@
+"""`hf-speculative check` of a good head, a shifted one and a wrong one; docs/draft-heads.md shows what it says of them."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_speculative.cli import app
+from hf_speculative.compatibility import answer, doctor, running
+from hf_speculative.compatibility.running import Limits
+from tests.support import fitted, tiny, tongues
+
+DOCS = Path(__file__).parents[2] / "docs" / "draft-heads.md"
+LETTERS = "".join(map(chr, range(0x41, 0x41 + tiny.VOCAB)))
+#: in letters, a token each
+PROMPTS = ["".join(LETTERS[i] for i in (5 + 3 * i, 9, 3 + 2 * i)) for i in range(12)]
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The target with its tokenizer, its own head, the same with other indices in its config, and one of other weights."""
+    folder = tmp_path_factory.mktemp("pairs")
+    with torch.random.fork_rng():
+        target = fitted.target()
+        head = fitted.head_for(target, [[LETTERS.index(letter) for letter in prompt] for prompt in PROMPTS])
+    target.save_pretrained(folder / "target")
+    tongues.characters(LETTERS).save_pretrained(folder / "target")
+    head.save_pretrained(folder / "good-head")
+    shutil.copytree(folder / "good-head", folder / "shifted-head")
+    path = folder / "shifted-head" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {IDS: [index + 1 for index in fitted.LAYERS]}))
+    with torch.no_grad():
+        head.fc.weight.copy_(head.fc.weight.flip(1))
+    head.save_pretrained(folder / "wrong-head")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    return folder
+
+
+def verdict(folder, name, monkeypatch):
+    """The last line that the command prints about a head."""
+    monkeypatch.setattr(running, "NUM_DRAFT_TOKENS", 1)  # see test_doctor.py
+    monkeypatch.setattr(doctor, "POOR", 0.9)
+    monkeypatch.setattr(answer, "candidates", lambda target: [])
+    monkeypatch.setattr(answer, "Limits", lambda seconds, **more: Limits(seconds, 6, **more))
+    args = [str(folder / "target"), str(folder / name), "--prompts", str(folder / "prompts.jsonl")]
+    result = CliRunner().invoke(app, ["check", *args, "--seconds", "1000", "--batch", "1"], env={"COLUMNS": "2000"})
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip().splitlines()[-1]
+
+
+def about_the_head(text):
+    """What is said of how it is read, figures left out."""
+    start = text.find("Read as its config says")
+    return "" if start < 0 else re.sub(r"\d+ %", "N %", " ".join(text[start:].split()))
+
+
+def shown_in_docs(name):
+    block = re.search(rf"```\n\$ hf-speculative check target {name}\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return about_the_head(block.group(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["good-head", "shifted-head", "wrong-head"])
+def test_what_the_docs_show_is_what_is_said(name, folder, monkeypatch):
+    said = verdict(folder, name, monkeypatch)
+    assert about_the_head(said) == shown_in_docs(name)
+    found = {
+        "good-head": not about_the_head(said),
+        "shifted-head": f"with {IDS}={fitted.LAYERS}: the config is wrong" in said,
+    }
+    assert found.get(name, "no other reading fits better" in said), said
+    assert f"draft_model='{name}'" in said
