@@ -140,6 +140,9 @@ class Sampler:
         keeps_draft_probs: the rule reads the distributions that draft tokens were drawn from.
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
         drafts_trees: and so may a draft's, see `level_scores`.
+        measures_drafts: it wants to hear of `Verdict.chances`.
+        proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
+            gives beside them (`Draft.likeliest_of`).
     """
 
     vocab_size: int
@@ -147,6 +150,8 @@ class Sampler:
     keeps_draft_probs: bool = True
     takes_trees: bool = False
     drafts_trees: bool = False
+    measures_drafts: bool = False
+    proposes_likeliest: bool = False
 
     @property
     def settings(self) -> Hashable | None:
@@ -156,8 +161,8 @@ class Sampler:
     def begin_round(self, batch: Batch) -> None:
         """Which rows are running, and where they are."""
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        """The round emitted `tokens`."""
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        """The round emitted `tokens`; `chances` as in `Appended`."""
 
     def finish(self) -> None:
         """The call is over."""

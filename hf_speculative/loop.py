@@ -59,7 +59,7 @@ def speculate(
         lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
-        sampler.end_round(batch, new.tokens)
+        sampler.end_round(batch, new.tokens, new.chances)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)

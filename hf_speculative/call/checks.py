@@ -12,6 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from ..articles import a_type
+from ..interfaces import Drafter
 from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass, why_no_states
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
@@ -73,6 +74,22 @@ def check_options(options: Options) -> None:
             f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
             f"{type(rule).__name__}: leave one of the two out."
         )
+
+
+def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
+    """`draft_sample_method` in a call whose draft tokens are chosen otherwise."""
+    method = options.config.draft_sample_method
+    if "draft_sample_method" not in options.in_call:  # what was attached is for calls that can use it
+        return
+    reason = None
+    if not config.do_sample:
+        reason = "greedy decoding: set `do_sample=True`"
+    elif options.config.reproducible:
+        reason = "`reproducible=True`, whose drafts follow plain decoding's own noise: leave one of the two out"
+    elif drafter.one_hot_proposals:
+        reason = f"drafts by `{options.source.name}`, which are guessed without chance: leave it out"
+    if reason is not None:
+        raise ValueError(f"`draft_sample_method={method!r}` has no effect on {reason}.")
 
 
 def check_generation(

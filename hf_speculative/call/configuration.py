@@ -28,6 +28,7 @@ class SpeculativeConfig:
     drafter: Drafter | Source | None = None
     method: str | None = None
     rule: Rule | str | None = None
+    draft_sample_method: str | None = None
     schedule: Schedule | None = None
     reproducible: bool | None = None
     generator: torch.Generator | None = None

@@ -172,6 +172,7 @@ class SpeculativeDecoding:
 
         ranks = make_ranks(options, model)
         target, drafter = target_and_drafter(options, model, inputs, inputs_tensor)
+        checks.check_sample_method(options, config, drafter)
         drafter = ranks.drafter(drafter)
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)

@@ -108,12 +108,12 @@ class Probe:
 
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
-        options, config, model = self.options, self.inputs.generation_config, self.model
-        own_rule = options.config.rule if isinstance(options.config.rule, str) else None
-        sampling = (config.do_sample, options.config.reproducible, own_rule, *(type(p) for p in self.processors))
-        place = (len(self.batch.rows), model.dtype, model.device, torch.get_num_threads(), options.config.cuda_graphs)
-        passes = how_passes_run(options.config.compile, model, options.source.draft_model)
-        return (options.source.cost_key, *sampling, *self.inputs.others, *place, *passes)
+        source, own, config, model = self.options.source, self.options.config, self.inputs.generation_config, self.model
+        named = own.draft_sample_method, own.rule if isinstance(own.rule, str) else None
+        sampling = (config.do_sample, own.reproducible, *named, *(type(p) for p in self.processors))
+        place = (len(self.batch.rows), model.dtype, model.device, torch.get_num_threads(), own.cuda_graphs)
+        passes = how_passes_run(own.compile, model, source.draft_model)
+        return (source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
     def _timings(self) -> Timings:
         return Timings(self._assumed_per_token(), self._with_room(self.options.source.timed_lengths))

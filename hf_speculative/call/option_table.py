@@ -170,6 +170,9 @@ OPTIONS = (
     # how drafts are verified, and how the passes run
     Option("rule", _RULES, _SETTING, "the one that keeps most",
            "How drafts are verified.", page="how-it-works.md#which-rule"),
+    Option("draft_sample_method", Name(("auto", "probabilistic", "greedy")), _SETTING, "`auto`",
+           "How draft tokens are chosen when sampling: `probabilistic`, drawn from the draft's distribution; `greedy`, its "
+           "likeliest; `auto`, what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
     Option("allow_lossy", Flag(), (CONFIG,), "`False`",
            "Accept a rule that does not declare itself lossless.", page="add-a-rule.md"),
     Option("reproducible", Flag(), _SETTING, "`False`",

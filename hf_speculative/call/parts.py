@@ -13,10 +13,11 @@ from ..distributed.tensor_parallel import Alone, ranks_of
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
+from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
 from ..schedules import SCHEDULE_NAMES, ConfidenceStop, Constant, Together
 from ..types import Batch
-from ..verification import BlockVerification, SampledVerification, rule_for
+from ..verification import BlockVerification, Measured, SampledVerification, rule_for
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .output import output_names
@@ -88,7 +89,7 @@ def make_sampler(
         return Greedy(processors, vocab_size)
     if own.reproducible:
         return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
-    return Independent(processors, vocab_size, own.generator)
+    return Independent(processors, vocab_size, own.generator, own.draft_sample_method or CHOSEN)
 
 
 def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator | None:
@@ -110,7 +111,8 @@ def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sa
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
-    return rule_for(own.rule) or default_rule(sampler, drafter)
+    rule = rule_for(own.rule) or default_rule(sampler, drafter)
+    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
 
 
 def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:

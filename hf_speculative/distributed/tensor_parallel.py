@@ -153,16 +153,18 @@ class AgreedRule(Rule):
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         ranks = self.ranks
-        told = torch.zeros(len(draft.tokens), 2 + draft.width, dtype=torch.float64)  # exact for token ids
+        told = torch.zeros(len(draft.tokens), 4 + draft.width, dtype=torch.float64)  # exact for token ids
         if ranks.decides:
             verdict = self.rule(draft, target_probs, sampler)
             survival = verdict.survival
             if survival is None:
                 places = torch.arange(draft.width, device=draft.tokens.device)
                 survival = places < verdict.num_accepted[:, None]
-            told = torch.cat([verdict.num_accepted[:, None], verdict.next_token[:, None], survival.double()], 1)
+            chances = survival.new_zeros(len(survival), 2) if verdict.chances is None else verdict.chances
+            decided = torch.stack([verdict.num_accepted, verdict.next_token], 1)
+            told = torch.cat([decided, chances.double(), survival.double()], 1)
         told = ranks.told(told).to(draft.tokens.device)
-        return Verdict(told[:, 0].long(), told[:, 1].long(), told[:, 2:])
+        return Verdict(told[:, 0].long(), told[:, 1].long(), told[:, 4:], chances=told[:, 2:4])
 
 
 class AgreedSchedule(WrappedSchedule):

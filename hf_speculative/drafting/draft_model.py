@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..interfaces import CachedModel, Sampler, Schedule
 from ..types import Batch, Draft, uploaded
-from .stepwise import Stepwise
+from .stepwise import Stepwise, as_proposed
 
 
 class DraftModel(Stepwise):
@@ -53,7 +53,7 @@ class DraftModel(Stepwise):
             lambda logits, ahead: sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead),
             settings,
         )
-        return Draft(tokens, distributions, uploaded(num_tokens, tokens.device))
+        return as_proposed(tokens, distributions, uploaded(num_tokens, tokens.device), sampler)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]

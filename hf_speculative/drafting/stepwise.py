@@ -72,4 +72,11 @@ class Stepwise(Drafter):
         if not tokens:
             return Draft.empty(batch)
         distributions = None if probs[0] is None else torch.stack(probs, 1)
-        return Draft(torch.stack(tokens, 1), distributions, limits)
+        return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
+
+
+def as_proposed(tokens: Tensor, distributions: Tensor | None, num_tokens: Tensor, sampler: Sampler) -> Draft:
+    """The chain of `tokens (batch, k)` that the `sampler` proposed, beside their `distributions (batch, k, vocab)`."""
+    if sampler.proposes_likeliest:
+        return Draft(tokens, None, num_tokens, likeliest_of=distributions)
+    return Draft(tokens, distributions, num_tokens)

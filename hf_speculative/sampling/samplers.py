@@ -17,6 +17,7 @@ from torch.nn import functional
 from ..interfaces import Sampler
 from ..types import Batch, Tree
 from .logits_processors import Processors
+from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 
 #: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
 #: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)
@@ -50,7 +51,7 @@ class ProcessedSampler(Sampler):
     def drafts_trees(self) -> bool:  # type: ignore[override]
         return self.takes_trees and not self.processors.have_memory
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         self.processors.commit(batch, [len(new) for new in tokens])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
@@ -125,17 +126,45 @@ class Greedy(ProcessedSampler):
 
 
 class Independent(ProcessedSampler):
-    """Sampling with fresh randomness for every decision, from `generator` or torch's global one."""
+    """Sampling with fresh randomness for every decision, from `generator` or torch's global one.
 
-    def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None):
+    Args:
+        method: whether draft tokens are drawn or the likeliest, see `sample_method.py`.
+    """
+
+    def __init__(
+        self,
+        processors: Processors,
+        vocab_size: int,
+        generator: torch.Generator | None = None,
+        method: str = DRAWN,
+    ):
         super().__init__(processors, vocab_size)
-        self.generator = generator
+        self.generator, self.choice = generator, MeasuredChoice()
+        self.measures_drafts, self.one_hot_proposals = method == CHOSEN, method == LIKELIEST
 
     @property
     def settings(self) -> Hashable | None:
         if self.generator is not None or self.processors.settings is None:
             return None
-        return ("independent", self.keeps_draft_probs, self.processors.settings)
+        return ("independent", self.keeps_draft_probs, self.proposes_likeliest, self.processors.settings)
+
+    @property
+    def proposes_likeliest(self) -> bool:  # type: ignore[override]
+        return self.one_hot_proposals or (self.measures_drafts and self.choice.is_likeliest)
+
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        super().end_round(batch, tokens)
+        if chances is not None:
+            self.choice.add(*chances)
+
+    def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+        if not self.proposes_likeliest:
+            return super().propose(scores, ahead)
+        if self.one_hot_proposals:
+            return scores.argmax(-1), None
+        probs = self._guessed(self.probs(scores))
+        return probs.argmax(-1), probs
 
     def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
         return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
@@ -182,7 +211,7 @@ class Coupled(ProcessedSampler):
         for step in [step for step in self.noise if step < min(self.steps)]:
             del self.noise[step]
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         super().end_round(batch, tokens)
         self.num_steps = max(self.num_steps, *(s + len(new) for s, new in zip(self.steps, tokens, strict=True)))
 

@@ -17,6 +17,7 @@ class WrappedSampler(Sampler):
         self.sampler, self.vocab_size = sampler, sampler.vocab_size
         self.one_hot_proposals, self.keeps_draft_probs = sampler.one_hot_proposals, sampler.keeps_draft_probs
         self.takes_trees, self.drafts_trees = sampler.takes_trees, sampler.drafts_trees
+        self.measures_drafts = sampler.measures_drafts
 
     @property
     def settings(self) -> Hashable | None:
@@ -25,8 +26,12 @@ class WrappedSampler(Sampler):
     def begin_round(self, batch: Batch) -> None:
         self.sampler.begin_round(batch)
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
-        self.sampler.end_round(batch, tokens)
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
+        self.sampler.end_round(batch, tokens, chances)
+
+    @property
+    def proposes_likeliest(self) -> bool:  # type: ignore[override]
+        return self.sampler.proposes_likeliest
 
     def finish(self) -> None:
         self.sampler.finish()

@@ -116,7 +116,7 @@ class OwnSamplers(Sampler):
         self.processed_alike = Alike([request.sampler.processors.settings for request in self.lanes])
         self.drawn_alike = Alike([request.sampler.settings for request in self.lanes])
 
-    def end_round(self, batch: Batch, tokens: list[list[int]]) -> None:
+    def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         for lane, (request, new) in enumerate(zip(self.lanes, tokens, strict=True)):
             if not request.is_over:
                 request.sampler.end_round(request.own(batch, lane, ends_round=True), [new])

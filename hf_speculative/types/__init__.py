@@ -3,10 +3,10 @@
 `batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
 """
 
-from .batch import NO_TOKEN, Batch, Draft, Verdict, along_path
+from .batch import NO_TOKEN, Batch, Draft, along_path
 from .columns import columns_from
 from .prefixes import Prefix, shared_prefixes
-from .rounds import Appended, Costs, NoDistribution, Round
+from .rounds import Appended, Costs, NoDistribution, Round, Verdict
 from .transfers import read_later, uploaded
 from .tree import Nodes, Tree
 

@@ -13,14 +13,12 @@ from torch.nn import functional
 
 from .columns import columns_from
 from .prefixes import Prefix, shared_prefixes
-from .rounds import Appended
-from .transfers import uploaded
+from .rounds import Appended, Verdict
+from .transfers import UNIT, in_units, uploaded
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
 NO_TOKEN = -1
-#: a probability of 1 where it is read from the device as a whole number
-UNIT = 2**24
 
 
 class Batch:
@@ -102,16 +100,18 @@ class Batch:
         num_accepted, survival, path = verdict.num_accepted[:, None], verdict.survival, verdict.path
         if survival is None:
             survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
-        in_units = (survival.float().nan_to_num(0) * UNIT).long()  # all that is read is int64, and read at once
         if is_valid is None:
             is_valid = torch.ones(len(draft.tokens), draft.width + 1, dtype=torch.bool, device=num_accepted.device)
         num_valid = is_valid.long().cumprod(1).sum(1, keepdim=True)
         counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
-        packed = [*counts, draft.tokens, in_units, *([] if path is None else [path])]
+        more = [*([] if path is None else [path]), *([] if verdict.chances is None else [in_units(verdict.chances)])]
+        packed = [*counts, draft.tokens, in_units(survival), *more]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
         appended = Appended([], [], [])
+        if verdict.chances is not None:
+            appended.chances = sum(row[-2] for row in read) / UNIT, sum(row[-1] for row in read) / UNIT
         self.path, self.host_path = path, None if path is None else []
         for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
             tokens, chances, nodes = rest[: draft.width], rest[draft.width :][: draft.width], rest[2 * draft.width :]
@@ -199,6 +199,7 @@ class Draft:
         parents: `(batch, k)` int64, the token that each token follows, -1 for the row's newest one, parents first. `None` for a
             chain. Only where `Drafter.may_branch`.
         depth: tokens on the longest path of a tree, as far as the host knows; `None`: as many as there are.
+        likeliest_of: `(batch, k, vocab)` of a chain without `probs`: what its tokens are the likeliest of, for `Verdict`.
     """
 
     tokens: Tensor
@@ -206,6 +207,7 @@ class Draft:
     num_tokens: Tensor
     parents: Tensor | None = None
     depth: int | None = None
+    likeliest_of: Tensor | None = None
 
     @cached_property
     def tree(self) -> Tree | None:
@@ -253,25 +255,6 @@ class Draft:
         if self.probs is None:
             return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
         return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a rule decides about one draft.
-
-    Attributes:
-        num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
-        next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
-        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
-            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
-        path: `(batch, depth)` int64, which tokens of a tree each row keeps, in order; what stands beyond its `num_accepted` is
-            filler. `None`: the first ones.
-    """
-
-    num_accepted: Tensor
-    next_token: Tensor
-    survival: Tensor | None = None
-    path: Tensor | None = None
 
 
 def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:

@@ -14,6 +14,28 @@ class NoDistribution(RuntimeError):
     """The target's logits are no distribution to draw the next token from; plain `generate` raises a `RuntimeError` as well."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decides about one draft.
+
+    Attributes:
+        num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
+        next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
+        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
+            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
+        path: `(batch, depth)` int64, which tokens of a tree each row keeps, in order; what stands beyond its `num_accepted` is
+            filler. `None`: the first ones.
+        chances: `(batch, 2)` float, summed over the positions of a chain that were reached: with what chance a token drawn from
+            the draft's distribution is kept, and with what chance the likeliest. `None`: not known.
+    """
+
+    num_accepted: Tensor
+    next_token: Tensor
+    survival: Tensor | None = None
+    path: Tensor | None = None
+    chances: Tensor | None = None
+
+
 @dataclass
 class Appended:
     """What `Batch.append` read from the device, one entry a row.
@@ -22,11 +44,13 @@ class Appended:
         tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
         num_drafted: draft tokens proposed.
         survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+        chances: `Verdict.chances`, of all rows together.
     """
 
     tokens: list[list[int]]
     num_drafted: list[int]
     survival: list[list[float]]
+    chances: tuple[float, float] | None = None
 
 
 @dataclass

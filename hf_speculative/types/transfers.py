@@ -7,6 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
+
+
+def in_units(values: Tensor) -> Tensor:
+    """Probabilities among whole numbers: all that a round reads is int64, and read at once."""
+    return (values.float().nan_to_num(0) * UNIT).long()
+
 
 def uploaded(values: Sequence, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers of the host as a tensor on `device`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..interfaces import Rule
 from .block import BlockVerification
+from .measured import Measured
 from .sampled import SampledVerification
 from .token import TokenVerification
 
@@ -14,7 +15,7 @@ RULES: dict[str, type[Rule]] = {
     "sampled": SampledVerification,
 }
 
-__all__ = ["RULES", "BlockVerification", "SampledVerification", "TokenVerification", "rule_for"]
+__all__ = ["RULES", "BlockVerification", "Measured", "SampledVerification", "TokenVerification", "rule_for"]
 
 
 def rule_for(rule: Rule | str | None) -> Rule | None:

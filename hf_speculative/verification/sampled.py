@@ -31,8 +31,7 @@ class SampledVerification(Rule):
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)
-        # Coupled or greedy, the draft looked at the target's own noise: its chance is then what came of it.
-        survival = None if sampler.one_hot_proposals else probability_of(target_probs, draft.tokens).cumprod(1)
+        survival = None if _knows_noise(sampler) else probability_of(target_probs, draft.tokens).cumprod(1)
         return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], survival)
 
     @staticmethod
@@ -43,8 +42,13 @@ class SampledVerification(Rule):
         kept = path_of(tree, (drawn.gather(1, before) == draft.tokens) & may_agree)
         rows = torch.arange(len(drawn), device=drawn.device)
         chances = target_probs[rows[:, None], before, draft.tokens] * may_agree
-        survival = None if sampler.one_hot_proposals else product_along(tree, chances)
+        survival = None if _knows_noise(sampler) else product_along(tree, chances)
         return Verdict(kept.num_nodes, drawn[rows, kept.position], survival, kept.nodes)
+
+
+def _knows_noise(sampler: Sampler) -> bool:
+    """Coupled or greedy, a draft looks at the target's own noise: its chance is then what came of it."""
+    return sampler.one_hot_proposals and not sampler.proposes_likeliest
 
 
 def _is_repeated(draft: Draft, tree: Tree) -> Tensor:

@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from hf_speculative.sampling.sample_method import MeasuredChoice
 from hf_speculative.sampling.samplers import Independent
 
 #: which decision of a row: in which of its rounds, about what, how many places ahead, for the how-manieth time. To count them
@@ -87,7 +88,8 @@ def enumerate_texts(call: Callable[[list[int]], list[Hashable]], num_prompts: in
     while pending:
         scripted = Scripted([script for _, script in pending])
         methods = {name: staticmethod(getattr(scripted, name)) for name in ("begin_round", "bernoulli", "categorical")}
-        with mock.patch.multiple(Independent, **methods):
+        # Drawn or likeliest is decided for all rows together: enumerated in tests/sampling/test_sample_method.py.
+        with mock.patch.multiple(Independent, **methods), mock.patch.object(MeasuredChoice, "is_likeliest", False):
             texts = call([prompt for prompt, _ in pending])
         rows, pending = pending, []
         for (prompt, script), text, others in zip(rows, texts, scripted.others, strict=True):

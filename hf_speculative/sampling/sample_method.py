@@ -1,0 +1,27 @@
+"""How draft tokens come from the draft's distribution q when the target samples: drawn from it, or its likeliest token.
+
+At a position with the target's distribution p, a token drawn from q is kept with probability sum min(p, q), the likeliest token
+of q with p(argmax q). Both can be read from p and q, whichever was proposed. So rounds that are over say which is better, and
+neither has to be tried for it. A round's method is chosen before anything of it is drawn.
+"""
+
+from __future__ import annotations
+
+DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
+#: what a round counts less than the next
+FADING = 0.97
+
+
+class MeasuredChoice:
+    """The method that would have kept more draft tokens in the rounds before, the latest counting most; drawn at first."""
+
+    def __init__(self) -> None:
+        self.drawn = self.likeliest = 0.0
+
+    @property
+    def is_likeliest(self) -> bool:
+        return self.likeliest > self.drawn
+
+    def add(self, drawn: float, likeliest: float) -> None:
+        """How many tokens each would have kept in a round, in expectation."""
+        self.drawn, self.likeliest = FADING * self.drawn + drawn, FADING * self.likeliest + likeliest
