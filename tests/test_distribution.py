@@ -161,9 +161,8 @@ class WholeTrees(Constant):
         return [self.num_tokens if room else 0 for room in self.rooms(batch)]
 
 
-@pytest.mark.parametrize(
-    "rule", ["block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("token", "sampled"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["block", "token", "sampled"])
 def test_drawn_trees(pair, rule):
     """Again too much to enumerate here: tests/verification/test_trees.py does so."""
     after = (

@@ -75,14 +75,18 @@ ARGUMENTS = {
     "compare_tokenizers.py": ["--max-new-tokens", "8", "--repeats", "1"],
     "compare_with_assisted.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1", "--batch-size", "2"],
     "evaluate_with_trainer.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2", "--num-batches", "1"],
+    "serve_under_load.py": ["--requests", "4", "--clients", "2", "--max-tokens", "4"],
     "train_with_generation.py": ["--steps", "2", "--num-samples", "2", "--max-new-tokens", "8"],
 }
+
+
+SLOW_EXAMPLES = ("quality_unchanged", "compare_encoder_decoder", "serve_under_load")
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ("quality_unchanged", "compare_encoder_decoder")))
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW_EXAMPLES))
         for path in EXAMPLES
         if path.name not in RUN_ELSEWHERE
     ],

@@ -186,7 +186,8 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
 
 def check_source(source: Source, model: PreTrainedModel) -> None:
     """Refuse a source of drafts that does not fit the target `model`."""
-    check_path(source, model, choose(model))
+    if source.needs_ragged or source.reads_states:
+        check_path(source, model, choose(model))
     source.check(model)
 
 

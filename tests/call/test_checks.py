@@ -60,7 +60,7 @@ WITH_DRAFT = {
     "generator of another kind": (
         {"generator": 7, "do_sample": True},
         TypeError,
-        "`generator=7` is a int: give a torch.Generator",
+        "`generator=7` is an int: give a torch.Generator",
     ),
     "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),

@@ -118,6 +118,7 @@ def test_ctrl_c_while_it_imports(command, tmp_path):
     assert not output and messages.strip() == "stopped"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_generate_shows_what_there_is(tmp_path):
     prompts = tmp_path / "p.txt"
     prompts.write_text("".join(f"x = {i}\n" for i in range(5000)))

@@ -210,6 +210,7 @@ def test_a_store_of_another_tokenizer(saved, target):
             one.check_vocabulary(32_000)
 
 
+@pytest.mark.slow
 def test_processes_share_a_file(saved):
     """Another one reads while this one does, and still does when this one has written anew."""
     code = (

@@ -85,12 +85,7 @@ def test_there_and_back(kind, write, tmp_path):
         found = load_file(tmp_path / name / "model.safetensors")
         assert found.keys() == published.keys() and all(tensor.equal(published[key]) for key, tensor in found.items())
         other = load_head(tmp_path / name)
-        assert type(other) is type(head) and fields_of(other) == fields_of(head)
-
-
-def fields_of(head) -> dict:
-    """Of its config, but the folder it came from."""
-    return {name: value for name, value in head.config.to_dict().items() if name != "_name_or_path"}
+        assert type(other) is type(head) and heads.fields_of(other) == heads.fields_of(head)
 
 
 def test_from_one_layout_to_the_other(write, tmp_path):

@@ -157,14 +157,14 @@ def test_the_better_one_is_chosen(flattened):
     assert length_of(target, draft) == chosen, "by default"
 
 
-@pytest.mark.slow
-def test_chosen_through_generate():
+@pytest.mark.parametrize("method", ["auto", "greedy"])
+def test_output_through_generate_has_the_distribution(method):
     """By chi-squared: rows of a batch choose together, from rounds that are over."""
     target = tiny.llama(vocab_size=distributions.VOCAB)
     draft = tiny.noisy_copy(target, 0.4)
     with torch.no_grad():
         draft.lm_head.weight.mul_(0.5)
-    drafts = {"draft_model": draft, "num_draft_tokens": 2, "tree_top_k": 1}
+    drafts = {"draft_model": draft, "num_draft_tokens": 2, "tree_top_k": 1, "draft_sample_method": method}
     for prompt, samples in distributions.sample(target, drafts, num_samples=3000, top_k=3):
         distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, top_k=3))
 

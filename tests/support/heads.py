@@ -143,3 +143,8 @@ def target(model_type: str = "llama", attention: str = "sdpa", **config):
     model = tiny.build(model_type, attention=attention, **config)
     tied.hush(model.model.layers, 0.3)
     return model
+
+
+def fields_of(head) -> dict:
+    """Of a head's config, but the folder it came from."""
+    return {name: value for name, value in head.config.to_dict().items() if name != "_name_or_path"}

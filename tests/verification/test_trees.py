@@ -194,6 +194,7 @@ def test_a_drawn_sibling_before_fixed_ones_keeps_as_much_as_can_be():
         assert num_kept(TokenVerification, p, drawn_then_fixed(q, 2), [-1, -1]) == pytest.approx(most, abs=EXACT)
 
 
+@pytest.mark.slow
 def test_the_page_says_how_much_is_kept():
     page = Path(__file__).parents[2] / "docs" / "trees.md"
     assert kept_of_trees.table() in page.read_text()
