@@ -10,17 +10,19 @@ from __future__ import annotations
 DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
 #: what a round counts less than the next
 FADING = 0.97
+#: the likeliest has to be better by so much: block verification keeps more drawn tokens than their chances say
+MARGIN = 1.15
 
 
 class MeasuredChoice:
-    """The method that would have kept more draft tokens in the rounds before, the latest counting most; drawn at first."""
+    """The likeliest where it would clearly have kept more draft tokens in the rounds before, the latest counting most."""
 
     def __init__(self) -> None:
         self.drawn = self.likeliest = 0.0
 
     @property
     def is_likeliest(self) -> bool:
-        return self.likeliest > self.drawn
+        return self.likeliest > MARGIN * self.drawn
 
     def add(self, drawn: float, likeliest: float) -> None:
         """How many tokens each would have kept in a round, in expectation."""

@@ -12,7 +12,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.sampling.logits_processors import Processors
-from hf_speculative.sampling.sample_method import MeasuredChoice
+from hf_speculative.sampling.sample_method import MARGIN, MeasuredChoice
 from hf_speculative.sampling.samplers import Independent
 from hf_speculative.verification import BlockVerification, Measured, SampledVerification, TokenVerification
 from tests.support import distributions, tiny
@@ -42,7 +42,7 @@ def distribution_of(rule, p, q, length, peeks=False):
     final, chosen, level = defaultdict(float), [], {((), (0.0, 0.0)): 1.0}
     while level:
         following = defaultdict(float)
-        chosen.append({likeliest > drawn for _, (drawn, likeliest) in level})
+        chosen.append({likeliest > MARGIN * drawn for _, (drawn, likeliest) in level})
         for (prefix, state), mass in level.items():
             choice = MeasuredChoice()
             choice.drawn, choice.likeliest = state
