@@ -211,6 +211,7 @@ def test_reproducible_sampling_equals_plain_on_each_window(target, draft, batch_
     assert found == rows and torch.rand(1) == after
 
 
+@pytest.mark.slow
 def test_the_distribution_of_a_row_does_not_depend_on_its_lane():
     """Chi-squared over every continuation of two prompts, most of which start in a lane that another row has left."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)

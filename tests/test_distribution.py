@@ -70,7 +70,9 @@ def broken(pair):
     return draft
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES if rule != "block")]
+)
 def test_a_broken_draft(pair, broken, rule):
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)

@@ -17,8 +17,6 @@ DOCS = site.ROOT / "docs"
 PHONE = {"width": 375, "height": 812}
 #: what mkdocs-material calls them
 SCHEMES = {"light": "default", "dark": "slate"}
-#: pages of each kind, for the quick test: text and pictures, a wide table, signatures, long lines of code
-SOME = ("index.html", "how-it-works/index.html", "options/index.html", "api/generate/index.html", "commands/index.html")
 #: of a page: how wide it is, the luminance of its paper, and the least contrast of a text with where it is
 MEASURED = f"""() => {{
 {browser.CONTRAST.read_text(encoding="utf-8")}
@@ -53,10 +51,23 @@ def tab(folder):
         chromium.close()
 
 
-def look(tab, paths) -> None:
-    """Each page fits on a phone and can be read, in both schemes."""
+def test_no_link_is_broken_and_nothing_is_asked_of_others(folder):
+    assert len(site.pages(folder)) > 30
+    assert site.broken(folder) == [] and site.foreign_assets(folder) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#x">1</a><a href="c.html">2</a><img src="//host/i.png">')
+    (tmp_path / "b.html").write_text('<p id="y"></p><a href="a.html">3</a><a href="#y">4</a>')
+    assert site.broken(tmp_path) == ["a.html: b.html#x", "a.html: c.html"]
+    assert site.foreign_assets(tmp_path) == ["//host/i.png"]
+
+
+@pytest.mark.slow
+def test_all_pages_can_be_read_on_a_phone(tab, folder):
+    """Each fits on a phone and can be read, in both schemes."""
     page, said, address = tab
-    for path in paths:
+    for path in [path.relative_to(folder) for path in site.pages(folder) if path.name != "404.html"]:
         page.emulate_media(color_scheme="light")
         page.goto(address + path.removesuffix("index.html"))
         page.add_style_tag(content="* { transition: none !important }")
@@ -71,27 +82,7 @@ def look(tab, paths) -> None:
     assert not said
 
 
-def test_no_link_is_broken_and_nothing_is_asked_of_others(folder):
-    assert len(site.pages(folder)) > 30
-    assert site.broken(folder) == [] and site.foreign_assets(folder) == []
-
-
-def test_broken_links_are_found(tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#x">1</a><a href="c.html">2</a><img src="//host/i.png">')
-    (tmp_path / "b.html").write_text('<p id="y"></p><a href="a.html">3</a><a href="#y">4</a>')
-    assert site.broken(tmp_path) == ["a.html: b.html#x", "a.html: c.html"]
-    assert site.foreign_assets(tmp_path) == ["//host/i.png"]
-
-
-def test_pages_can_be_read_on_a_phone(tab):
-    look(tab, SOME)
-
-
 @pytest.mark.slow
-def test_all_pages_can_be_read_on_a_phone(tab, folder):
-    look(tab, [str(path.relative_to(folder)) for path in site.pages(folder) if path.name != "404.html"])
-
-
 def test_search_finds(tab):
     page, said, address = tab
     page.goto(address)
@@ -101,6 +92,7 @@ def test_search_finds(tab):
     assert not said
 
 
+@pytest.mark.slow
 def test_the_reader_may_choose_the_scheme(tab):
     page, _, address = tab
     page.emulate_media(color_scheme="light")

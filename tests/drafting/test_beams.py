@@ -106,9 +106,8 @@ def test_sampling_reproduces_plain(target, beams, processors):
     assert beams.num_trees > 4 and not beams.num_chains
 
 
-@pytest.mark.parametrize(
-    "settings", [{"top_k": 3}, pytest.param({"top_k": 3, "repetition_penalty": 1.5}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_k": 3, "repetition_penalty": 1.5}], ids=str)
 def test_sampled_trees_leave_the_distribution_as_it_is(settings):
     """Where they are asked for; enumerated, through `generate`."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)

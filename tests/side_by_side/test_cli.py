@@ -94,6 +94,7 @@ def test_text_is_streamed_a_round_at_a_time():
     assert runner.compare([DEMO_PROMPTS[0]], comparison.Comparison(setting))[0]["json"]["identical"]
 
 
+@pytest.mark.slow
 def test_both_ways_are_timed_in_turn(run, tmp_path, monkeypatch):
     order, decode = [], decoder.Decoder.decode
 

@@ -32,7 +32,7 @@ def test_every_shipped_rule_is_declared_lossless(rule):
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("gamma", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES.values())
 def test_output_has_the_targets_distribution(rule, gamma, zeros):
     for seed in range(6 if gamma < 3 else 2):
