@@ -67,7 +67,7 @@ def test_broken_links_are_found(tmp_path):
 def test_all_pages_can_be_read_on_a_phone(tab, folder):
     """Each fits on a phone and can be read, in both schemes."""
     page, said, address = tab
-    for path in [path.relative_to(folder) for path in site.pages(folder) if path.name != "404.html"]:
+    for path in [str(file.relative_to(folder)) for file in site.pages(folder) if file.name != "404.html"]:
         page.emulate_media(color_scheme="light")
         page.goto(address + path.removesuffix("index.html"))
         page.add_style_tag(content="* { transition: none !important }")
