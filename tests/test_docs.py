@@ -38,7 +38,22 @@ def test_there_is_code_to_run():
     assert {page.name for page in CODE} >= {"README.md", "add-a-drafter.md", "add-a-rule.md", "correctness.md"}
 
 
-@pytest.mark.parametrize("page", CODE, ids=lambda page: page.name)
+QUICK = (
+    "README.md",
+    "quickstart.md",
+    "add-a-drafter.md",
+    "add-a-rule.md",
+    "add-a-source.md",
+    "no-draft-model.md",
+    "trees.md",
+)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name not in QUICK)) for page in CODE],
+    ids=lambda page: page.name,
+)
 def test_code_blocks_run(page, tmp_path):
     def run():
         for block in blocks(page):  # with names of its own

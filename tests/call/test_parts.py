@@ -35,12 +35,17 @@ MAKE_SCHEDULE = {
 }
 
 
+OTHER_RULES = [rule for rule in RULES.values() if rule is not SampledVerification]  # than the one that greedy calls get
+
+
 def test_every_shipped_part_is_in_the_matrix():
     assert set(MAKE_DRAFTER) == set(DRAFTERS) and set(MAKE_SCHEDULE) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("rule", RULES.values())
+@pytest.mark.parametrize(
+    "rule", [SampledVerification, *(pytest.param(rule, marks=pytest.mark.slow) for rule in OTHER_RULES)]
+)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())

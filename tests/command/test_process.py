@@ -106,7 +106,9 @@ def stopped(process, is_ready):
     return output, messages
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", ["generate", *(pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name != "generate")]
+)
 def test_ctrl_c_while_it_imports(command, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("a\n")

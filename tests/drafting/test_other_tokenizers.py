@@ -80,6 +80,7 @@ def test_greedy_equals_plain(name, mapping):
         assert single.tolist() == expected[: len(single)].tolist(), "the row on its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_reproducible_sampling_equals_plain(name, mapping):
