@@ -95,7 +95,7 @@ ARGUMENTS = {
 }
 
 
-SLOW_EXAMPLES = ("quality_unchanged", "compare_encoder_decoder", "serve_under_load")
+SLOW_EXAMPLES = ("quality_unchanged", "compare_encoder_decoder", "evaluate_with_trainer", "serve_under_load")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,9 @@ def call(name, mapping, **config):
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 1)) for i, name in enumerate(PAIRS)]
+)
 def test_greedy_equals_plain(name, mapping):
     target, inputs, draft, least = call(name, mapping)
     settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}

@@ -202,6 +202,7 @@ def test_what_was_attached_tells_whether_passes_are_compiled(model, small, token
         hs.evaluate(target, small, TEXTS[:1], **options)
 
 
+@pytest.mark.slow
 def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
     """Whatever the configs say, and what is attached."""
     options = {**OPTIONS, "tokenizer": tokenizer, "num_draft_tokens": (None, 5), "max_new_tokens": 24}

@@ -84,6 +84,7 @@ def evaluate(model, tasks, **kwargs):
     return results, answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_scores_and_answers_are_those_of_plain_hf(pair, tasks, batch_size):
     target, _, tokenizer = pair

@@ -52,7 +52,7 @@ def bias(rule, p, q, parents, length=5, **options):
     ("parents", "zeros"),
     [pytest.param(parents, i % 2 == 1, marks=[pytest.mark.slow] * (i > 0)) for i, parents in enumerate(TREES)],
 )
-@pytest.mark.parametrize("rule", BY_DISTRIBUTION)
+@pytest.mark.parametrize("rule", [BlockVerification, pytest.param(TokenVerification, marks=pytest.mark.slow)])
 def test_drawn_trees_leave_the_distribution_as_it_is(rule, parents, zeros, siblings):
     p, q = pair(TREES.index(parents), zeros)
     assert bias(rule, p, SIBLINGS[siblings](q), parents) < EXACT
