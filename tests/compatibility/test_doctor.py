@@ -25,10 +25,6 @@ MISREAD = {
 RIGHT = {IDS: fitted.LAYERS, "norm_before_residual": False}
 
 
-def slow(name):
-    return pytest.param(name, marks=pytest.mark.slow)
-
-
 @pytest.fixture(scope="module")
 def pair():
     with torch.random.fork_rng():
@@ -62,7 +58,8 @@ def test_a_good_head_is_not_examined(pair):
     assert first_kept(named) > 0.9 and not is_poor(named)
 
 
-@pytest.mark.parametrize("name", ["indices one too high", slow("indices one too low"), "residual after the norm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["indices one too high", "indices one too low", "residual after the norm"])
 def test_a_head_that_is_misread_is_set_right(pair, name):
     target, head = pair
     found = examined(target, fitted.misread(head, **MISREAD[name]))
@@ -73,6 +70,7 @@ def test_a_head_that_is_misread_is_set_right(pair, name):
     assert "the config is wrong" in found.verdict
 
 
+@pytest.mark.slow
 def test_a_head_for_another_target_fits_however_it_is_read(pair):
     target, head = pair
     torch.manual_seed(5)
