@@ -29,11 +29,13 @@ class CachedModel:
         keep: names of the outputs that `step_output` can give after a pass.
         keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
         takes_trees: a pass may feed a tree of draft tokens (`Batch.tree`), each seeing its own path only.
+        shares_prefixes: what is cached of a token depends on the tokens before it alone, and `share` copies it.
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
     """
 
     num_forwards: int = 0
     keeps_done: bool = True
+    shares_prefixes: bool = False
     keeps_rows_together: bool = False
     takes_trees: bool = False
     keep: tuple[str, ...] = ()

@@ -333,6 +333,19 @@ def test_what_prompts_share_is_read_once(target, draft, kind):
     assert num_read < 0.9 * sum(map(len, prompts))
 
 
+def test_a_beginning_that_is_read_otherwise_in_a_long_text_is_not_shared(monkeypatch):
+    """LongRoPE has other frequencies once a text is longer than the model was made for."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 20}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [9.0, 30.0, 50.0, 70.0]}
+    model = tiny.build("llama", rope_parameters=rope, initializer_range=0.5)
+    start, settings = list(range(20, 34)), {"max_new_tokens": 4, "eos_token_id": None}
+    prompts = [start + end for i in range(4) for end in ([], list(range(i + 5, i + 35)))]  # in turns short and long
+    expected = alone(model, prompts, **settings)
+    assert refilled(model, prompts, 1, prompt_lookup_num_tokens=1, **settings) == expected
+    monkeypatch.setattr("hf_speculative.models.ragged.reads_length", lambda model: False)
+    assert refilled(model, prompts, 1, prompt_lookup_num_tokens=1, **settings) != expected, "the test can tell"
+
+
 def test_newcomers_are_read_without_the_rows_that_run(target, draft):
     with tiny.CountForwards(target) as forwards:
         refilled(target, draft_model=draft, num_draft_tokens=4)

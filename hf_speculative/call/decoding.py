@@ -177,6 +177,7 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
         sampler = make_sampler(options.config, model, batch, processors, config)
+        batch.shares_prefixes = target.shares_prefixes
         self._let_rows_wait(batch, target, drafter, sampler)
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs

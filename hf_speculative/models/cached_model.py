@@ -39,6 +39,12 @@ def max_positions_of(model: PreTrainedModel) -> int | None:
     return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
 
 
+def reads_length(model: PreTrainedModel) -> bool:
+    """Positions are encoded by how long the longest text of a pass is: RoPE's kinds "dynamic" and "longrope"."""
+    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # one, or one by type of layer
+    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+
 def image_layers(model: PreTrainedModel) -> list[int]:
     """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
     return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []

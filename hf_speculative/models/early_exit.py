@@ -97,6 +97,10 @@ class EarlyExitModel(CachedModel):
         fresh.reset()
         return fresh
 
+    @property
+    def shares_prefixes(self) -> bool:  # type: ignore[override]
+        return self.upper.shares_prefixes
+
     def share(self, other, batch: Batch) -> None:
         self.upper.share(other.upper, batch)
         self._agree()

@@ -19,7 +19,7 @@ from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import with_folded_attention
-from .cached_model import device_of, last_id
+from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes
 from .ragged_cache import RaggedCache
 
@@ -38,6 +38,7 @@ class RaggedModel(CachedModel):
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
+        self.shares_prefixes = not reads_length(model)
         self.cache = RaggedCache(self.layers.windows)
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
@@ -189,7 +190,7 @@ class RaggedModel(CachedModel):
 
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
-        if any(shared):
+        if self.shares_prefixes and any(shared):
             self._begin(batch, ahead=0)
             self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
             self._set_seen(list(range(len(shared))), shared)

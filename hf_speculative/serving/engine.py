@@ -220,6 +220,7 @@ class Engine:
         target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
         target.keeps_done = False
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
+        batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
         sampler = OwnSamplers(running, num_logits(model))
         schedule = OwnRoom(make_schedule(self.options), running)

@@ -50,6 +50,7 @@ class Rows(Batch):
         if not requests:
             return None
         newcomers = Rows(requests, self.max_length, self.pad, self.take, self.leave)
+        newcomers.shares_prefixes = self.shares_prefixes
         share_prefixes(self.history, newcomers, requests)
         return newcomers
 
@@ -61,8 +62,9 @@ class Rows(Batch):
 
 def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Running) -> None:
     """Rows that come begin with what they have in common with one of `texts`, which are cached; their requests are told."""
-    newcomers.prefixes = shared_prefixes(texts, newcomers.history)
-    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=True):
+    if newcomers.shares_prefixes:
+        newcomers.prefixes = shared_prefixes(texts, newcomers.history)
+    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=False):
         requests[row].num_cached = prefix.num_tokens
 
 

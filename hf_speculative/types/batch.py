@@ -39,6 +39,7 @@ class Batch:
         branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
+        shares_prefixes: rows that wait no longer need not read what a running one has cached (`CachedModel.shares_prefixes`).
         prefixes: of rows that wait no longer, what each shares with a row that is running; empty: nothing.
         path: `(batch, n)` int64, which of them the last round kept, `host_path` the same as lists without filler; `None`: the
             first ones. They have moved up in `tokens`, and what else is kept of them has to: see `CachedModel.rollback`.
@@ -49,6 +50,7 @@ class Batch:
     grows_levels: bool = False
     waiting: Batch | None = None
     tree: Tree | None = None
+    shares_prefixes: bool = False
     prefixes: Sequence[Prefix] = ()
     path: Tensor | None = None
     host_path: list[list[int]] | None = None
@@ -168,7 +170,8 @@ class Batch:
         indices = list(range(len(self.waiting.rows)))
         newcomers = self.waiting.part(indices[:num_rows])
         self.waiting.select(indices[num_rows:])
-        newcomers.prefixes = shared_prefixes(self.history, newcomers.history)
+        if self.shares_prefixes:
+            newcomers.prefixes = shared_prefixes(self.history, newcomers.history)
         return newcomers
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
