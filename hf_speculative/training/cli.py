@@ -169,6 +169,14 @@ def train_command(
         int,
         typer.Option(min=1, help="eagle3, dflash: it proposes the so many most frequent tokens.", rich_help_panel=HOW),
     ] = 32000,
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack/--no-pack",
+            help="Short texts share a row, if the model keeps them apart; the loss is the same, and a step is shorter.",
+            rich_help_panel=HOW,
+        ),
+    ] = True,
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.", rich_help_panel=HOW)] = False,
     report_to: Annotated[
         str, typer.Option(help="A logger that transformers knows, such as tensorboard or wandb.", rich_help_panel=HOW)
@@ -239,6 +247,7 @@ def train_command(
         head_layers=head_layers,
         anchors=anchors,
         draft_vocab_size=draft_vocab_size,
+        pack=pack,
         seed=seed,
     )
     arguments: dict[str, Any] = {

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.sources import source_of
+from .packing import keeps_texts_apart, model_inputs
 from .student import Prediction, Student
 from .teacher import Lesson
 
@@ -41,11 +42,15 @@ class DraftStudent(Student):
             self.kind = f"draft model, LoRA of rank {lora_rank}"
             self.module = _with_lora(draft, lora_rank)
 
-    def inputs(self, lesson: Lesson) -> dict[str, Any]:
-        return {"input_ids": lesson.ids, "attention_mask": lesson.mask, "use_cache": False}
+    @property
+    def packs(self) -> bool:
+        return keeps_texts_apart(self.draft())
 
-    def predictions(self, outputs: Any) -> list[Prediction]:
-        return [Prediction.along(outputs.logits)]
+    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+        return model_inputs(lesson.ids, lesson.texts) | {"use_cache": False}
+
+    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
+        return [Prediction.along(outputs.logits, lesson.texts)]
 
     def draft(self) -> PreTrainedModel:
         return checks.unwrap(self.module, "draft_model")

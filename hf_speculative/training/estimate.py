@@ -65,6 +65,6 @@ def _counted(trainer: DraftTrainer, inputs: dict) -> float:
         weights += (COPIES if weight.requires_grad else 1) * weight.numel() * weight.element_size()
     with torch.no_grad():
         lesson = trainer.teacher(**inputs)
-        guesses = trainer.student.predictions(module(**trainer.student.inputs(lesson)))
+        guesses = trainer.student.predictions(module(**trainer.student.inputs(lesson)), lesson)
     num_logits = lesson.logits.numel() + 3 * sum(guess.logits.numel() for guess in guesses)
     return weights + 4 * num_logits

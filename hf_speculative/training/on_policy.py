@@ -33,10 +33,9 @@ class OnPolicy:
         """The batch, with answers of the draft or as it is. No answer is longer than the one in whose place it stands."""
         if torch.rand(()) >= self.share:
             return inputs
-        ids, answers = inputs["input_ids"], inputs["labels"] != -100
-        lengths, starts = answers.sum(1).tolist(), answers.int().argmax(1).tolist()
-        prompts = [tuple(row[:start]) for row, start in zip(ids.tolist(), starts, strict=True)]
-        width = max(starts)
+        ids, examples = inputs["input_ids"], self.collator.apart(**inputs)
+        prompts, lengths = [one.prompt_ids for one in examples], [len(one.new_ids) for one in examples]
+        width = max(map(len, prompts))
         padded = torch.tensor([[self.collator.pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         was_training = draft.training

@@ -25,6 +25,7 @@ from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .on_policy import OnPolicy
+from .packing import keeps_texts_apart
 from .progress import Clock, Shown
 from .prompts import Data, read_data
 from .prospects import prospects
@@ -177,6 +178,10 @@ class Run:
         """Student and trainer, and what a step costs."""
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
+        packs = self.settings.pack and keeps_texts_apart(self.target) and self.student.packs
+        if self.settings.pack and not packs:
+            self.watch.say("Each text gets a row of its own: the model does not keep texts apart that share one.")
+        self.collator = Collator(self.tokenizer.pad_token_id or 0, packs)
         trainer = self._trainer(1, 1)
         self.estimate = self.processes.gather([estimate(trainer)])[0]
         return self.estimate
@@ -218,7 +223,7 @@ class Run:
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
-        settings, collator = self.settings, Collator(self.tokenizer.pad_token_id or 0)
+        settings, collator = self.settings, self.collator
         chosen = defaults(
             settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
         )

@@ -36,6 +36,7 @@ class Settings:
         ttt_steps, ttt_decay: steps of EAGLE-3's training-time test, and by what each counts less than the one before.
         head_layers, anchors: of DFlash, its layers, `None`: as many as fit the target's depth; and blocks in each text.
         draft_vocab_size: of a head: so many tokens, the most frequent of the answers.
+        pack: short texts share a row, if the target and the draft keep them apart.
     """
 
     head: str
@@ -59,6 +60,7 @@ class Settings:
     head_layers: int | None = None
     anchors: int = 64
     draft_vocab_size: int = 32000
+    pack: bool = True
     seed: int = 0
 
     def __post_init__(self):

@@ -29,11 +29,16 @@ class Prediction:
     weights: Tensor
 
     @classmethod
-    def along(cls, logits: Tensor, first: int = 0, weight: float = 1.0) -> Prediction:
-        """Those of all positions of a text from `first` on, which weigh the same."""
-        batch, num_guesses, _ = logits.shape
-        positions = torch.arange(first, first + num_guesses, device=logits.device).expand(batch, -1)
-        return cls(logits, positions, torch.full(positions.shape, weight, device=logits.device))
+    def along(cls, logits: Tensor, texts: Tensor, ahead: int = 0, weight: float = 1.0) -> Prediction:
+        """Those of each place of a row, so many positions ahead; where another text has begun there, they do not count.
+
+        Args:
+            texts: `(batch, length)`, as in `Lesson`.
+        """
+        num_guesses = logits.shape[1]
+        positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)
+        is_same = texts[:, :num_guesses] == texts[:, ahead : ahead + num_guesses]
+        return cls(logits, positions, weight * is_same)
 
 
 class Student:
@@ -53,11 +58,16 @@ class Student:
     vocabulary: Tensor | None = None
     max_draft_tokens: int | None = None
 
+    @property
+    def packs(self) -> bool:
+        """Whether it keeps texts that share a row apart."""
+        return True
+
     def inputs(self, lesson: Lesson) -> dict[str, Any]:
         """Keywords of the module's forward."""
         raise NotImplementedError
 
-    def predictions(self, outputs: Any) -> list[Prediction]:
+    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
         """What the module's forward guesses."""
         raise NotImplementedError
 

@@ -9,24 +9,31 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
+from .packing import model_inputs
+
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the target makes of a batch of texts, right-padded.
+    """What the target makes of a batch of texts, right-padded, and maybe several in a row.
 
     Attributes:
         ids: `(batch, length)` tokens.
-        mask: `(batch, length)`, 1 where there is a token.
+        texts: `(batch, length)`, which of its row's texts each token is of, from 1; 0 is padding.
         counted: `(batch, length)` bool: the token after this one is part of an answer, so that guessing it counts.
         logits: `(batch, length, vocab)` of the target.
         states: `(batch, length, layers * hidden)`, its hidden states of the layers asked for, side by side; `None` without any.
     """
 
     ids: Tensor
-    mask: Tensor
+    texts: Tensor
     counted: Tensor
     logits: Tensor
     states: Tensor | None
+
+    @property
+    def is_packed(self) -> bool:
+        """Some texts share a row."""
+        return bool(self.texts.amax() > 1)
 
 
 class Teacher:
@@ -49,26 +56,23 @@ class Teacher:
             self._check()
 
     @torch.no_grad()
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Lesson:
+    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> Lesson:
         """
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
         """
         counted = torch.zeros_like(labels, dtype=torch.bool)
-        counted[:, :-1] = labels[:, 1:] != -100
+        counted[:, :-1] = (labels[:, 1:] != -100) & (texts[:, 1:] == texts[:, :-1])
         was_training = self.target.training
         self.target.eval()
         try:
             outputs = self.target(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                use_cache=False,
-                output_hidden_states=self.selection,
+                **model_inputs(input_ids, texts), use_cache=False, output_hidden_states=self.selection
             )
         finally:
             self.target.train(was_training)
         states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
-        return Lesson(input_ids, attention_mask, counted, outputs.logits, states)
+        return Lesson(input_ids, texts, counted, outputs.logits, states)
 
     def _check(self) -> None:
         name, device = type(self.target).__name__, self.target.device

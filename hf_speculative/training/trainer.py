@@ -64,7 +64,7 @@ class DraftTrainer(Trainer):
         lesson = self.teacher(**inputs)
         outputs = model(**self.student.inputs(lesson))
         num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch
-        total = sum(self._summed(prediction, lesson) for prediction in self.student.predictions(outputs))
+        total = sum(self._summed(prediction, lesson) for prediction in self.student.predictions(outputs, lesson))
         loss = total / num_tokens
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients of processes are averaged

@@ -55,7 +55,10 @@ def test_the_original_implementations_outputs(name):
     embed = nn.Embedding.from_pretrained(expected["target_embed_tokens.weight"])
     ids = torch.cat([expected[f"round{i}_block_ids"] for i in range(2)], 1)
     anchors = torch.tensor([[6, 9]])
-    found = BlocksAtAnchors(load_head(FIXTURES / name))(embed(ids), expected["context_hidden"], anchors, anchors)
+    context = expected["context_hidden"]
+    positions = torch.arange(context.shape[1])[None]
+    blocks = BlocksAtAnchors(load_head(FIXTURES / name))
+    found = blocks(embed(ids), context, positions, anchors, torch.zeros_like(anchors), anchors)
     for i in range(2):
         torch.testing.assert_close(found["hidden"][:, i], expected[f"round{i}_hidden"][:, 1:], rtol=0, atol=1e-5)
 
@@ -71,7 +74,7 @@ def test_logits_are_those_of_the_drafter(kind, student):
     )
     lesson = Teacher(target, student.hidden_layers)(**batch)
     inputs = student.inputs(lesson)
-    (guess,) = student.predictions(student.module(**inputs))
+    (guess,) = student.predictions(student.module(**inputs), lesson)
     logits = guess.logits.unflatten(1, (inputs["anchors"].shape[1], -1))
     num_compared = 0
     for row, (anchors, weights) in enumerate(zip(inputs["anchors"].tolist(), inputs["weights"], strict=True)):
@@ -146,7 +149,7 @@ def test_a_loss_over_all_anchors_by_hand(deep, tmp_path):
     inputs = trainer.data_collator([one.cut(10 + row) for row, one in enumerate(lessons.examples(deep, 3))])
     lesson = trainer.teacher(**inputs)
     given = student.inputs(lesson)
-    (guess,) = student.predictions(student.module(**given))
+    (guess,) = student.predictions(student.module(**given), lesson)
     logits, total = guess.logits.unflatten(1, (-1, 3)), 0.0
     weights = torch.exp(-torch.arange(3) / 2)
     for row, anchors in enumerate(given["anchors"].tolist()):
@@ -166,7 +169,7 @@ def test_fewer_anchors_weigh_more(deep):
     counted[0, 2:19], counted[1, 3:5] = True, True
     torch.manual_seed(0)
     student = new_student(deep, num_anchors=4)
-    drawn = [student._drawn(counted) for _ in range(200)]
+    drawn = [student._drawn(counted, torch.ones_like(counted, dtype=torch.long)) for _ in range(200)]
     for anchors, weights in drawn:
         assert anchors.shape == (3, 4) and len(anchors[0].unique()) == 4
         assert weights.sum(1).tolist() == [17, 2, 0] and (weights[0] == 17 / 4).all()
@@ -210,7 +213,7 @@ def test_a_saved_head_is_read_again(deep, kind, layout, tmp_path):
         lesson = Teacher(deep, one.hidden_layers)(
             **lessons.trainer(deep, None, tmp_path, student=one).data_collator(lessons.examples(deep, 2))
         )
-        guesses.append(one.predictions(one.module(**one.inputs(lesson)))[0].logits)
+        guesses.append(one.predictions(one.module(**one.inputs(lesson)), lesson)[0].logits)
     torch.testing.assert_close(*guesses)
 
 
@@ -220,7 +223,7 @@ def test_mixed_dtypes(deep):
     student = new_student(half)
     ids = torch.ones(1, 6, dtype=torch.long)
     lesson: Lesson = Teacher(half, student.hidden_layers)(ids, ids, ids)
-    (guess,) = student.predictions(student.module(**student.inputs(lesson)))
+    (guess,) = student.predictions(student.module(**student.inputs(lesson)), lesson)
     guess.logits.float().sum().backward()
     assert student.head.layers[0].mlp.up_proj.weight.grad.dtype == torch.float32
     assert student.draft().dtype == torch.bfloat16 and student.head.dtype == torch.float32

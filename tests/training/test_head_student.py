@@ -24,11 +24,12 @@ def test_embeddings_are_the_weights_themselves(gemma, student, new):
     weights = gemma.get_input_embeddings().weight
     assert not torch.equal(gemma.get_input_embeddings()(IDS), weights[IDS])
     student = student(new(gemma, torch.ones(tiny.VOCAB), 20), gemma)
-    inputs = student.inputs(Teacher(gemma, student.hidden_layers)(IDS, torch.ones_like(IDS), IDS))
+    lesson = Teacher(gemma, student.hidden_layers)(IDS, torch.ones_like(IDS), IDS)
+    inputs = student.inputs(lesson)
     found = inputs.get("inputs_embeds", inputs.get("noise_embeds"))
     first = IDS.gather(1, inputs["anchors"])[0, 0] if "anchors" in inputs else IDS[0, 1]
     assert torch.equal(found[0, 0], weights[first])
-    student.predictions(student.module(**inputs))
+    student.predictions(student.module(**inputs), lesson)
 
 
 def test_rotation_is_that_of_full_attention(gemma):

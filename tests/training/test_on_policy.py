@@ -29,7 +29,7 @@ def test_answers_are_the_drafts_own(target):
         assert found["labels"][row].tolist() == [-100] * start + expected[0, start:].tolist() + [-100] * (
             found["labels"].shape[1] - end
         )
-        assert found["attention_mask"][row].sum() == end
+        assert found["texts"][row].sum() == end
     assert not torch.equal(found["input_ids"], batch["input_ids"])
 
 
