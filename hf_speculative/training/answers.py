@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batches import generate_batches
+from ..evaluation.processes import Processes
 from ..reports import files
 from .distributions import Use
 from .examples import Example
@@ -132,6 +133,25 @@ def answer(
         for num, completion in enumerate(completions, start=num_done + 1):
             journal.add(file, missing[completion.index], completion.new_ids)
             watch(num, len(keys))
+
+
+def answers_of_all(
+    target: PreTrainedModel,
+    prompts: dict[int, list[int]],
+    asked: Asked,
+    path: Path,
+    batch_size: int,
+    watch: Callable[[int, int], None],
+    processes: Processes,
+) -> list[Example]:
+    """The answers that each process makes in a journal beside `path`, and those of the others."""
+    rank, count = processes.rank, processes.count
+    paths = [path if one == 0 else path.with_name(f"{path.name}.rank{one}") for one in range(count)]
+    journal = Journal(paths[rank], asked)
+    answer(target, prompts, asked, journal, batch_size, watch, (rank, count))
+    processes.gather([])  # all have written theirs
+    journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
+    return list(examples_of(journals, prompts))
 
 
 def examples_of(journals: Iterable[Journal], prompts: dict[int, list[int]]) -> Iterator[Example]:

@@ -177,6 +177,13 @@ def train_command(
             rich_help_panel=HOW,
         ),
     ] = True,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for what the target makes of each text: computed once, not in every epoch. --dry-run tells its size.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.", rich_help_panel=HOW)] = False,
     report_to: Annotated[
         str, typer.Option(help="A logger that transformers knows, such as tensorboard or wandb.", rich_help_panel=HOW)
@@ -270,14 +277,14 @@ def train_command(
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("answers of the target", total=None)
             watch = Watch(lambda done, total: progress.update(task, completed=done, total=total), say, is_first)
-            run = Run(model, output, settings, tokenizer, watch, push)
+            run = Run(model, output, settings, tokenizer, watch, push, store)
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
             run.read(data, reading | {"prompt": field if template is None else template})
             clock = told.StopWatch()
             run.answer(only=batch_size if dry_run else None)
             seconds = clock.seconds()
-        costs = run.prepare(arguments)
+        costs = run.prepare(arguments, records=not dry_run)
         if dry_run:
             told.estimate(err, run, costs, seconds)
             return

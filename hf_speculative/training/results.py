@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..call.statistics import without_nan
+from ..embedded import FOLDER
 from ..reports import files
 from .acceptance import GREEDY, SAMPLED
 
@@ -90,6 +93,19 @@ class Trained:
     def write(self) -> None:
         files.write(self.folder / FILE, json.dumps(self.to_dict(), indent=1) + "\n")
 
+    def check(self, settings: dict[str, Any]) -> None:
+        """Whether a run goes on with the settings that it was begun with.
+
+        Raises:
+            ValueError: it does not.
+        """
+        for name, value in json.loads(json.dumps(settings)).items():
+            if self.settings.get(name) != value:
+                raise ValueError(
+                    f"`output={str(self.folder)!r}` holds a run whose {name} is {self.settings.get(name)!r} and not {value!r}: "
+                    "resume it as it was begun, or name another folder."
+                )
+
     @classmethod
     def read(cls, folder: Path) -> Trained:
         """What an earlier run left in `folder`.
@@ -119,3 +135,9 @@ def _point(step: int, entry: dict[str, Any]) -> Point:
             )
             positions[way] = [float(entry[name]) for name in names]
     return Point(step, lengths, positions)
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a report calls it."""
+    name = model.config.name_or_path
+    return "the embedded target" if Path(name) == FOLDER / "target" else name or type(model).__name__

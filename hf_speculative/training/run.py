@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
 from ..call import checks
-from ..embedded import FOLDER
 from ..evaluation.fingerprint import fingerprint
 from ..evaluation.processes import Processes
 from ..models import num_parameters
@@ -20,7 +18,7 @@ from ..reports.environment import environment
 from ..tokenizers.loading import tokenizer_of
 from . import card, page, students
 from .acceptance import Meter
-from .answers import Asked, Journal, answer, examples_of
+from .answers import Asked, answers_of_all
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of, texts_of_a_pass
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
@@ -30,8 +28,9 @@ from .progress import Clock, Shown
 from .prompts import Data, read_data
 from .prospects import prospects
 from .push import Push
-from .results import FILE, Trained
+from .results import FILE, Trained, name_of
 from .settings import Settings
+from .store import StoredTeacher
 from .student import Student
 from .teacher import Teacher
 from .trainer import DraftTrainer
@@ -65,6 +64,7 @@ def train(
     watch: Watch | None = None,
     reading: dict[str, Any] | None = None,
     push: Push | None = None,
+    store: str | Path | None = None,
     **arguments,
 ) -> Trained:
     """Train a draft for `target` on its own answers to the prompts of a data set.
@@ -77,12 +77,13 @@ def train(
         resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
         reading: how prompts are read, keywords of `training.prompts.read_data`.
         push: upload the draft at the end.
+        store: a folder for what the target makes of each text, which then is computed once and not in every epoch.
         **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
 
     Raises:
         ValueError, TypeError: before the first forward.
     """
-    run = Run(target, output, settings, tokenizer, watch or Watch(), push)
+    run = Run(target, output, settings, tokenizer, watch or Watch(), push, store)
     run.begin(resume)
     run.read(dataset, reading or {})
     run.answer()
@@ -100,6 +101,7 @@ class Run:
     tokenizer: Any
     watch: Watch
     push: Push | None = None
+    store: str | Path | None = None
     examples: list[Example] = field(default_factory=list)
 
     def __post_init__(self):
@@ -117,13 +119,7 @@ class Run:
                 f"`output={str(self.folder)!r}` holds a run already: go on with `resume=True`, or name another folder."
             )
         if resume and path.exists():
-            theirs, ours = Trained.read(self.folder).settings, json.loads(json.dumps(self.settings.to_dict()))
-            for name, value in ours.items():
-                if theirs.get(name) != value:
-                    raise ValueError(
-                        f"`output={str(self.folder)!r}` holds a run whose {name} is {theirs.get(name)!r} and not {value!r}: "
-                        "resume it as it was begun, or name another folder."
-                    )
+            Trained.read(self.folder).check(self.settings.to_dict())
         self.processes = Processes.of(self.target)
         if self.processes.shares_model:
             raise ValueError(
@@ -131,6 +127,11 @@ class Run:
             )
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
+        if self.store is not None and self.settings.on_policy:
+            raise ValueError(
+                f"`store={str(self.store)!r}` holds what the target makes of its own answers, and `on_policy` makes others in "
+                "each step: leave one of them out."
+            )
         if self.push is not None:
             self.push.check()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ class Run:
         Args:
             only: to the first so many prompts, for an estimate.
         """
-        settings, rank, count = self.settings, self.processes.rank, self.processes.count
+        settings = self.settings
         if self.data.answers:
             self.examples = unique(self.data.examples(), settings.max_length)
             self.processes.gather([])  # none begins before all have looked into the folder
@@ -166,25 +167,39 @@ class Run:
         asked = Asked(
             name, self.data.digest, settings.use, settings.max_new_tokens, settings.answers_per_prompt, settings.seed
         )
-        paths = [self.folder / (ANSWERS if one == 0 else f"{ANSWERS}.rank{one}") for one in range(count)]
-        journal = Journal(paths[rank], asked)
         prompts = dict(list(self.data.prompts.items())[:only])
-        answer(self.target, prompts, asked, journal, settings.batch_size, self.watch.answers, (rank, count))
-        self.processes.gather([])  # all have written theirs
-        journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
-        self.examples = unique(list(examples_of(journals, prompts)), settings.max_length)
+        path, watch = self.folder / ANSWERS, self.watch.answers
+        found = answers_of_all(self.target, prompts, asked, path, settings.batch_size, watch, self.processes)
+        self.examples = unique(found, settings.max_length)
 
-    def prepare(self, arguments: dict[str, Any]) -> Estimate:
-        """Student and trainer, and what a step costs."""
+    def prepare(self, arguments: dict[str, Any], records: bool = True) -> Estimate:
+        """Student, store and trainer, and what a step costs.
+
+        Args:
+            records: what the store lacks; without, it is left as it is, for an estimate.
+        """
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         packs = self.settings.pack and keeps_texts_apart(self.target) and self.student.packs
         if self.settings.pack and not packs:
             self.watch.say("Each text gets a row of its own: the model does not keep texts apart that share one.")
         self.collator = Collator(self.tokenizer.pad_token_id or 0, packs)
+        self.teacher = Teacher(self.target, self.student.hidden_layers)
+        if self.store is not None:
+            self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)
+            self.teacher = self._recorded() if records else self.teacher
         trainer = self._trainer(1, 1)
         self.estimate = self.processes.gather([estimate(trainer)])[0]
         return self.estimate
+
+    def _recorded(self) -> Teacher:
+        rank, count = self.processes.rank, self.processes.count
+        self.watch.say(f"The store takes {self.stored.num_bytes / 1e9:,.1f} GB.")
+        missing = self.stored.begin() if rank == 0 else []
+        missing = self.processes.gather([missing])[0]
+        self.stored.record(missing[rank::count], self.collator, self.settings.batch_size)
+        self.processes.gather([])  # all have recorded theirs
+        return self.stored
 
     def train(self, resume: bool) -> Trained:
         """The steps, and what is kept of them."""
@@ -229,7 +244,7 @@ class Run:
         )
         trainer = DraftTrainer(
             self.student,
-            Teacher(self.target, self.student.hidden_layers),
+            self.teacher,
             settings.loss,
             settings.use,
             self._meter(),
@@ -280,9 +295,3 @@ class Run:
             repository=None if self.push is None else self.push.repository,
             notes=self.notes(len(self.examples), num_steps),
         )
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """What a report calls it."""
-    name = model.config.name_or_path
-    return "the embedded target" if Path(name) == FOLDER / "target" else name or type(model).__name__

@@ -61,8 +61,6 @@ class Teacher:
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
         """
-        counted = torch.zeros_like(labels, dtype=torch.bool)
-        counted[:, :-1] = (labels[:, 1:] != -100) & (texts[:, 1:] == texts[:, :-1])
         was_training = self.target.training
         self.target.eval()
         try:
@@ -72,7 +70,14 @@ class Teacher:
         finally:
             self.target.train(was_training)
         states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
-        return Lesson(input_ids, texts, counted, outputs.logits, states)
+        return Lesson(input_ids, texts, self.counted(labels, texts), outputs.logits, states)
+
+    @staticmethod
+    def counted(labels: Tensor, texts: Tensor) -> Tensor:
+        """After which tokens a text goes on with one of its answer, `(batch, length)`."""
+        counted = torch.zeros_like(labels, dtype=torch.bool)
+        counted[:, :-1] = (labels[:, 1:] != -100) & (texts[:, 1:] == texts[:, :-1])
+        return counted
 
     def _check(self) -> None:
         name, device = type(self.target).__name__, self.target.device

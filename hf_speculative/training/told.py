@@ -41,6 +41,9 @@ def estimate(console: Console, run: Run, costs: Estimate, seconds: float) -> Non
     whole = duration(costs.seconds * num_steps)
     console.print(Text(f"training: {num_steps:,} steps of {costs.seconds:.2f} s, about {whole}; measuring apart"))
     console.print(Text(f"memory: about {costs.gigabytes:.1f} GB, of a batch like the first"))
+    if run.store is not None:
+        size = run.stored.num_bytes * total / max(1, len(run.examples)) / 1e9
+        console.print(Text(f"store: about {size:,.1f} GB in {run.store}"))
     for note in run.notes(total, num_steps):
         console.print(Text(note))
 
