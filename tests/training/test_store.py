@@ -19,7 +19,7 @@ from hf_speculative.training.store import StoredTeacher
 from hf_speculative.training.teacher import Teacher
 from tests.support import lessons, tiny
 
-SETTINGS = {"head": "layers:1", "steps": 3, "num_evaluations": 1, "batch_size": 4, "held_out": 2, "max_new_tokens": 6}
+SETTINGS = {"head": "layers:1", "steps": 2, "num_evaluations": 1, "batch_size": 4, "held_out": 2, "max_new_tokens": 6}
 
 
 @pytest.fixture(autouse=True)
@@ -115,11 +115,10 @@ def test_a_disk_without_room_is_refused(target, tmp_path, monkeypatch):
 
 
 def test_a_run_learns_the_same(tmp_path):
-    """Of the target's own answers; and once more from the same store."""
     target, found = tiny.llama(), []
     prompts = [{"prompt": list(example.prompt_ids)} for example in lessons.examples(target, 8)]
     tokenizer = hs.embedded_pair()[2]
-    for name, store in (("without", None), ("with", tmp_path / "store"), ("again", tmp_path / "store")):
+    for name, store in (("without", None), ("with", tmp_path / "store")):
         run = Run(
             target, tmp_path / name, Settings(**SETTINGS, use=Use(temperature=0)), tokenizer, Watch(), None, store
         )
@@ -130,8 +129,8 @@ def test_a_run_learns_the_same(tmp_path):
         with tiny.CountForwards(target) as forwards:
             losses = [loss for _, loss in run.train(resume=False).losses]
         found.append((losses, len(forwards.lengths)))
-    assert found[1][0] == pytest.approx(found[0][0], abs=1e-5) and found[2] == found[1]
-    assert found[0][1] - found[1][1] == 3, "one pass less of each step"
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-5)
+    assert found[0][1] - found[1][1] == 2, "one pass less of each step"
     fields = json.loads((tmp_path / "store" / "store.json").read_text())
     assert fields["kept"] == {"read": 32}
 
