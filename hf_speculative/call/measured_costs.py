@@ -33,7 +33,7 @@ from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
 from .source import Source
-from .timings import Budget, Known, Shape, Timings, costs_of
+from .timings import Budget, Known, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from .packed_parameters import own_parameters, parameters_of, weight_of
@@ -66,7 +66,9 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     num_experts = next((n for name in names if (n := getattr(config, name, None))), 1)
     num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
-    tables, heads, weights = set(), set(), {}
+    tables: set[int] = set()
+    heads: set[int] = set()
+    weights: dict[int, tuple[Tensor, str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.Linear)):
             (heads if isinstance(module, nn.Linear) else tables).add(id(weight_of(module)))
