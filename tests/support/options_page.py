@@ -25,7 +25,7 @@ Nothing is ever written to a model's config.
 
 This page is written from the table in `hf_speculative/call/option_table.py` by `make docs`.
 
-| option | meaning | value (*default*) | given in | has an effect on drafts by |
+| option | meaning | value (*default*) | given in | for drafts by |
 |---|---|---|---|---|
 """
 
