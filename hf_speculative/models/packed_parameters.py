@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -201,6 +201,11 @@ def named_parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             if weight not in seen:
                 seen.add(weight)
                 yield f"{path}.{name}" if path else name, cast(Tensor, weight)
+
+
+def own_parameters(module: nn.Module) -> Iterable[Tensor | None]:
+    """Likewise what `module` itself holds, without its children: quick enough for every call."""
+    return dict.values(module._parameters)
 
 
 def weight_of(module: nn.Module) -> Tensor:
