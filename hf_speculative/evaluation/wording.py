@@ -33,7 +33,7 @@ MEANINGS = {
     "counts as not kept.",
 }
 #: where everything is that a page has no room for
-REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: in the file of results, eval.jsonl."
+REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
 #: the same where there is little room
 SHORT = {
     "95 % interval": "interval",
