@@ -179,6 +179,14 @@ def title(cell: CellResult) -> str:
     return f"{cell.cell} ({reached}, entropy {cell.calibration.entropy:.2f} nats)"
 
 
+def caption(picture: str) -> str:
+    """What a picture shows, by its name."""
+    if picture == "round":
+        return "Where the time of a mean round goes."
+    axis = AXES[picture.removeprefix("speedup_")]
+    return f"Speedup over plain decoding by {axis}. Bands: quartiles of the repeats. Dashed: theory. Noise is left out."
+
+
 def bare_passes(cell: CellResult) -> str:
     if cell.passes is None:
         return f"No bare passes, so no theory: {cell.no_passes}."

@@ -32,7 +32,8 @@ def test_plots_are_drawn(tmp_path):
     names = {path.name for path in plots.save(report, tmp_path)}
     assert names == {"speedup_batch.png", "speedup_batch.svg", "round.png", "round.svg"}
     page.write(report, tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text().count("<svg") == 2
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<svg") == 2 and "by batch size. Bands: quartiles" in text and "time of a mean round" in text
 
 
 def test_nothing_is_hidden_or_turned_around(tmp_path):
