@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from .articles import a_type
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
@@ -201,7 +200,7 @@ def attach(
     config = SpeculativeConfig(**settings).over(config or SpeculativeConfig())
     target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
-        raise TypeError(f"`model` is {a_type(model)}: pass a transformers model.")
+        raise TypeError(f"`model` is of type {type(model).__name__}: pass a transformers model.")
     found = {"draft_model": draft_model} | {name: getattr(config, name) for name in ATTACHED_SOURCES}
     named = [name for name, value in found.items() if value is not None]
     if not named and not is_configured(getattr(target, "generation_config", None)):
