@@ -7,37 +7,51 @@ import weakref
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.func import functional_call
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, static
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, running
 from tests.support import tiny
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 
 
+class Package:
+    """What torch's loader of a compiled file does, by the traced module itself on the constants it was given."""
+
+    def __init__(self, compiler, module):
+        self.compiler, self.module = compiler, module
+
+    def get_constant_fqns(self):
+        return [name for named in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in named]
+
+    def load_constants(self, constants, use_inactive, check_full_update, user_managed):
+        assert constants.keys() == set(self.get_constant_fqns())
+        self.constants = constants
+
+    def run(self, inputs):
+        assert all(tensor.is_contiguous() for tensor in inputs)
+        self.compiler.runs.append(tuple(inputs[0].shape))
+        *tensors, caches = *inputs[:6], inputs[6:]
+        half = len(caches) // 2
+        return [functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:]))]
+
+
 class Emulated:
-    """A compiler whose passes are the model's own, and see what a compiled one does: flat, contiguous tensors."""
+    """A compiler whose passes are the model's own, and see what a compiled one does: flat, contiguous tensors, its constants."""
 
     def __init__(self):
-        self.num_made, self.runs = 0, []
+        self.num_made, self.runs, self.modules = 0, [], {}
 
     def compile_to(self, path, module, say=lambda step: None):
         self.num_made += 1
-        path.write_text("compiled")
+        path.write_text(str(self.num_made))
+        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler())
+        exported.check(exported.load(path, module), module)
 
-    def load(self, path, module):
-        assert path.read_text() == "compiled"
-        module = exported.Pass(module.model)
-
-        def run(inputs):
-            assert all(tensor.is_contiguous() for tensor in inputs)
-            self.runs.append(tuple(inputs[0].shape))
-            *tensors, caches = *inputs[:6], inputs[6:]
-            half = len(caches) // 2
-            return module(*tensors, caches[:half], caches[half:])
-
-        return run
+    def open_package(self, path):
+        return Package(self, self.modules[path.read_text()])
 
 
 @pytest.fixture
@@ -56,7 +70,7 @@ def emulated(tmp_path, monkeypatch):
     compiler = Emulated()
     monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
-    monkeypatch.setattr(exported, "load", compiler.load)
+    monkeypatch.setattr(exported, "open_package", compiler.open_package)
     monkeypatch.setattr(artifacts, "_started", set())
     pool._kept.clear()
     return compiler
@@ -115,7 +129,7 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
 def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
     monkeypatch.setattr(exported, "load", lambda path, module: lambda inputs: torch.zeros(0))
     model = tiny.build("gpt2")  # no shallow copy in between
-    static.ragged_model(model, compile=True)
+    running.ragged_model(model, compile=True)
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -211,8 +225,8 @@ class TestWhatCannotBeCompiled:
             with pytest.raises(artifacts.CannotCompile, match="other logits"):
                 artifacts.make(target)
         assert emulated.num_made == 1
-        assert type(static.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
-        assert type(static.ragged_model(target, compile="auto")) is RaggedModel
+        assert type(running.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
+        assert type(running.ragged_model(target, compile="auto")) is RaggedModel
 
     @pytest.mark.parametrize(
         "change, reason",

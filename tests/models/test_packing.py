@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import hf_speculative as hs
-from hf_speculative.models import packing, static
+from hf_speculative.models import packing, running
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
 from tests.support import tiny
 
@@ -281,7 +281,7 @@ def test_compiled_passes_take_plain_weights(model, monkeypatch):
     """And keep them from call to call: passes are compiled anew where weights have moved."""
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(
-        static, "_ahead_of_time", lambda model, waits: None
+        running, "_ahead_of_time", lambda model, waits: None
     )  # such a pass holds the weights from then on
     draft = tiny.noisy_copy(model)
     expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
