@@ -92,10 +92,10 @@ def chosen(model: PreTrainedModel) -> list[str] | None:
 
     What is faster packed is measured. So it may be another choice in another process, for which there is no file.
     """
-    for path in sorted(folder().glob(f"{_described(model)}-packed-*.json")):
-        record = json.loads(path.read_text())
-        if record["chosen"] and path.with_suffix(".pt2").exists():
-            return record["packed"]
+    for path in sorted(folder().glob(f"{_described(model)}-packed-*.pt2")):
+        notes = exported.notes_of(path)
+        if notes["is_chosen"] == "True":
+            return json.loads(notes["packed"])
     return None
 
 
@@ -187,16 +187,13 @@ def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None)
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
             begun = Path(place) / "pass.pt2"
             try:
-                exported.compile_to(begun, _pass(model), say)
+                exported.compile_to(begun, _pass(model), say, {"is_chosen": str(packing.are_chosen(model))})
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 note_of(path).write_text(reason)
                 raise CannotCompile(reason) from error
-            if packed := sorted(packed_of(model)):
-                record = {"packed": packed, "chosen": packing.are_chosen(model)}
-                path.with_suffix(".json").write_text(json.dumps(record))
             begun.replace(path)
     return path
 

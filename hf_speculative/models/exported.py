@@ -8,8 +8,9 @@ Packed layers are compiled as calls of oneDNN on their packed weights.
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -174,8 +175,14 @@ def export(module: Pass):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 
 
-def compile_to(path: Path, module: Pass, say: Callable[[str], None] = lambda step: None) -> None:
+def compile_to(
+    path: Path, module: Pass, say: Callable[[str], None] = lambda step: None, notes: Mapping[str, str] = {}
+) -> None:
     """Exports and compiles `module` and writes it to `path`, if it does what the model does.
+
+    Args:
+        say: is told what is done.
+        notes: kept in the file beside the packed layers, for `notes_of`.
 
     Raises:
         Differs: it does not.
@@ -189,7 +196,8 @@ def compile_to(path: Path, module: Pass, say: Callable[[str], None] = lambda ste
         warnings.simplefilter("ignore")  # what torch deprecates of its own is not for our users to mend
         program = export(module.for_compiler())
         say("compiling")
-        settings = {"aot_inductor.package_constants_in_so": False}
+        notes = {**notes, "packed": json.dumps(sorted(module.packed))}
+        settings = {"aot_inductor.package_constants_in_so": False, "aot_inductor.metadata": notes}
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         say("comparing with the model")
         check(load(path, module), module)
@@ -217,8 +225,13 @@ def flat(*inputs) -> list[Tensor]:
 
 
 def open_package(path: Path):
-    """torch's loader of a compiled file: `get_constant_fqns`, `load_constants` and `run`."""
+    """torch's loader of a compiled file: `get_constant_fqns`, `get_metadata`, `load_constants` and `run`."""
     return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """What the file says of itself, without loading it."""
+    return torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(path), "model")
 
 
 def load(path: Path, module: Pass) -> BoundPass:
@@ -233,9 +246,8 @@ def load(path: Path, module: Pass) -> BoundPass:
     names = compiled.get_constant_fqns()
     if missing := [name for name in names if name not in own]:
         raise Differs(f"it needs {', '.join(missing)}, which the model does not have")
+    if module.packed.keys() != set(json.loads(compiled.get_metadata()["packed"])):
+        raise Differs("other layers of the model are packed than those that it was compiled for")
     packed = {f"model.{name}.{WEIGHT}": parameters for name, parameters in module.packed.items()}
-    return BoundPass(
-        compiled,
-        plain={name: own[name].detach() for name in names if name not in packed},
-        packed={name: parameters for name, parameters in packed.items() if name in names},
-    )
+    plain = {name: own[name].detach() for name in names if name not in packed}
+    return BoundPass(compiled, plain, packed)

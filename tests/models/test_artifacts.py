@@ -7,51 +7,14 @@ import weakref
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.func import functional_call
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, running
 from tests.support import tiny
+from tests.support.emulated_compiler import install
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
-
-
-class Package:
-    """What torch's loader of a compiled file does, by the traced module itself on the constants it was given."""
-
-    def __init__(self, compiler, module):
-        self.compiler, self.module = compiler, module
-
-    def get_constant_fqns(self):
-        return [name for named in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in named]
-
-    def load_constants(self, constants, use_inactive, check_full_update, user_managed):
-        assert constants.keys() == set(self.get_constant_fqns())
-        self.constants = constants
-
-    def run(self, inputs):
-        assert all(tensor.is_contiguous() for tensor in inputs)
-        self.compiler.runs.append(tuple(inputs[0].shape))
-        *tensors, caches = *inputs[:6], inputs[6:]
-        half = len(caches) // 2
-        return [functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:]))]
-
-
-class Emulated:
-    """A compiler whose passes are the model's own, and see what a compiled one does: flat, contiguous tensors, its constants."""
-
-    def __init__(self):
-        self.num_made, self.runs, self.modules = 0, [], {}
-
-    def compile_to(self, path, module, say=lambda step: None):
-        self.num_made += 1
-        path.write_text(str(self.num_made))
-        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler())
-        exported.check(exported.load(path, module), module)
-
-    def open_package(self, path):
-        return Package(self, self.modules[path.read_text()])
 
 
 @pytest.fixture
@@ -67,13 +30,7 @@ def draft(target):
 
 @pytest.fixture
 def emulated(tmp_path, monkeypatch):
-    compiler = Emulated()
-    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
-    monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
-    monkeypatch.setattr(exported, "open_package", compiler.open_package)
-    monkeypatch.setattr(artifacts, "_started", set())
-    pool._kept.clear()
-    return compiler
+    return install(tmp_path, monkeypatch)
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, **options):
@@ -127,7 +84,6 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
 
 
 def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
-    monkeypatch.setattr(exported, "load", lambda path, module: lambda inputs: torch.zeros(0))
     model = tiny.build("gpt2")  # no shallow copy in between
     running.ragged_model(model, compile=True)
     gone = weakref.ref(model)
@@ -216,7 +172,7 @@ class TestAuto:
 
 class TestWhatCannotBeCompiled:
     def test_says_why_and_is_not_tried_again(self, target, emulated, monkeypatch):
-        def refuse(path, module, say):
+        def refuse(path, module, say, notes):
             emulated.num_made += 1
             raise exported.Differs("other logits")
 
