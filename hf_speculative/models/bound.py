@@ -48,7 +48,8 @@ class BoundPass:
             aliases = {name: weight.detach() for name, weight in weights.items()}
             use_inactive, check_full_update, user_managed = False, True, True
             compiled.load_constants(aliases, use_inactive, check_full_update, user_managed)
-            self.empty = weakref.finalize(self, _empty, list(aliases.values()))
+            self.aliases = list(aliases.values())
+            self.empty = weakref.finalize(self, _empty, self.aliases)
             self.empty.atexit = False
             if self.is_over:
                 self.empty()

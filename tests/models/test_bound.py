@@ -276,3 +276,35 @@ def test_where_packed_layers_cannot_be_compiled_passes_take_plain_weights(model,
         assert not packed_of(model) and emulated.runs
     assert "cannot be compiled otherwise (Differs: other logits)" in packing.describe(model)
     assert emulated.num_made == 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("passes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", dtypes())
+def test_with_the_compiler_itself(dtype, folder, monkeypatch):
+    """One file a number format; what holds with an emulated compiler holds with this one."""
+    monkeypatch.setenv(artifacts.FOLDER, str(folder))
+    pool._kept.clear()
+    model = tiny.llama().to(dtype)
+    attached(model)
+    settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
+    for write in (None, lambda weight: weight.data.mul_(-1), lambda weight: weight.data.mul_(-1)):
+        if write is not None:
+            one_pass = pool.kept(model).artifact
+            write(model.lm_head.weight)
+            assert one_pass.is_over
+        for batch in (1, 3):
+            found = model.generate(**tiny.prompts(batch), **KWARGS)
+            assert pool.kept(model).artifact.is_current() and len(packed_of(model)) == 15
+            assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **settings, draft_model=None) > 6 * batch
+            if dtype == torch.float32:
+                assert found.tolist() == generate(model, batch, draft_model=None)
+    assert len(list(folder.glob("*-packed-*.pt2"))) == len({p.stem for p in folder.glob("*.pt2")}) <= len(dtypes())
+    constants = pool.kept(model).artifact.aliases
+    hs.detach(model)
+    gc.collect()
+    assert all(constant.numel() <= 1 for constant in constants)
