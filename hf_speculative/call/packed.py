@@ -22,7 +22,7 @@ def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *con
     )
     if not value or not takes_packed(model, compile, cuda_graphs):
         return
-    is_first = value == "auto" and bool(compile) and not packing.are_packed(model)
+    is_first = value == "auto" and bool(compile) and not packing.was_asked_for(model)
     packing.pack_weights(model, value == "auto", only=artifacts.chosen(model) if is_first else None)
 
 

@@ -172,6 +172,16 @@ def keep_plain(model: PreTrainedModel, reason: str) -> None:
     _packings[model] = Packing(left=Counter({reason: num_layers}))
 
 
+def is_partial(model: PreTrainedModel) -> bool:
+    """Some layers that were packed once are plain now."""
+    return model in _packings and not all(is_packed(layer) for layer, _ in _packings[model].layers)
+
+
+def was_asked_for(model: PreTrainedModel) -> bool:
+    """It is known which of its layers are to be packed, if any."""
+    return model in _packings
+
+
 def are_chosen(model: PreTrainedModel) -> bool:
     """Those of its layers are packed that are faster so."""
     return model in _packings and _packings[model].is_chosen

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import CudaGraphs
-from .packed_layers import packed_of
 from .ragged import RaggedModel
 from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
@@ -66,6 +65,11 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
     """
     if artifacts.why_not(model) is not None:
         return None
+    packing.renew(model)
+    if packing.is_partial(model):  # each other choice of layers would be another file
+        packing.keep_plain(
+            model, "in compiled passes, since something else has some of their weights, or often asks for them"
+        )
     kept = pool.kept(model)
     if kept.artifact is not None and not kept.artifact.is_current():
         kept.artifact = None
@@ -73,7 +77,7 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
         try:
             artifacts.make(model)
         except artifacts.CannotCompile as error:
-            if not packed_of(model):
+            if not packing.are_packed(model):
                 return None
             packing.keep_plain(model, f"in passes that cannot be compiled otherwise ({error})")
             return _ahead_of_time(model, waits)

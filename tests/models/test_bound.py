@@ -13,7 +13,7 @@ from torch import nn
 import hf_speculative as hs
 from hf_speculative.models import artifacts, exported, packing, pool, running
 from hf_speculative.models.bound import BoundPass, Moved
-from hf_speculative.models.packed_layers import dtypes, packed_of
+from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
 from tests.support.emulated_compiler import install
 
@@ -276,6 +276,19 @@ def test_where_packed_layers_cannot_be_compiled_passes_take_plain_weights(model,
         assert not packed_of(model) and emulated.runs
     assert "cannot be compiled otherwise (Differs: other logits)" in packing.describe(model)
     assert emulated.num_made == 1
+
+
+def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
+    """Otherwise each choice of layers that are left would be a file of its own."""
+    attached(model)
+    expected = generate(model)
+    for _ in range(MOST_RESTORED + 1):
+        model.lm_head.weight.sum()
+        assert generate(model) == expected
+    assert not packed_of(model) and emulated.num_made == 2
+    assert "15 stay plain, in compiled passes, since something else has some of their weights" in packing.describe(
+        model
+    )
 
 
 @pytest.fixture(scope="module")
