@@ -28,7 +28,7 @@ from . import exported, packing
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved
 from .exported import Pass
-from .packed_layers import PLAIN, is_linear, packed_of
+from .packed_layers import PLAIN, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of, parameters_of
 from .shallow import has_own_forward
 
@@ -102,8 +102,7 @@ def chosen(model: PreTrainedModel) -> list[str] | None:
 def _described(model: PreTrainedModel) -> str:
     """A name for all that passes of `model` depend on, packing apart: code, versions, processor, config, shapes and modules."""
     config = model.config.to_dict()
-    # Packed or not, linear weights are described alike.
-    packed = {f"{name}.{WEIGHT}" for name, module in model.named_modules() if is_linear(module)}
+    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
     described = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
@@ -111,7 +110,7 @@ def _described(model: PreTrainedModel) -> str:
         "attention": model.config._attn_implementation,
         "sources": _sources(model),
         "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), None if name in packed else list(tensor.stride()))
+            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
             for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
             for name, tensor in named
         ],

@@ -92,6 +92,10 @@ def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
     assert gone() is None
 
 
+def _transpose_in_memory(layer):
+    layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+
+
 class TestTheName:
     def test_of_the_same_passes(self, target, draft):
         assert artifacts.path_of(target) == artifacts.path_of(draft), "it says nothing of the weights"
@@ -107,6 +111,7 @@ class TestTheName:
             lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.5),
             lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
             lambda model: model.resize_token_embeddings(70, mean_resizing=False),
+            lambda model: _transpose_in_memory(model.lm_head),
         ],
     )
     def test_of_others(self, target, change):
