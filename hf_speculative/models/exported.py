@@ -197,12 +197,7 @@ def compile_to(
         program = export(module.for_compiler())
         say("compiling")
         notes = {**notes, "packed": json.dumps(sorted(module.packed))}
-        settings = {
-            "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.metadata": notes,
-            # of the calls between kernels, which are as fast so, and compiled in less time
-            "aot_inductor.compile_wrapper_opt_level": "O0",
-        }
+        settings = {"aot_inductor.package_constants_in_so": False, "aot_inductor.metadata": notes}
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         say("comparing with the model")
         check(load(path, module), module)
