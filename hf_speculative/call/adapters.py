@@ -88,9 +88,11 @@ def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
     Raises:
         ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow.
     """
+    if num_rows == 1:
+        return
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     names = next((names for hook in hooks if (names := getattr(hook, "keywords", {}).get("adapter_names"))), None)
-    if names is not None and num_rows > 1:
+    if names is not None:
         raise ValueError(
             f"`adapter_names={names!r}` gives each row an adapter, and rows leave the batch as they are done: generate for "
             "the rows of each adapter apart, after `model.set_adapter(...)`, or pass `draft_model=None` for plain decoding."

@@ -177,7 +177,6 @@ class SpeculativeDecoding:
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
         sampler = make_sampler(options.config, model, batch, processors, config)
-        batch.shares_prefixes = target.shares_prefixes
         self._let_rows_wait(batch, target, drafter, sampler)
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs
@@ -219,6 +218,7 @@ class SpeculativeDecoding:
         parts = (target, drafter, sampler.processors)
         if any(part.keeps_rows_together for part in parts):
             raise CannotRefill
+        batch.shares_prefixes = target.shares_prefixes
         batch.wait_beyond(limit)
 
     def _run(self, parts: Parts, output: Output) -> Generator[tuple[Round, Statistics], None, Statistics]:

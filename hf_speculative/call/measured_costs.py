@@ -1,8 +1,8 @@
 """What rounds cost on this machine: measured in a bounded time before a call's first round, and kept for later calls.
 
-Measuring takes no longer than a few plain steps, nor than a small share of what the call is going to take. So a round of it is
-begun only where it is expected to fit, the most telling first. What was not reached is assumed, and later calls go on from
-there until times agree; within a call the costs do not change.
+Measuring takes a small share of all that calls of a pair ask for; a call that does not need its share leaves it to later ones.
+So a round of it is begun only where it is expected to fit, the most telling first. What was not reached is assumed, and later
+calls go on from there until times agree; within a call the costs do not change.
 
 What is timed are whole rounds of the loop itself, on parts of their own and the last token of each prompt, with chance of their
 own: nothing that the call will use is touched. No draft token is kept, so that each round is like the next.
@@ -33,16 +33,18 @@ from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
 from .source import Source
-from .timings import Budget, Shape, Timings, costs_of
+from .timings import Budget, Known, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
 MAX_STEPS, MAX_SHARE = 8, 0.1
+#: nor than this share of the plain steps that all calls so far have asked for
+SHARE = 0.02
 #: draft lengths are left out if the models have no room for them, but for those up to this one
 SHORT = 8
 #: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
-_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, dict[Shape, Timings]]]]
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Known]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
 
@@ -99,11 +101,11 @@ class Probe:
         with _lock:
             return costs_of(self._found())
 
-    def _found(self) -> dict[Shape, Timings]:
+    def _found(self) -> Known:
         of_target = _known.setdefault(self.model, WeakKeyDictionary())
         kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
         if kind not in kinds:
-            kinds[kind] = {(len(self.batch.rows), 0): self._timings()}
+            kinds[kind] = Known({(len(self.batch.rows), 0): self._timings()})
         return kinds[kind]
 
     def _kind(self) -> tuple:
@@ -132,9 +134,13 @@ class Probe:
     def _assumed_per_token(self) -> float:
         return self.options.source.cost_of_token(self.model) + ASSUMED_VERIFICATION
 
-    def _measure(self, known: dict[Shape, Timings]) -> None:
+    def _measure(self, known: Known) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
-        num_steps = min(MAX_STEPS, MAX_SHARE * (self.batch.max_length - self.batch.prompt_width))
+        asked_for = self.batch.max_length - self.batch.prompt_width
+        num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
+        known.saved += SHARE * asked_for
+        if known.saved < num_steps:
+            return  # to measure little in each of many calls would take more plain steps to compare with
         if all(timings.wanted(num_steps - 1) is None for timings in known.values()):
             return  # beside the step that the prompt takes there is time for nothing, or all is known
         device, start = self.model.device, time.perf_counter()
@@ -149,9 +155,10 @@ class Probe:
         except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             for timings in known.values():
                 timings.can_grow = False  # nor in a later call
+        known.saved -= num_steps - budget.left(known[len(self.batch.rows), 0].plain_step)
         self.seconds = time.perf_counter() - start
 
-    def _time(self, num_rows: int, known: dict[Shape, Timings], budget: Budget) -> None:
+    def _time(self, num_rows: int, known: Known, budget: Budget) -> None:
         """Times rounds of `num_rows` rows, as long as the budget lasts."""
         options, ranks = self.options, budget.ranks
         target, drafter = target_and_drafter(options, self.model, self.inputs, self.inputs_tensor)

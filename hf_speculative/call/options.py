@@ -94,9 +94,11 @@ class _Call:
 
     def refuse_for(self, source: Source, config: SpeculativeConfig) -> None:
         """Refuse what has no effect on drafts of this source, be it by the resolved `config`."""
+        own = source.options()
         for name, value in (vars(config) | self.given).items():
-            arguments = sources.arguments_with(name) if ROWS[name].without_draft == REFUSED else []
-            if arguments and value is not None and name not in source.options():
+            if value is None or name in own or ROWS[name].without_draft != REFUSED:
+                continue
+            if arguments := sources.arguments_with(name):
                 others = f"without {' or '.join(f'`{one}`' for one in arguments)}"
                 why = f"on drafts by {with_article(source.name)}" if source.argument in arguments else others
                 raise ValueError(f"{shown(self.spelled.get(name, name), value)} has no effect {why}: leave it out.")
@@ -227,8 +229,9 @@ def check_names(model, names: Iterable[str]) -> None:
     Raises:
         TypeError: a name that neither `generate` nor the model knows is close to that of an option.
     """
+    config = GenerationConfig()
     for name in names:
-        reason = None if name in IN_CALL or hasattr(GenerationConfig(), name) else why_unknown(name)
+        reason = None if name in IN_CALL or hasattr(config, name) else why_unknown(name)
         functions = (type(model).generate, model.prepare_inputs_for_generation, model.forward)
         if reason and not any(name in inspect.signature(function).parameters for function in functions):
             raise TypeError(reason)

@@ -41,7 +41,7 @@ def max_positions_of(model: PreTrainedModel) -> int | None:
 
 def reads_length(model: PreTrainedModel) -> bool:
     """Positions are encoded by how long the longest text of a pass is: RoPE's kinds "dynamic" and "longrope"."""
-    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # one, or one by type of layer
+    kinds = [str(vars(module).get("rope_type", "")) for module in model.modules()]  # one, or one by type of layer
     return any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
 
@@ -72,7 +72,8 @@ def _switched_off(model: nn.Module, name: str):
     """
     num_off = _num_off[name]
     with _lock:
-        modules = [module for module in model.modules() if module in num_off or getattr(module, name, False)]
+        # An attribute of their own: looking for one that is not there takes torch long, for each of hundreds of modules.
+        modules = [module for module in model.modules() if vars(module).get(name) or (num_off and module in num_off)]
         for module in modules:
             num_off[module] = num_off.get(module, 0) + 1
             setattr(module, name, False)

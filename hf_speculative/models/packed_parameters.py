@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 from weakref import WeakSet
@@ -224,6 +224,11 @@ def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iter
             if weight not in seen:
                 seen |= {weight} if remove_duplicate else set()
                 yield f"{path}.{name}" if path else name, cast(Tensor, weight)
+
+
+def own_parameters(module: nn.Module) -> Iterable[Tensor | None]:
+    """Likewise what `module` itself holds, without its children: quick enough for every call."""
+    return dict.values(module._parameters)
 
 
 def weight_of(module: nn.Module) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
-from .packed_parameters import parameters_of
+from .packed_parameters import own_parameters
 
 if TYPE_CHECKING:
     from .bound import BoundPass
@@ -69,17 +69,21 @@ def release_artifact(model: PreTrainedModel) -> None:
             _kept[model].artifact = None
 
 
-def take(model: PreTrainedModel) -> RaggedCache | None:
-    """The model's idle cache; nobody else gets it."""
+def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache:
+    """The model's idle cache, which nobody else gets, or a new one."""
     entry = kept(model)
     with _lock:
-        cache, entry.idle = entry.idle, None
-        return cache
+        cache, entry.idle = entry.idle or make(), None
+    cache.made_for = entry.state
+    return cache
 
 
 def give_back(model: PreTrainedModel, cache: RaggedCache) -> None:
-    """The call is over: the next one may have the cache."""
-    kept(model).idle = cache
+    """The call is over: the next one may have the cache, if the model is as it was when this one took it."""
+    with _lock:
+        entry = _kept.get(model)
+        if entry is not None and entry.state == cache.made_for:
+            entry.idle = cache
 
 
 def release(model: PreTrainedModel | None) -> None:
@@ -96,7 +100,8 @@ def _state(model: PreTrainedModel) -> tuple:
     Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    weights = tuple(tensor.data_ptr() for tensor in chain(parameters_of(model), model.buffers()))
+    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
+    weights = tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
     # By the ids of their handles, which torch gives once.
     hooks = tuple(
         tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part

@@ -8,6 +8,7 @@ and the model builds the masks that it builds in plain `generate`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import torch
@@ -38,7 +39,6 @@ class RaggedModel(CachedModel):
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.num_forwards = 0
-        self.shares_prefixes = not reads_length(model)
         self.cache = RaggedCache(self.layers.windows)
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
@@ -46,11 +46,15 @@ class RaggedModel(CachedModel):
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
-            self.cache = pool.take(self.original) or RaggedCache(self.layers.windows)
+            self.cache = pool.take(self.original, lambda: RaggedCache(self.layers.windows))
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
         #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
         self.done: list[tuple[int, int]] = []
+
+    @functools.cached_property
+    def shares_prefixes(self) -> bool:  # type: ignore[override]
+        return not reads_length(self.original)
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -190,7 +194,7 @@ class RaggedModel(CachedModel):
 
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
-        if self.shares_prefixes and any(shared):
+        if any(shared) and self.shares_prefixes:
             self._begin(batch, ahead=0)
             self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
             self._set_seen(list(range(len(shared))), shared)

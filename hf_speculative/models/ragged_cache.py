@@ -69,7 +69,10 @@ class RaggedLayer(CacheLayerMixin):
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the rows still running; those that left are behind them, the last ones first."""
-        return self.keys[: self.cache.num_rows], self.values[: self.cache.num_rows]
+        num_rows = self.cache.num_rows
+        if num_rows == self.keys.shape[0]:
+            return self.keys, self.values
+        return self.keys[:num_rows], self.values[:num_rows]
 
     # The three below tell a model how to build its own mask; only used while all rows are equally long.
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -130,7 +133,10 @@ class RaggedCache(Cache):
         num_rows: rows running, the first ones of those allocated; 0 between calls.
         used: slots that this call has written to, from 0 on.
         captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
+        made_for: the state of the model that it was taken for, see `pool`.
     """
+
+    made_for: tuple = ()
 
     def __init__(self, windows: list[int | None]):
         self.captured: dict[tuple, Callable[..., Any]] = {}

@@ -83,6 +83,8 @@ class Batch:
         self.tree = tree
         self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
         first, width = self.host_lengths[0] + ahead, tokens.shape[1]
+        if width == 0:
+            return
         if min(self.host_lengths) == max(self.host_lengths):
             self.tokens[:, first : first + width] = tokens
         else:
@@ -100,14 +102,15 @@ class Batch:
         stop read more.
         """
         num_accepted, survival, path = verdict.num_accepted[:, None], verdict.survival, verdict.path
-        if survival is None:
+        if survival is None and draft.width:
             survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
         if is_valid is None:
             is_valid = torch.ones(len(draft.tokens), draft.width + 1, dtype=torch.bool, device=num_accepted.device)
         num_valid = is_valid.long().cumprod(1).sum(1, keepdim=True)
         counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
+        of_draft = [] if survival is None else [draft.tokens, in_units(survival)]
         more = [*([] if path is None else [path]), *([] if verdict.chances is None else [in_units(verdict.chances)])]
-        packed = [*counts, draft.tokens, in_units(survival), *more]
+        packed = [*counts, *of_draft, *more]
         read = torch.cat(packed, 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1

@@ -33,6 +33,11 @@ def draw_next_token(
     return Verdict(num_accepted, next_token, survival)
 
 
+def draw_without_draft(draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    """What every rule comes to where nothing was drafted: a draw from p."""
+    return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
+
+
 def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:
     """A token a row from what `probs (batch, k + 1, vocab)` has at its `position (batch,)`: `(batch,)`."""
     rows = torch.arange(len(position), device=position.device)

@@ -36,7 +36,9 @@ SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
+    """Nor has a call to save up for it, but where that is tested."""
     monkeypatch.setattr(costs, "_known", type(costs._known)())
+    monkeypatch.setattr(costs, "SHARE", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,18 @@ def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_n
         if seconds == 0:
             break
     assert seconds == 0, "in the end all is known that this budget reaches"
+
+
+@pytest.mark.parametrize("num_new", [48, 128, 1000])
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_calls_together_measure_no_longer_than_their_share(small, machine, monkeypatch, speed, num_new):
+    monkeypatch.setattr(costs, "SHARE", 0.02)
+    ours = machine(*small, **SPEEDS[speed])
+    seconds = []
+    for num_calls in range(1, 25):
+        seconds.append(probed(*small, max_new_tokens=num_new))
+        assert sum(seconds) <= 0.02 * num_calls * num_new * ours.step * 1.0001
+    assert any(seconds) and (seconds[0] > 0) == (num_new == 1000), "short calls save up"
 
 
 def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
