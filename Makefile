@@ -1,6 +1,7 @@
 # `make demo` and `make test` do all set-up themselves, in .venv
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALLED := .venv/.installed
 READY := .venv/.ready
 TORCHAO := .venv/torchao
 
@@ -20,8 +21,13 @@ help:
 	@echo "make docs       write the pages of options and commands, build the site in site/, links checked; docs-serve shows it"
 	@echo "make clean      remove .venv and caches"
 
-$(READY): pyproject.toml constraints.txt
+# The package alone, which is all that the demo needs
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(READY): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
@@ -30,7 +36,7 @@ $(TORCHAO): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $@ --upgrade torchao
 	touch $@
 
-demo: $(READY)
+demo: $(INSTALLED)
 	$(BIN)/hf-speculative generate --demo
 
 # Timed: on a quiet machine

@@ -16,14 +16,13 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from .articles import a_type
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.kept import forget
 from .call.option_table import ATTACHED_SOURCES, CALL, documented
 from .call.output import GenerateSpeculativeOutput
-from .call.packed import check_pack_weights, runs_static
+from .call.packed import check_pack_weights, pack
 from .call.preparation import checked, load_draft
 from .call.sources import go_together, is_configured, source_of
 from .call.statistics import Statistics
@@ -153,19 +152,18 @@ class Attached:
     def plain_generate(self):
         return type(self.model).generate.__get__(self.model)
 
-    def pack(self) -> None:
-        """Both models' weights are packed, if asked for; those that somebody has looked at since, again."""
+    def pack(self, kwargs: dict[str, Any]) -> None:
+        """Both models' weights are packed, if asked for, as far as a call with `kwargs` reads packed ones."""
         for model in (self.model, self.draft_model):
-            if self.pack_weights and model is not None:
-                packing.pack_weights(model, only_if_faster=self.pack_weights == "auto")
+            if model is not None:
+                pack(model, self.pack_weights, kwargs, kwargs.get("speculative_config"), self.config)
 
     def unpack(self) -> None:
         for model in (self.model, self.draft_model):
             packing.unpack_weights(model)
 
     def __call__(self, *args, **kwargs):
-        if not runs_static(kwargs, kwargs.get("speculative_config"), self.config):
-            self.pack()
+        self.pack(kwargs)
         if kwargs.get("custom_generate") is not None:
             return self.plain_generate(*args, **kwargs)
         kwargs = _bind(self.plain_generate, args, kwargs)
@@ -201,7 +199,7 @@ def attach(
     config = SpeculativeConfig(**settings).over(config or SpeculativeConfig())
     target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
-        raise TypeError(f"`model` is {a_type(model)}: pass a transformers model.")
+        raise TypeError(f"`model` is of type {type(model).__name__}: pass a transformers model.")
     found = {"draft_model": draft_model} | {name: getattr(config, name) for name in ATTACHED_SOURCES}
     named = [name for name, value in found.items() if value is not None]
     if not named and not is_configured(getattr(target, "generation_config", None)):
@@ -223,8 +221,7 @@ def attach(
     if existing is not None:
         existing.unpack()
     target.generate = Attached(target, draft, config, pack_weights)
-    if not runs_static({}, config):
-        target.generate.pack()
+    target.generate.pack({})
     return model
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,12 @@ def test_every_public_name_has_its_entry(folder):
 
     entries = {name.split(".")[-1] for path in (folder / "api").rglob("*.html") for name in site.Page(path).names}
     assert set(hf_speculative.__all__) <= entries
+
+
+def test_docstrings_link_to_the_pages_that_they_name(folder):
+    texts = {path: path.read_text(encoding="utf-8") for path in (folder / "api").rglob("*.html")}
+    assert 'href="../../supported-models/">supported models</a>' in texts[folder / "api" / "generate" / "index.html"]
+    assert not {path for path, text in texts.items() if re.search(r"docs/[\w-]+\.md", text)}
 
 
 def test_the_page_of_commands_is_theirs():

@@ -188,6 +188,19 @@ METHODS = {
             "the package economize with the same draft and draft length, where it is installed",
             package="economize",
         ),
+        *(
+            Method(
+                f"openvino{suffix}",
+                partial(peers.openvino, drafts=drafts),
+                f"OpenVINO GenAI {what}, where it is installed",
+                is_speculative=drafts,
+                package="openvino_genai",
+            )
+            for suffix, drafts, what in (
+                ("", True, "with the same draft and draft length"),
+                ("-plain", False, "without a draft"),
+            )
+        ),
     )
 }
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..articles import a_type
-
 #: modules of the standard library whose source is the prompt text of real pairs
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
 
@@ -51,7 +49,7 @@ class Pair:
         draft_tokenizer: PreTrainedTokenizerBase | None = None,
     ):
         if target.config.is_encoder_decoder:
-            raise ValueError(f"`target` is {a_type(target)}: the benchmark takes decoder-only models.")
+            raise ValueError(f"`target` is of type {type(target).__name__}: the benchmark takes decoder-only models.")
         self.target, self.draft, self.name = target, draft, name
         self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
         self._ids: list[int] | None = None

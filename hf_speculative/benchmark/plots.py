@@ -12,7 +12,7 @@ from . import wording
 from .cells import AXES
 from .results import STAGES, CellResult, Report
 
-#: at least 3 to 1 on white and on black
+#: at least 3 to 1 on white and on black; none is red, which is for a loss
 COLOURS = {
     "plain": "#808080",
     "plain-compiled": "#a06cd5",
@@ -20,10 +20,10 @@ COLOURS = {
     "assisted-default": "#9a7d0a",
     "speculative": "#2b8cbe",
     "speculative-auto": "#22a06b",
-    "speculative-compiled": "#d64550",
+    "speculative-compiled": "#c2539b",
     "speculative-captured": "#8c564b",
 }
-STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#d2691e", "#d64550"), strict=True))
+STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#d2691e", "#a06cd5"), strict=True))
 
 
 def figures(report: Report) -> dict[str, Any]:

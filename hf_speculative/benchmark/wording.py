@@ -30,11 +30,11 @@ MEANINGS = {
 }
 #: the settings of a cell where there is little room
 SHORT = {
-    "batch": "batch",
-    "num_draft_tokens": "k",
-    "context": "context",
-    "acceptance": "acceptance",
-    "temperature": "temperature",
+    "batch": "batch {:g}",
+    "num_draft_tokens": "{:g} draft tokens",
+    "context": "context {:g}",
+    "acceptance": "acceptance {:g}",
+    "temperature": "temperature {:g}",
 }
 
 
@@ -135,7 +135,7 @@ def place(cell: CellResult, cells: Sequence[CellResult]) -> str:
     """What tells a cell from the others: the settings in which they differ, or the batch where there is one cell."""
     axes = {axis: getattr(cell.cell, axis) for axis in AXES}
     differ = [axis for axis in axes if len({getattr(other.cell, axis) for other in cells}) > 1] or ["batch"]
-    return ", ".join(f"{SHORT[axis]} {axes[axis]:g}" for axis in differ if axes[axis] is not None)
+    return ", ".join(SHORT[axis].format(axes[axis]) for axis in differ if axes[axis] is not None)
 
 
 def verdict(cell: CellResult, name: str) -> str:
@@ -177,6 +177,14 @@ def title(cell: CellResult) -> str:
         return str(cell.cell)
     reached = f"calibrated: {percent(cell.calibration.acceptance, 1)}"
     return f"{cell.cell} ({reached}, entropy {cell.calibration.entropy:.2f} nats)"
+
+
+def caption(picture: str) -> str:
+    """What a picture shows, by its name."""
+    if picture == "round":
+        return "Where the time of a mean round goes."
+    axis = AXES[picture.removeprefix("speedup_")]
+    return f"Speedup over plain decoding by {axis}. Bands: quartiles of the repeats. Dashed: theory. Noise is left out."
 
 
 def bare_passes(cell: CellResult) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..articles import a_type
 from ..models import exchanged
 from ..models.shallow import install_capturing_hooks
 from .checks import unwrap
@@ -77,7 +76,9 @@ def _adapter_layers(model) -> dict[str, nn.Module]:
         raise ImportError("adapters need peft: pip install 'hf_speculative[peft]'") from error
     base = unwrap(model, "model")
     if not isinstance(base, PreTrainedModel):
-        raise TypeError(f"`model` is {a_type(model)}: pass a PEFT model, or a transformers model with adapters.")
+        raise TypeError(
+            f"`model` is of type {type(model).__name__}: pass a PEFT model, or a transformers model with adapters."
+        )
     kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     return {path: module for path, module in base.named_modules() if isinstance(module, kinds)}
 

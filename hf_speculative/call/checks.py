@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from ..articles import a_type
 from ..interfaces import Drafter
 from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass, why_no_states
 from ..verification import rule_for
@@ -144,7 +143,7 @@ def unwrap(model, argument: str) -> PreTrainedModel:
     if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
-                f"`{argument}` is {a_type(model)} that prepends learned prompts, which the cache cannot hold: merge "
+                f"`{argument}`, of type {type(model).__name__}, prepends learned prompts, which the cache cannot hold: merge "
                 "it, or use a LoRA adapter."
             )
         return model.get_base_model()
@@ -168,7 +167,9 @@ def check_model(model, argument: str) -> None:
 def check_type(model, argument: str) -> None:
     """Refuse what is no transformers model at all."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"`{argument}` is {a_type(model)}: pass a transformers model, or the name of one.")
+        raise TypeError(
+            f"`{argument}` is of type {type(model).__name__}: pass a transformers model, or the name of one."
+        )
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..articles import a_type
 from ..models import Inputs, misfit_of_encoder
 from .configuration import Options
 from .source import Source
@@ -29,7 +28,7 @@ def check_ids(kwargs: dict) -> None:
             way_out = 'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
         elif isinstance(value, Mapping):
             way_out = "pass what it holds by name, `generate(model, **encoded)`"
-        raise TypeError(f"`{name}` is {a_type(value)}, and token ids are a tensor: {way_out}.")
+        raise TypeError(f"`{name}` is of type {type(value).__name__}, and token ids are a tensor: {way_out}.")
 
 
 def check_inputs(options: Options, model: PreTrainedModel) -> None:
@@ -52,7 +51,7 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
     misfit = draft is not None and misfit_of_encoder(draft, model, call)
     if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
         raise ValueError(
-            f"`{misfit}` has another width than the encoder of `draft_model`, {a_type(draft)}, reads: pass "
+            f"`{misfit}` has another width than the encoder of `draft_model` ({type(draft).__name__}) reads: pass "
             f"`input_ids=` {'instead' if misfit == 'inputs_embeds' else 'as well'}, or use `prompt_lookup_num_tokens=`."
         )
 
@@ -133,7 +132,9 @@ def check_cache(
     """
     own = getattr(cache, "self_attention_cache", cache)
     if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
-        raise ValueError(f"`past_key_values` is {a_type(own)}: pass a DynamicCache, without offloading, or none.")
+        raise ValueError(
+            f"`past_key_values` is of type {type(own).__name__}: pass a DynamicCache, without offloading, or none."
+        )
     length, width = cache.get_seq_length(), input_ids.shape[1]
     whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
     if length and (length >= width or whole != width):

@@ -19,26 +19,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..drafting.wrapped import WrappedDrafter
-from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..loop import speculate
 from ..models import Inputs, how_passes_run, is_sharded, max_positions_of
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
-from ..sampling.stopping import CriteriaStopping
-from ..types import Batch, Costs, Draft, NoDistribution, Verdict
+from ..types import Batch, Costs, NoDistribution
 from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
 from .source import Source
+from .timed_rounds import TimedRounds
 from .timings import Budget, Known, Timings, costs_of
 
-#: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for
-MAX_STEPS, MAX_SHARE = 8, 0.1
-#: nor than this share of the plain steps that all calls so far have asked for
-SHARE = 0.02
+#: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for, nor than
+#: that of those that all calls have asked for
+MAX_STEPS, MAX_SHARE, SHARE = 8, 0.1, 0.02
 #: draft lengths are left out if the models have no room for them, but for those up to this one
 SHORT = 8
 #: verifying a draft token beside a plain step, where nothing was measured
@@ -139,10 +134,10 @@ class Probe:
         asked_for = self.batch.max_length - self.batch.prompt_width
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
         known.saved += SHARE * asked_for
-        if known.saved < num_steps:
-            return  # to measure little in each of many calls would take more plain steps to compare with
-        if all(timings.wanted(num_steps - 1) is None for timings in known.values()):
-            return  # beside the step that the prompt takes there is time for nothing, or all is known
+        # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
+        # step that the prompt takes there may be time for nothing, or all is known.
+        if known.saved < num_steps or all(timings.wanted(num_steps - 1) is None for timings in known.values()):
+            return
         device, start = self.model.device, time.perf_counter()
         budget = Budget(num_steps, make_ranks(self.options, self.model))
         try:
@@ -236,72 +231,3 @@ class Probe:
 
 class _NoRoom(Exception):
     """The models' context is too short to measure in."""
-
-
-class TimedRounds:
-    """The loop itself, run on `batch` a round at a time, on the time of `budget`."""
-
-    def __init__(
-        self, batch: Batch, target: CachedModel, drafter: Drafter, rule: Rule, sampler: Sampler, budget: Budget
-    ):
-        self.script, self.budget, self.device = _Script(), budget, batch.tokens.device
-        stopping = CriteriaStopping([], len(batch.rows))
-        self.rounds = speculate(batch, target, _Filled(drafter), _KeepNothing(rule), self.script, sampler, stopping)
-        self.close = self.rounds.close
-        budget.lap()
-
-    def seconds_of_next(self, num_tokens: int, num_levels: int | None = None, is_spent: bool = True) -> float:
-        """What a round takes that drafts `num_tokens` a row, a tree of so many levels, 0 for a chain, if that can be said."""
-        self.script.num_tokens, self.script.levels = num_tokens, num_levels
-        next(self.rounds)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self.budget.lap(is_spent)
-
-    def compile(self, lengths: Sequence[int]) -> None:
-        """Each kind of round once: whoever asks for compiled passes asks for that time, now or in the call."""
-        for n in (0, *lengths):
-            self.seconds_of_next(n, is_spent=False)
-
-
-class _Script(Schedule):
-    """As many tokens as it was told last."""
-
-    num_tokens = 0
-    levels: int | None = None
-
-    def plan(self, batch: Batch) -> list[int]:
-        return [self.num_tokens] * len(batch.rows)
-
-    def num_levels(self, batch: Batch) -> int | None:
-        return self.levels
-
-
-class _Filled(WrappedDrafter):
-    """A drafter's proposals, filled up to the length asked for: a lookup that finds nothing says nothing about costs."""
-
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        draft = self.drafter.propose(batch, num_tokens, schedule, sampler)
-        missing = max(num_tokens) - draft.width
-        if missing <= 0:
-            return draft
-        probs = draft.probs
-        if probs is not None:
-            probs = functional.pad(probs, (0, 0, 0, missing), value=1 / probs.shape[2])
-        parents = draft.parents
-        if self.drafter.may_branch and schedule.num_levels(batch) != 0:
-            known = torch.arange(-1, draft.width - 1, device=draft.tokens.device).expand_as(draft.tokens)
-            parents = functional.pad(known if parents is None else parents, (0, missing), value=-1)
-        tokens = functional.pad(draft.tokens, (0, missing))
-        return Draft(tokens, probs, torch.full_like(draft.num_tokens, tokens.shape[1]), parents, draft.depth)
-
-
-class _KeepNothing(Rule):
-    """Takes a rule's time and keeps none of the draft."""
-
-    def __init__(self, rule: Rule):
-        self.rule = rule
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        verdict = self.rule(draft, target_probs, sampler)
-        return Verdict(torch.zeros_like(verdict.num_accepted), verdict.next_token, verdict.survival)

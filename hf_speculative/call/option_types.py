@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
-from ..articles import a_type
-
 #: so like another a name has to be that it is taken for a slip (`difflib`)
 CLOSE = 0.8
 NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
@@ -224,7 +222,7 @@ def shown(name: str, value) -> str:
 
 
 def wrong_type(name: str, value, text: str) -> TypeError:
-    return TypeError(f"{shown(name, value)} is {a_type(value)}: give {text}.")
+    return TypeError(f"{shown(name, value)} is of type {type(value).__name__}: give {text}.")
 
 
 def close_to(name: str, names: Iterable[str]) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..articles import with_article
 from . import sources
 from .checks import check_settings
 from .configuration import Options, SpeculativeConfig
@@ -100,7 +99,7 @@ class _Call:
                 continue
             if arguments := sources.arguments_with(name):
                 others = f"without {' or '.join(f'`{one}`' for one in arguments)}"
-                why = f"on drafts by {with_article(source.name)}" if source.argument in arguments else others
+                why = f"on drafts by {source.name}" if source.argument in arguments else others
                 raise ValueError(f"{shown(self.spelled.get(name, name), value)} has no effect {why}: leave it out.")
         if source.num_draft_tokens is not None:
             why = f"beside `{source.argument}`, which says how many tokens to draft: leave one of them out"

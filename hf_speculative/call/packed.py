@@ -6,15 +6,24 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..models import packing
+from ..models import artifacts, packing, takes_packed
 from .configuration import SpeculativeConfig
 from .generation_settings import first_given
 
 
-def runs_static(kwargs: dict[str, Any], *configs: SpeculativeConfig | None) -> bool:
-    """Passes are to be compiled or captured, which takes plain weights: as a call says, or the first of `configs` that does."""
-    names = ("compile", "cuda_graphs")
-    return any(first_given(kwargs.get(name), *(getattr(one, name, None) for one in configs)) for name in names)
+def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *configs: SpeculativeConfig | None) -> None:
+    """The weights of `model` are packed as `pack_weights=value` asks, those that somebody has looked at since again.
+
+    Not where a call runs passes that take plain weights, as its `kwargs` say, or the first of `configs` that does.
+    """
+    compile, cuda_graphs = (
+        first_given(kwargs.get(name), *(getattr(one, name, None) for one in configs))
+        for name in ("compile", "cuda_graphs")
+    )
+    if not value or not takes_packed(model, compile, cuda_graphs):
+        return
+    is_first = value == "auto" and bool(compile) and not packing.was_asked_for(model)
+    packing.pack_weights(model, value == "auto", only=artifacts.chosen(model) if is_first else None)
 
 
 def check_pack_weights(value: bool | str, target: PreTrainedModel, config: SpeculativeConfig) -> None:
@@ -27,7 +36,8 @@ def check_pack_weights(value: bool | str, target: PreTrainedModel, config: Specu
         raise ValueError(f'`pack_weights={value!r}`: give True, False or "auto".')
     if value is not True:
         return
-    static = "is to run compiled or captured passes, which take plain weights" if runs_static({}, config) else None
-    if (reason := static or packing.why_not_packed(target)) is not None:
+    is_static = not takes_packed(target, config.compile, config.cuda_graphs)
+    static = "is to run passes that are captured, or compiled in the process, which take plain weights"
+    if (reason := static if is_static else packing.why_not_packed(target)) is not None:
         name = type(target).__name__
         raise ValueError(f'`pack_weights=True` has no effect: {name} {reason}. Give "auto", or leave it out.')

@@ -10,7 +10,6 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..articles import a_type
 from .generation_settings import first_given, setting_of
 from .input_checks import check_known_ids
 
@@ -68,7 +67,7 @@ def check_prompts(prompts) -> None:
     if isinstance(prompts, (str, Mapping)):
         raise TypeError(f"`prompts` is one {type(prompts).__name__}: pass a list, or any other iterable, of prompts.")
     if not isinstance(prompts, Iterable):
-        raise TypeError(f"`prompts` is {a_type(prompts)}: pass an iterable of prompts.")
+        raise TypeError(f"`prompts` is of type {type(prompts).__name__}: pass an iterable of prompts.")
 
 
 def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
@@ -111,8 +110,8 @@ def _ids(prompt, index: int, tokenizer: PreTrainedTokenizerBase | None) -> list[
     if isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
     raise TypeError(
-        f"prompt {index} is {a_type(prompt)}: pass a text, a list of messages, a list or 1-D tensor of ids, or a "
-        "dict with `input_ids`."
+        f"prompt {index} is of type {type(prompt).__name__}: pass a text, a list of messages, a list or 1-D tensor of ids, "
+        "or a dict with `input_ids`."
     )
 
 

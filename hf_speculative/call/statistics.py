@@ -144,7 +144,8 @@ class Statistics(RowStatistics):
     def __iadd__(self, other: RowStatistics) -> Statistics:
         super().__iadd__(other)
         if isinstance(other, Statistics):
-            for name in ("rows", "num_calls", "num_target_forwards", "num_draft_forwards"):
+            self.rows += other.rows  # in place: many calls add up without copying what is there
+            for name in ("num_calls", "num_target_forwards", "num_draft_forwards"):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for stage, seconds in other.seconds.items():
                 self.seconds[stage] += seconds

@@ -14,6 +14,9 @@ from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
+#: what `attach` calls them
+PACK_WEIGHTS: dict[str, bool | str] = {"auto": "auto", "all": True}
+
 
 def compile_command(
     model: Annotated[
@@ -26,33 +29,51 @@ def compile_command(
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
     ] = "",
+    pack_weights: Annotated[
+        str,
+        typer.Option(
+            help='For weights that `attach` packs: "auto" for pack_weights="auto", "all" for pack_weights=True.'
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
     A pass then runs without Python. One file serves all batch sizes, draft lengths and contexts, and is used by compile=True
     and compile="auto" in every later process. It holds no weights. It is named by the model's config and code, the versions of
-    torch and transformers, and the processor; where one of these changes, compile again. A C++ compiler is needed now, but not
-    later. It takes about half a minute of a core for each 10 layers, in which Ctrl-C leaves nothing behind.
+    torch and transformers, the processor, and which weights are packed; where one of these changes, compile again. A C++
+    compiler is needed now, but not later. It takes about half a minute of a core for each 10 layers, in which Ctrl-C leaves
+    nothing behind.
 
     The embedded pair:  hf-speculative compile
 
     Your own:  hf-speculative compile Qwen/Qwen3-0.6B --draft-model ./draft --dtype bfloat16
 
+    On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights auto
+
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
     check_dtype(dtype)
+    if pack_weights not in ("", *PACK_WEIGHTS):
+        raise ValueError(f"--pack-weights {pack_weights}: choose one of {', '.join(PACK_WEIGHTS)}.")
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
-        from ..models import artifacts, why_eager
+        from ..call.packed import pack
+        from ..models import artifacts, packing, why_eager
+        from ..models.packed_layers import packed_of
 
         quiet_transformers()
         names = ("MODEL", "--draft-model")
         target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
+        if pack_weights and (reason := packing.why_not_packed(target)):
+            raise ValueError(
+                f"`--pack-weights {pack_weights}` has no effect: {type(target).__name__} {reason}. Leave it out."
+            )
     made = []
     for role, one in (("target", target), ("draft", draft)):
         if one is None:
             continue
+        pack(one, PACK_WEIGHTS.get(pack_weights, False), {"compile": True})
         is_there, start = artifacts.path_of(one).exists(), time.perf_counter()
         try:
             if reason := why_eager(one):
@@ -62,9 +83,13 @@ def compile_command(
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
         seconds = time.perf_counter() - start
-        made.append({"role": role, "path": str(path), "was_there": is_there, "seconds": round(seconds, 1)})
+        num_packed = len(packed_of(one))
+        made.append(
+            {"role": role, "path": str(path), "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
+        )
         if not as_json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
-            Console(highlight=False).print(Text(f"{role}: {done}: {path}"), soft_wrap=True)
+            on_packed = f", {num_packed} linear layers packed" * bool(pack_weights)
+            Console(highlight=False).print(Text(f"{role}: {done}{on_packed}: {path}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))

@@ -5,16 +5,20 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .results import Evaluation, Recommendation, Totals
+    from .recommendation import Recommendation
+    from .results import Evaluation
     from .run import evaluate
     from .settings import Setting
+    from .totals import Totals
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".results": ["Evaluation", "Recommendation", "Totals"],
+            ".recommendation": ["Recommendation"],
+            ".results": ["Evaluation"],
             ".run": ["evaluate"],
             ".settings": ["Setting"],
+            ".totals": ["Totals"],
         },
     )
 

@@ -99,6 +99,9 @@ def eval_command(
         Path | None, typer.Option(help="Write one HTML page with tables, plots and coloured texts to this file.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all totals to this JSON file.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write a line for each prompt under each setting to this CSV file.")
+    ] = None,
     glossary: Annotated[bool, typer.Option("--glossary", help="Say below the tables what the figures mean.")] = False,
     dtype: Annotated[
         str, typer.Option(help=f"{', '.join(DTYPES)}. Default: the format in which the weights are stored.")
@@ -135,7 +138,7 @@ def eval_command(
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
     check_device(device)
-    check_outputs(results=results, report=report, json=json_file)
+    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
     lengths = numbers("--num-draft-tokens", num_draft_tokens, _length, also=f" or {ADAPTIVE}")
     if prompt_lookup is not None:
         drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", prompt_lookup, int)
@@ -181,6 +184,9 @@ def eval_command(
     err.print(Text(f"results: {results}"))
     if json_file is not None:
         files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
+    if csv_file is not None:
+        evaluation.to_csv(csv_file, by="prompt")
+        err.print(Text(f"figures of each prompt: {csv_file}"))
     if report is not None:
         page.write(evaluation, report)
         err.print(Text(f"report: {report}"))

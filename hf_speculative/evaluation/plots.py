@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from ..reports import plotting
 from ..reports.speedup import Speedup
 from . import wording
-from .results import Evaluation, Totals
+from .results import Evaluation
 from .settings import Setting
+from .totals import Totals
 
 WIDTH = 4.2  # inches
 #: labelled where they fall into the range

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..reports.formats import percent
 from ..reports.speedup import FEWEST, Speedup
 from .settings import Setting, temperature_name
 
@@ -111,7 +112,7 @@ class Recommendation:
         return f"{verdict}: {best} is at {speedup} plain decoding, with a 95 % interval of {low:.2f} to {high:.2f}"
 
     def _ahead(self, rival: str) -> str:
-        return "" if self.lead is None else f", {self.lead.median - 1:.1%} faster than the next, {rival}"
+        return "" if self.lead is None else f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}"
 
     def __str__(self) -> str:
         return f"{temperature_name(self.best.temperature)}: {self.advice}"

@@ -4,68 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..call.statistics import Statistics, without_nan
+from ..call.statistics import Statistics
 from ..reports import files
 from ..reports.speedup import Speedup, Work, interval
+from .frames import INDEX, of_prompts, of_setting
 from .journal import BadRow, Call, Difference, Journal, Row
 from .recommendation import Recommendation
 from .settings import Setting
-
-
-@dataclass(frozen=True)
-class Totals:
-    """One setting over all its prompts. Rates are quotients of total counts, never means of rates.
-
-    Attributes:
-        num_prompts: prompts decoded.
-        seconds: wall time of its `generate` calls.
-        tokens_per_second: median over the calls, each of which decodes one batch of prompts; `None` without any.
-        num_identical: texts that equal plain decoding's token for token; `None` for sampling that promises only the same
-            distribution.
-        speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
-        statistics: counts over all prompts, and times by stage; `None` for plain decoding.
-        scores: task scores by name.
-    """
-
-    setting: Setting
-    num_prompts: int
-    num_new_tokens: int
-    seconds: float
-    tokens_per_second: float | None
-    num_identical: int | None
-    speedup: Speedup | None
-    statistics: Statistics | None
-    scores: dict[str, float | None]
-
-    @property
-    def drafts_nothing(self) -> bool:
-        """A draft was asked for but no token was drafted, since drafts did not pay."""
-        return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; `speedup` is null where it is noise."""
-        counts = self.statistics and self.statistics.to_dict()
-        if counts:
-            del counts["rows"]
-        values = vars(self) | {"setting": self.setting.name, "statistics": counts}
-        if (speedup := self.speedup) is not None:
-            values |= {"speedup": speedup.value, "speedup_interval": speedup.spread}
-            values |= {"speedup_allowed": speedup.allowed, "is_noise": speedup.is_noise}
-        return without_nan(values)
-
-
-def _line(totals: Totals) -> dict[str, Any]:
-    """Flat figures of a setting: lists are left out, scores are columns of their own."""
-    values = totals.to_dict()
-    counts, scores, spread = values.pop("statistics") or {}, values.pop("scores"), values.pop("speedup_interval", None)
-    low, high = spread or (None, None)
-    about = {"setting": values.pop("setting"), "temperature": totals.setting.temperature}
-    flat = {name: value for name, value in counts.items() if isinstance(value, (int, float)) or value is None}
-    return about | values | {"speedup_low": low, "speedup_high": high} | flat | scores
+from .totals import Totals
 
 
 class Evaluation:
@@ -106,18 +55,29 @@ class Evaluation:
         found = "; ".join(f"{r.headline}: {r.best.label}" for r in self.recommendations)
         return f"<Evaluation of {about}{'' if self.is_complete else ', unfinished'}{f': {found}' if found else ''}>"
 
-    def to_pandas(self):
+    def to_pandas(self, by: str = "setting"):
         """A `pandas.DataFrame` with a line for each setting: the figures of `Totals.to_dict`, counts included.
 
         Noise is no number: its `speedup` is missing. The 95 % interval is in `speedup_low` and `speedup_high`.
+
+        Args:
+            by: `prompt` for a line for each prompt under each setting, with its counts, and the time and speedup of its batch.
         """
         import pandas as pd  # comes with datasets
 
-        return pd.DataFrame([_line(self.totals(setting)) for setting in self.settings]).set_index("setting")
+        if by not in INDEX:
+            raise ValueError(
+                f"`by={by!r}`: give 'setting' for a line each, or 'prompt' for one for each prompt under each."
+            )
+        if by == "setting":
+            lines = [of_setting(self.totals(setting)) for setting in self.settings]
+        else:
+            lines = [line for setting in self.settings for line in self._of_prompts(setting)]
+        return pd.DataFrame(lines, columns=None if lines else INDEX[by]).set_index(INDEX[by])
 
-    def to_csv(self, path: str | Path) -> None:
+    def to_csv(self, path: str | Path, by: str = "setting") -> None:
         """The same as a file for spreadsheets."""
-        files.write(Path(path), self.to_pandas().to_csv())
+        files.write(Path(path), self.to_pandas(by).to_csv())
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -186,6 +146,22 @@ class Evaluation:
             return None
         return Speedup.of([(call.work, plain.work)], interval, is_bounded=self._is_bounded(setting))
 
+    def speedups(self, setting: Setting) -> dict[int, Speedup]:
+        """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
+        if setting.is_plain:
+            return {}
+        ours, theirs, is_bounded = (
+            self.calls[setting.name],
+            self.calls[setting.baseline.name],
+            self._is_bounded(setting),
+        )
+        found = (
+            (batch, Speedup.of([(call.work, theirs[batch].work)], interval, is_bounded))
+            for batch, call in ours.items()
+            if batch in theirs
+        )
+        return {batch: speedup for batch, speedup in found if speedup is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Header, totals and recommendations, ready for JSON."""
         return {
@@ -202,6 +178,10 @@ class Evaluation:
         if not setting.is_exact or setting.is_plain or index not in rows or index not in plain:
             return None
         return rows[index].new_ids == plain[index].new_ids
+
+    def _of_prompts(self, setting: Setting) -> Iterator[dict[str, Any]]:
+        calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
+        return of_prompts(setting, calls, plain, self.speedups(setting))
 
     def _num_identical(self, setting: Setting) -> int | None:
         if not setting.is_exact or setting.is_plain:

@@ -13,7 +13,6 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..articles import a_type
 from .journal import BadRow
 
 #: builders of `datasets` for files, by ending; lines of text and JSON are read here, so that one broken line is only that
@@ -48,7 +47,9 @@ def read_rows(
     if hasattr(dataset, "iterrows"):  # iterating over a DataFrame gives the names of its columns
         raise TypeError("`dataset` is a DataFrame: pass `datasets.Dataset.from_pandas(frame)`.")
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise TypeError(f"`dataset` is {a_type(dataset)}: pass a datasets.Dataset, a list of rows, a file or a name.")
+        raise TypeError(
+            f"`dataset` is of type {type(dataset).__name__}: pass a datasets.Dataset, a list of rows, a file or a name."
+        )
     rows = [_row(row, index) for index, row in enumerate(islice(dataset, limit))]
     if not rows:
         raise ValueError(f"`dataset` has no rows{'' if limit is None else f' within limit={limit}'}.")
@@ -119,7 +120,7 @@ def _row(row, index: int) -> Mapping[str, Any] | BadRow:
         return row
     if isinstance(row, str):
         return {DEFAULT_FIELD: row}
-    return BadRow(index, f"{a_type(row)}, neither a text nor columns with names")
+    return BadRow(index, f"of type {type(row).__name__}, neither a text nor columns with names")
 
 
 def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[Mapping[str, Any]], Any]:

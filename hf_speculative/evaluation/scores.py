@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ..articles import a_type
-
 Score = Callable[[Sequence[str], Sequence[Any]], "float | Mapping[str, float]"]
 #: running what a model wrote is a risk; the variable is that of the library `evaluate`
 PERMISSION = "HF_ALLOW_CODE_EVAL"
@@ -122,7 +120,9 @@ def resolve(score: Any) -> Score:
         compute = score.compute
         return lambda predictions, references: compute(predictions=predictions, references=references)
     if not callable(score):
-        raise TypeError(f"`score` is {a_type(score)}: pass a function of predictions and references, or its name.")
+        raise TypeError(
+            f"`score` is of type {type(score).__name__}: pass a function of predictions and references, or its name."
+        )
     return score
 
 

@@ -8,7 +8,9 @@ from rich.text import Text
 
 from ..reports.terminal import as_text
 from . import wording
-from .results import Evaluation, Recommendation, Totals
+from .recommendation import Recommendation
+from .results import Evaluation
+from .totals import Totals
 
 #: of bad rows and of differences, each on a line
 MAX_LINES = 5

@@ -69,10 +69,9 @@ class Text:
 def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
     """Some of the texts of a setting, the fastest first, without figures that are noise."""
     speedups: dict[int, Speedup] = {}
-    for batch, call in evaluation.calls[setting.name].items():
-        speedup = evaluation.speedup_of(setting, batch)
-        if speedup is not None:
-            speedups |= {row.index: speedup for row in call.rows}
+    calls = evaluation.calls[setting.name]
+    for batch, speedup in evaluation.speedups(setting).items():
+        speedups |= {row.index: speedup for row in calls[batch].rows}
     order = sorted(speedups, key=lambda index: (speedups[index].is_noise, -speedups[index].median))
     places = dict.fromkeys(order, "")
     if len(order) > FEW:

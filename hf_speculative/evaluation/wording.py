@@ -11,8 +11,9 @@ import numpy as np
 
 from ..reports.formats import number, percent, plural, significant, times
 from ..reports.speedup import FEWEST, Speedup, remarks
-from .results import Evaluation, Totals
+from .results import Evaluation
 from .settings import Setting, temperature_name
+from .totals import Totals
 
 MEANINGS = {
     "tokens/s": "new tokens of a generate call over its wall time, prompt and set-up included: the median over the calls.",
@@ -31,6 +32,8 @@ MEANINGS = {
     "acceptance by position": "rounds that kept the draft token at a position, over all rounds with a draft; a shorter draft "
     "counts as not kept.",
 }
+#: where everything is that a page has no room for
+REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
 #: the same where there is little room
 SHORT = {
     "95 % interval": "interval",
@@ -111,7 +114,7 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
         values = speedups(evaluation, setting)
         gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
         figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
-        lines.append(Line(setting, [*figures, f"{gains} of {len(values)}"]))
+        lines.append(Line(setting, [*figures, f"{gains:,} of {len(values):,}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
@@ -124,8 +127,7 @@ def _quantile(speedups: list[Speedup], share: float) -> str:
 
 def speedups(evaluation: Evaluation, setting: Setting) -> list[Speedup]:
     """Of each prompt, or batch, that is done under the setting and plainly."""
-    found = (evaluation.speedup_of(setting, batch) for batch in evaluation.calls[setting.name])
-    return [speedup for speedup in found if speedup is not None]
+    return list(evaluation.speedups(setting).values())
 
 
 def at(evaluation: Evaluation, temperature: float) -> list[Totals]:
@@ -164,7 +166,7 @@ def progress(evaluation: Evaluation) -> str:
         return ""
     done = [sum(len(call.rows) for call in calls.values()) for calls in evaluation.calls.values()]
     num_usable = evaluation.header["num_rows"] - len(evaluation.bad_rows)
-    seen = f"{min(done)}" if min(done) == max(done) else f"{min(done)} to {max(done)}"
+    seen = f"{min(done):,}" if min(done) == max(done) else f"{min(done):,} to {max(done):,}"
     return f"Unfinished: of {plural(num_usable, 'prompt')} each setting has seen {seen}. The figures are of those."
 
 
@@ -177,7 +179,7 @@ def facts(evaluation: Evaluation) -> dict[str, str]:
         "target": header["target"],
         **{f"draft {name}": source for name, source in header["drafts"].items()},
         "data set": ", ".join([str(dataset["name"]), *(f"{n} {v}" for n, v in parts.items() if v is not None)]),
-        "rows": f"{header['num_rows']}, of which {len(evaluation.bad_rows)} could not be used",
+        "rows": f"{header['num_rows']:,}, of which {len(evaluation.bad_rows):,} could not be used",
         "generate options": described(header["generate"]) or "none",
         "batch size": header["batch_size"],
         "seed": header["seed"],
@@ -209,7 +211,7 @@ def identical(evaluation: Evaluation, totals: Totals) -> str:
         return ""
     setting = totals.setting
     num_known = len(evaluation.rows(setting).keys() & evaluation.rows(setting.baseline).keys())
-    return f"{totals.num_identical} of {num_known}"
+    return f"{totals.num_identical:,} of {num_known:,}"
 
 
 def short(source: str) -> str:

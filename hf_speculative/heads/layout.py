@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
-from ..articles import a_type
 from .files import HeadFiles
 
 #: so many tensors are named in an error
@@ -67,7 +66,7 @@ class Layout:
     @classmethod
     def why_not_written(cls, config: PreTrainedConfig) -> str | None:
         """What about a head of this config the layout has no place for; `None` if it can be written."""
-        return f"its config is {a_type(config)}"
+        return f"its config is of type {type(config).__name__}"
 
     @classmethod
     def published(

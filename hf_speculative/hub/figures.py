@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..articles import a_type
 from ..evaluation import Evaluation, Setting, Totals
 from ..reports.speedup import Speedup
 from .pairing_file import is_hub_name
@@ -150,7 +149,9 @@ def _loaded(given: Evaluation | str | Path) -> Evaluation:
     if isinstance(given, (str, Path)):
         return Evaluation.load(given)
     if not isinstance(given, Evaluation):
-        raise TypeError(f"`evaluations` holds {a_type(given)}: pass an Evaluation, or the file of one.")
+        raise TypeError(
+            f"`evaluations` holds an object of type {type(given).__name__}: pass an Evaluation, or the file of one."
+        )
     return given
 
 

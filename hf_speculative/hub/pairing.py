@@ -11,7 +11,6 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
-from ..articles import a_type
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import ATTACHED_SOURCES, CONFIG, ROWS
 from ..call.sources import SETTINGS_OF_ONE, is_configured
@@ -126,7 +125,7 @@ def save_pretrained(
         ValueError: nothing to name as a draft, or a setting that no file can hold.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"`model` is {a_type(model)}: pass a transformers model, adapters merged.")
+        raise TypeError(f"`model` is of type {type(model).__name__}: pass a transformers model, adapters merged.")
     _check_no_setting(kwargs, "config")
     known = inspect.signature(model.save_pretrained).parameters.keys()
     for name in kwargs.keys() - known - inspect.signature(PreTrainedModel.save_pretrained).parameters.keys():

@@ -16,7 +16,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
-from ..articles import a_type
 from ..call.option_table import ATTACHED_SOURCES, CONFIG, OPTIONS, checked
 from ..call.option_types import wrong_type
 from ..reports import files
@@ -109,7 +108,7 @@ class Pairing:
     @classmethod
     def from_dict(cls, values: Any) -> Pairing:
         if not isinstance(values, dict):
-            raise TypeError(f"a JSON object is needed, not {a_type(values)}.")
+            raise TypeError(f"a JSON object is needed, not a value of type {type(values).__name__}.")
         known = (*PLACES, *SETTINGS)
         unknown = [key for key in values if key not in known]
         if unknown:

@@ -17,7 +17,6 @@ from huggingface_hub.utils import yaml_dump
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..articles import a_type
 from ..reports.pages import visible
 
 
@@ -110,7 +109,9 @@ def _parsed(block: str) -> dict[str, Any]:
             f"the metadata block of the card is not YAML: {error}. Mend it, then run this again."
         ) from error
     if not isinstance(values, dict):
-        raise ValueError(f"the metadata block of the card holds {a_type(values)}, not keys and values: mend it.")
+        raise ValueError(
+            f"the metadata block of the card is of type {type(values).__name__}, not keys and values: mend it."
+        )
     return values
 
 

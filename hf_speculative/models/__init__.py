@@ -11,6 +11,7 @@ from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, fed_slots, recording_model, why_no_states
+from .running import how_passes_run, ragged_model, takes_packed, why_eager
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -21,7 +22,7 @@ from .sharding import (
     num_parameters,
     weights_of_a_pass,
 )
-from .static import StaticModel, how_passes_run, ragged_model, why_eager
+from .static import StaticModel
 from .universal import TextModel, UniversalModel
 from .verified_types import is_tested_universal
 
@@ -66,6 +67,7 @@ __all__ = [
     "ragged_deviation",
     "ragged_model",
     "recording_model",
+    "takes_packed",
     "text_inputs",
     "tolerance",
     "universal_deviation",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import artifacts
+from . import artifacts, packing
 
 
 def main(place: Path) -> None:
@@ -23,6 +23,8 @@ def main(place: Path) -> None:
         config = AutoConfig.from_pretrained(place)
         dtype = getattr(torch, asked["dtype"])
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
+        if asked["packed"]:
+            packing.pack_weights(model, only=asked["packed"], only_if_faster=asked["chosen"])
         path = Path(asked["path"])
         if artifacts.path_of(model) != path:
             path.parent.mkdir(parents=True, exist_ok=True)

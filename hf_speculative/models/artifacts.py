@@ -24,9 +24,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..version import __version__
-from . import exported
+from . import exported, packing
 from .attention import with_folded_attention
+from .bound import BoundPass, Moved
 from .exported import Pass
+from .packed_layers import PLAIN, packed_of
+from .packed_parameters import WEIGHT, named_parameters_of, parameters_of
 from .shallow import has_own_forward
 
 FOLDER = "HF_SPECULATIVE_PASSES"
@@ -45,9 +48,10 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: modules whose source decides what is compiled
-OWN_SOURCES = ("exported.py", "masks.py", "attention.py")
+OWN_SOURCES = ("exported.py", "masks.py", "attention.py", "packed_layers.py")
 
-Run = Callable[[list[Tensor]], Tensor]
+#: gives `None` where it was made for other weights than the model has now
+Run = Callable[[list[Tensor]], Tensor | None]
 _started: set[str] = set()
 
 
@@ -66,7 +70,7 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if any(module._forward_hooks or module._forward_pre_hooks or has_own_forward(module) for module in modules):
         return "has hooks, or a `forward` of its own"
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (*model.parameters(), *model.buffers())):
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (*parameters_of(model), *model.buffers())):
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"
@@ -78,8 +82,27 @@ def folder() -> Path:
 
 
 def path_of(model: PreTrainedModel) -> Path:
-    """Where the file of `model` is, if it is there: named by code, versions, processor, config, shapes and modules."""
+    """Where the file of `model` is, if it is there: named by its description, and by which of its layers are packed."""
+    packed = sorted(packed_of(model))
+    return folder() / f"{_described(model)}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
+
+
+def chosen(model: PreTrainedModel) -> list[str] | None:
+    """The layers that `pack_weights="auto"` had packed where a file was made for `model`; `None` if none was.
+
+    What is faster packed is measured. So it may be another choice in another process, for which there is no file.
+    """
+    for path in sorted(folder().glob(f"{_described(model)}-packed-*.pt2")):
+        notes = exported.notes_of(path)
+        if notes["is_chosen"] == "True":
+            return json.loads(notes["packed"])
+    return None
+
+
+def _described(model: PreTrainedModel) -> str:
+    """A name for all that passes of `model` depend on, packing apart: code, versions, processor, config, shapes and modules."""
     config = model.config.to_dict()
+    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
     described = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
@@ -87,17 +110,24 @@ def path_of(model: PreTrainedModel) -> Path:
         "attention": model.config._attn_implementation,
         "sources": _sources(model),
         "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), list(tensor.stride()))
-            for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
+            for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
             for name, tensor in named
         ],
         "modules": [
-            (name, type(module).__module__, type(module).__qualname__, _settings(module))
+            (name, _kind(module).__module__, _kind(module).__qualname__, _settings(module))
             for name, module in model.named_modules()
         ],
     }
-    text = json.dumps(described, sort_keys=True, default=repr)
-    return folder() / f"{type(model).__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.pt2"
+    return f"{type(model).__name__}-{_hash(described)[:24]}"
+
+
+def _hash(described) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _kind(module: nn.Module) -> type:
+    return PLAIN.get(type(module), type(module))
 
 
 def _settings(module: nn.Module) -> dict:
@@ -109,7 +139,7 @@ def _settings(module: nn.Module) -> dict:
 
 def _sources(model: PreTrainedModel) -> str:
     """A hash of the files that define the modules, and of ours."""
-    names = {type(module).__module__ for module in model.modules()}
+    names = {_kind(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
     own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
     texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
@@ -127,12 +157,15 @@ def note_of(path: Path) -> Path:
     return path.with_suffix(".txt")
 
 
-def find(model: PreTrainedModel) -> Run | None:
-    """The compiled pass of `model`, on its own weights, if its file is there."""
+def find(model: PreTrainedModel) -> BoundPass | None:
+    """The compiled pass of `model`, on its own weights, if its file is there and nobody asks for packed ones meanwhile."""
     path = path_of(model)
     if not path.exists():
         return None
-    return exported.load(path, _pass(model))
+    try:
+        return exported.load(path, _pass(model))
+    except Moved:
+        return None
 
 
 def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None) -> Path:
@@ -153,7 +186,9 @@ def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None)
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
             begun = Path(place) / "pass.pt2"
             try:
-                exported.compile_to(begun, _pass(model), say)
+                exported.compile_to(begun, _pass(model), say, {"is_chosen": str(packing.are_chosen(model))})
+            except Moved as error:
+                raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 note_of(path).write_text(reason)
@@ -164,7 +199,7 @@ def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None)
 
 def pays(model: PreTrainedModel) -> bool:
     """Whether Python takes so much of a pass that a file is worth a minute of a core."""
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in parameters_of(model))
     python = SECONDS_A_LAYER * model.config.get_text_config(decoder=True).num_hidden_layers
     return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
 
@@ -181,7 +216,8 @@ def start(model: PreTrainedModel) -> None:
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
     asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
-    (Path(place) / "asked.json").write_text(json.dumps(asked | {"path": str(path)}))
+    asked |= {"path": str(path), "packed": sorted(packed_of(model)), "chosen": packing.are_chosen(model)}
+    (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
     silent = subprocess.DEVNULL
     subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)

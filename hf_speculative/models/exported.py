@@ -2,13 +2,15 @@
 
 One file serves every model of a config, for it holds no weights. It is compiled for sizes of 2 and more, and run on 1 as well,
 which torch would compile apart: that this is right is tried out before a file is kept, at 1 row, 1 column and at several.
+Packed layers are compiled as calls of oneDNN on their packed weights.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +18,11 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from .bound import BoundPass, Moved
 from .masks import AttentionLayers
+from .packed_layers import packed_of, traced
+from .packed_parameters import WEIGHT, named_parameters_of
+from .shallow import exchanged
 
 #: columns a pass may have; prompts, which have more, run eagerly
 MAX_COLUMNS = 32
@@ -80,6 +86,7 @@ class Pass(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
+        self.packed = packed_of(model)
         self.layers = AttentionLayers(model)
         self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -136,6 +143,11 @@ class Pass(nn.Module):
             *caches,
         )
 
+    def for_compiler(self) -> Pass:
+        """The same, with packed layers as oneDNN's product of their input and a parameter."""
+        model = self.model
+        return Pass(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}))
+
     def shape_of_cache(self) -> tuple[int, int]:
         """Heads of a layer's keys and their width, which all layers share."""
         config = self.layers.config
@@ -148,7 +160,7 @@ class Differs(RuntimeError):
 
 
 def export(module: Pass):
-    """`module` for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
+    """`module`, on plain weights or `for_compiler`, for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
     from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
     from torch.fx.experimental import _config as symbolic_shapes
 
@@ -163,11 +175,18 @@ def export(module: Pass):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 
 
-def compile_to(path: Path, module: Pass, say: Callable[[str], None] = lambda step: None) -> None:
+def compile_to(
+    path: Path, module: Pass, say: Callable[[str], None] = lambda step: None, notes: Mapping[str, str] = {}
+) -> None:
     """Exports and compiles `module` and writes it to `path`, if it does what the model does.
+
+    Args:
+        say: is told what is done.
+        notes: kept in the file beside the packed layers, for `notes_of`.
 
     Raises:
         Differs: it does not.
+        Moved: somebody has asked for a packed weight meanwhile.
         Exception: whatever torch raises where it cannot export or compile the model.
     """
     from torch._inductor import aoti_compile_and_package
@@ -175,19 +194,22 @@ def compile_to(path: Path, module: Pass, say: Callable[[str], None] = lambda ste
     say("exporting")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch deprecates of its own is not for our users to mend
-        program = export(module)
+        program = export(module.for_compiler())
         say("compiling")
-        settings = {"aot_inductor.package_constants_in_so": False}
+        notes = {**notes, "packed": json.dumps(sorted(module.packed))}
+        settings = {"aot_inductor.package_constants_in_so": False, "aot_inductor.metadata": notes}
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         say("comparing with the model")
         check(load(path, module), module)
 
 
-def check(compiled: Callable[[list[Tensor]], Tensor], module: Pass) -> None:
+def check(compiled: Callable[[list[Tensor]], Tensor | None], module: Pass) -> None:
     tolerance = TOLERANCE if module.model.dtype == torch.float32 else HALF_TOLERANCE
     for seed, (num_rows, num_columns, seen) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(flat(*others))
+        if found is None:
+            raise Moved("somebody has asked for packed weights")
         pairs = [(expected, found)]
         for written, same in zip(inputs[-2:], others[-2:], strict=True):  # but the spare slot: filler is written there
             pairs += [(one[:, :, :-1], other[:, :, :-1]) for one, other in zip(written, same, strict=True)]
@@ -202,23 +224,30 @@ def flat(*inputs) -> list[Tensor]:
     return [*tensors, *keys, *values]
 
 
-def load(path: Path, module: Pass) -> Callable[[list[Tensor]], Tensor]:
-    """The compiled pass, on the very weights of `module`: they are not copied, and may change in place.
+def open_package(path: Path):
+    """torch's loader of a compiled file: `get_constant_fqns`, `get_metadata`, `load_constants` and `run`."""
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """What the file says of itself, without loading it."""
+    return torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(path), "model")
+
+
+def load(path: Path, module: Pass) -> BoundPass:
+    """The compiled pass, on the very weights of `module`.
 
     Raises:
         Differs: it was compiled for other weights.
+        Moved: somebody has asked for a packed weight meanwhile.
     """
-    compiled = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-    own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    compiled = open_package(path)
+    own = dict(named_parameters_of(module, remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     names = compiled.get_constant_fqns()
     if missing := [name for name in names if name not in own]:
         raise Differs(f"it needs {', '.join(missing)}, which the model does not have")
-    weights = {name: own[name].detach() for name in names}
-    use_inactive, check_full_update, user_managed = False, True, True
-    compiled.load_constants(weights, use_inactive, check_full_update, user_managed)
-
-    def one_pass(inputs: list[Tensor]) -> Tensor:
-        assert weights  # it reads them where they are, and keeps none of them alive
-        return compiled.run(inputs)[0]
-
-    return one_pass
+    if module.packed.keys() != set(json.loads(compiled.get_metadata()["packed"])):
+        raise Differs("other layers of the model are packed than those that it was compiled for")
+    packed = {f"model.{name}.{WEIGHT}": parameters for name, parameters in module.packed.items()}
+    plain = {name: own[name].detach() for name in names if name not in packed}
+    return BoundPass(compiled, plain, packed)

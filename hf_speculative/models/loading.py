@@ -14,7 +14,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..articles import a_type
 from ..heads import layout_of, load_head
 
 #: keywords of `from_pretrained` that say how files come here, whatever the repository
@@ -46,9 +45,9 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
     misfits = [f"{kind}: {_listed(sorted(keys))}" for kind, keys in kinds.items() if keys]
     if misfits:
         raise ValueError(
-            f"{name} does not hold the weights of {a_type(model)}, which its config names ({'; '.join(misfits)}): it "
-            "would compute something else than what was trained. Give another model; if this is meant, load it by "
-            "transformers and save it anew, or pass the loaded model."
+            f"{name} does not hold the weights of the class {type(model).__name__}, which its config names "
+            f"({'; '.join(misfits)}): it would compute something else than what was trained. Give another model; if this is "
+            "meant, load it by transformers and save it anew, or pass the loaded model."
         )
     return model.eval()
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .packed_parameters import PackedParameters, is_held, weight_of
+from .shallow import duplicate
 
 #: columns of a pass for which weights are packed; passes of any number read them, and fastest so (docs/packed-weights.md)
 COLUMNS = 16
@@ -65,6 +66,22 @@ class PackedConv1D(Packed, Conv1D):
     """GPT-2's linear layer, whose plain weight is `(in, out)`, packed."""
 
 
+class Traced(nn.Module):
+    """A packed layer as a compiler sees it: its weight has oneDNN's shape, `(out, in)`, and no numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
+
+
+class TracedLinear(Traced, nn.Linear):
+    """An `nn.Linear` on a packed weight, traced."""
+
+
+class TracedConv1D(Traced, Conv1D):
+    """GPT-2's linear layer on a packed weight, traced."""
+
+
+TRACED: dict[type, type[Traced]] = {nn.Linear: TracedLinear, Conv1D: TracedConv1D}
 PACKED: dict[type, type[Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedConv1D}
 PLAIN: dict[type, type] = {packed: plain for plain, packed in PACKED.items()}
 
@@ -115,6 +132,23 @@ def unpack(module: nn.Module) -> None:
     if isinstance(module._parameters, PackedParameters):
         module._parameters = module._parameters.copy()
         module.__class__ = PLAIN[type(module)]
+
+
+def traced(module: nn.Module) -> nn.Module:
+    """A packed layer's twin for the compiler; the memory of its weight is never touched."""
+    twin = duplicate(module)
+    twin.__class__ = TRACED[PLAIN[type(module)]]
+    packed = cast(PackedParameters, module._parameters).packed
+    assert packed is not None
+    weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
+    twin._parameters = {"weight": weight, "bias": dict.get(module._parameters, "bias")}
+    return twin
+
+
+def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
+    """The parameters of packed layers, by the layer's name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {name: cast(PackedParameters, module._parameters) for name, module in modules if is_packed(module)}
 
 
 def why_not(module: nn.Module, is_shared: bool) -> str | None:

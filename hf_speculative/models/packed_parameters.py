@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,11 @@ class Stamp:
         return self.fits(weight) and torch.equal(Stamp.of(weight).sample, self.sample)
 
 
+class Reader(Protocol):
+    def release(self) -> None:
+        """Read the weight no more: it ends when this returns."""
+
+
 class PackedParameters(dict):
     """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
 
@@ -48,12 +54,14 @@ class PackedParameters(dict):
         is_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
         num_restored: how often somebody has asked.
+        readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
     packed: Tensor | None = None
     is_transposed: bool = False
     stamp: Stamp | None = None
     num_restored: int = 0
+    readers: WeakSet[Reader] = cast("WeakSet[Reader]", ())
 
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
@@ -73,9 +81,24 @@ class PackedParameters(dict):
                 self._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
         return self.packed is not None
 
+    def read_by(self, reader: Reader) -> Tensor | None:
+        """The packed weight, if it is there, for somebody who is told when it ends."""
+        with _lock:
+            if self.packed is not None:
+                self.readers = self.readers or WeakSet()
+                self.readers.add(reader)
+            return self.packed
+
+    def is_up_to_date(self) -> bool:
+        """Nobody has written to a shared weight since it was packed, as far as torch counts."""
+        return self.stamp is None or self.stamp.fits(self.peek())
+
     def restore(self) -> None:
         """The plain weight again, as it was."""
         with _lock:
+            for reader in tuple(self.readers):
+                reader.release()
+            self.readers = cast("WeakSet[Reader]", ())
             if self.packed is not None and self.stamp is None:
                 plain = self.packed.to_dense()
                 self._write((plain.t() if self.is_transposed else plain).contiguous())
@@ -193,13 +216,13 @@ def parameters_of(model: nn.Module) -> Iterator[Tensor]:
     return (weight for _, weight in named_parameters_of(model))
 
 
-def named_parameters_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Likewise `model.named_parameters()`."""
     seen: set[Tensor | None] = {None}
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=remove_duplicate):
         for name, weight in dict.items(module._parameters):
             if weight not in seen:
-                seen.add(weight)
+                seen |= {weight} if remove_duplicate else set()
                 yield f"{path}.{name}" if path else name, cast(Tensor, weight)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..reports.timing import timed
+from . import pool
 from .packed_layers import PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
 from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .sharding import group_of, is_sharded
@@ -41,6 +42,7 @@ class Packing:
         left: why others stay plain: how many by reason.
         seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
+        is_chosen: the layers are those for which it is faster.
     """
 
     layers: list[tuple[nn.Module, bool]] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Packing:
     seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
     num_bytes: int = 0
     num_copied: int = 0
+    is_chosen: bool = False
 
     def add(self, layer: nn.Module, is_shared: bool, times: list[tuple[float, float]]) -> None:
         weight = weight_of(layer)
@@ -98,16 +101,25 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(model: PreTrainedModel, only_if_faster: bool = True) -> Packing:
-    """Packs what can be packed of `model`, and by default what is faster so."""
+def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Collection[str] | None = None) -> Packing:
+    """Packs what can be packed of `model`, and by default what is faster so.
+
+    Args:
+        only: the layers for which this is known to be so, by name.
+    """
     if (known := _packings.get(model)) is not None:
         renew(model)
         return known
-    packing = _packings[model] = Packing()
+    packing = _packings[model] = Packing(is_chosen=only_if_faster)
     if why_not_packed(model) is not None:
         return packing
+    pool.release_artifact(model)  # which holds weights
     alike: dict[tuple, list[tuple[nn.Module, bool]]] = defaultdict(list)
+    among = None if only is None else {model.get_submodule(name) for name in only}
     for layer, is_shared in _linear_layers(model):
+        if among is not None and layer not in among:
+            packing.left["not faster packed"] += 1
+            continue
         reason = None if is_packed(layer) else why_not(layer, is_shared)  # else as a part of another model
         if reason is None:
             alike[_kind(layer)].append((layer, is_shared))
@@ -116,7 +128,7 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True) -> Packing
     with torch.no_grad(), torch.inference_mode(False):
         for kind, layers in alike.items():
             times = _times(kind, [layer for layer, _ in layers])
-            if only_if_faster and not _is_faster(kind, times):
+            if only is None and only_if_faster and not _is_faster(kind, times):
                 packing.left["not faster packed"] += len(layers)
                 continue
             for layer, is_shared in layers:
@@ -153,9 +165,31 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
         _give_back_memory()
 
 
-def are_packed(model: PreTrainedModel | None) -> bool:
-    """Its weights are packed whenever a call begins."""
+def keep_plain(model: PreTrainedModel, reason: str) -> None:
+    """Unpack, and pack nothing until the next `attach`."""
+    num_layers = len(_packings[model].layers)
+    unpack_weights(model)
+    _packings[model] = Packing(left=Counter({reason: num_layers}))
+
+
+def is_partial(model: PreTrainedModel) -> bool:
+    """Some layers that were packed once are plain now."""
+    return model in _packings and not all(is_packed(layer) for layer, _ in _packings[model].layers)
+
+
+def was_asked_for(model: PreTrainedModel) -> bool:
+    """It is known which of its layers are to be packed, if any."""
     return model in _packings
+
+
+def are_chosen(model: PreTrainedModel) -> bool:
+    """Those of its layers are packed that are faster so."""
+    return model in _packings and _packings[model].is_chosen
+
+
+def are_packed(model: PreTrainedModel | None) -> bool:
+    """Some of its weights are packed whenever a call begins."""
+    return model in _packings and bool(_packings[model].layers)
 
 
 def describe(model: PreTrainedModel) -> str:

@@ -21,6 +21,7 @@ from .cached_model import device_of
 from .packed_parameters import own_parameters
 
 if TYPE_CHECKING:
+    from .bound import BoundPass
     from .ragged_cache import RaggedCache
 
 
@@ -39,7 +40,7 @@ class Kept:
     state: tuple
     idle: RaggedCache | None = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
-    artifact: Callable[[list[Tensor]], Tensor] | None = None
+    artifact: BoundPass | None = None
     twin: PreTrainedModel | None = None
 
 
@@ -59,6 +60,13 @@ def kept(model: PreTrainedModel) -> Kept:
 def has_artifact(model: PreTrainedModel | None) -> bool:
     """Its passes, since last looked at, are compiled ahead of time."""
     return model in _kept and _kept[model].artifact is not None
+
+
+def release_artifact(model: PreTrainedModel) -> None:
+    """Let go of the pass that was compiled ahead of time, and thus of the weights that it reads."""
+    with _lock:
+        if model in _kept:
+            _kept[model].artifact = None
 
 
 def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache:

@@ -18,76 +18,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
-from . import artifacts, packing, pool
-from .cached_model import device_of
-from .capture import Capture, CudaGraphs
+from . import pool
+from .artifacts import Run
+from .capture import Capture
 from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .sharding import group_of, is_sharded
 
 #: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
 MIN_SLOTS, STEPS = 256, 4
-
-
-def ragged_model(
-    model: PreTrainedModel, clamp_ids: bool = False, compile: bool | str = False, cuda_graphs: bool = False
-) -> RaggedModel:
-    """A ragged model whose passes run as asked, or eagerly where they cannot (`why_eager`).
-
-    Args:
-        compile: "auto" takes passes that were compiled ahead of time, and begins to make them where that pays.
-    """
-    if not (compile or cuda_graphs) or why_eager(model) is not None:
-        return RaggedModel(model, clamp_ids)
-    packing.unpack_weights(model)
-    run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
-    if run is not None:
-        return AheadModel(model, clamp_ids, run)
-    if compile == "auto" and not cuda_graphs:
-        return RaggedModel(model, clamp_ids)
-    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
-
-
-def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
-    """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
-
-    Args:
-        waits: until it is there.
-    """
-    if artifacts.why_not(model) is not None:
-        return None
-    kept = pool.kept(model)
-    if kept.artifact is None and waits:
-        try:
-            artifacts.make(model)
-        except artifacts.CannotCompile:
-            return None
-    if kept.artifact is None:
-        kept.artifact = artifacts.find(model)
-        if kept.artifact is None and artifacts.pays(model):
-            artifacts.start(model)
-    return kept.artifact
-
-
-def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
-    """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
-    return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
-
-
-def why_eager(model: PreTrainedModel) -> str | None:
-    """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_hf_hook"):
-            return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"
-        if hasattr(module, "base_layer"):
-            return f"has adapters, which are switched on and off outside of a pass ({name})"
-    if is_sharded(model) or group_of(model) is not None:
-        return "is run by several processes, which wait for each other inside of a pass"
-    if getattr(model, "hf_quantizer", None) is not None and not model.hf_quantizer.is_compileable:
-        return "is quantised in a way that does not compile"
-    return None
 
 
 def ladder(num_slots: int) -> int:
@@ -279,10 +219,10 @@ class AheadModel(StaticModel):
     """A ragged model whose passes, prompts apart, run from a file that was compiled ahead of time; see `exported`.
 
     Args:
-        one_pass: the file's, on the weights of `model`.
+        one_pass: the file's, on the weights of `model`; once it gives `None`, passes are eager.
     """
 
-    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: artifacts.Run):
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: Run):
         self.one_pass = one_pass
         super().__init__(model, clamp_ids)
 
@@ -296,4 +236,10 @@ class AheadModel(StaticModel):
         caches = [layer.filled() for layer in self.cache.layers]
         keys, values = zip(*caches, strict=True)
         assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
-        return lambda *tensors: self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])
+        eager = super()._one_pass(inputs, only_last)
+
+        def one_pass(*tensors: Tensor) -> Tensor:
+            logits = self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])
+            return eager(*tensors) if logits is None else logits
+
+        return one_pass

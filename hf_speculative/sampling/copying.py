@@ -13,8 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..articles import a_type
-
 #: what generation does not change, and what is there to be shared: copies have the very same one, however deep it lies
 SHARED = (
     nn.Module,
@@ -75,7 +73,7 @@ def _shared(part, known: dict[int, Any]) -> list:
             continue
         seen.add(id(value))
         if isinstance(value, CHANNELS):
-            raise TypeError(f"{a_type(value)}, which others read")
+            raise TypeError(f"{type(value).__name__}, which others read")
         if isinstance(value, SHARED):
             found.append(value)
         elif not isinstance(value, ATOMS):

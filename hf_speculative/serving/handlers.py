@@ -120,7 +120,16 @@ class _Handler(BaseHandler):
         return self.chunk_to_sse(json.dumps(chunk))
 
 
-class Chat(_Handler, ChatCompletionHandler):
+class _OfMessages(_Handler):
+    def _resolve_model(self, body: dict):
+        found = super()._resolve_model(body)
+        if not getattr(self.model_manager.processor, "chat_template", None):
+            name = self.model_manager.name
+            raise HTTPException(400, f"{name!r} has no chat template for messages: ask for the completion of a text")
+        return found
+
+
+class Chat(_OfMessages, ChatCompletionHandler):
     """`/v1/chat/completions`"""
 
 
@@ -128,5 +137,5 @@ class Completions(_Handler, CompletionHandler):
     """`/v1/completions`"""
 
 
-class Responses(_Handler, ResponseHandler):
+class Responses(_OfMessages, ResponseHandler):
     """`/v1/responses`"""

@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import theory
-from ..articles import a_type
 from ..call.prompts import prompt_ids, settings_of_rows
 from ..call.statistics import Statistics
 from ..evaluation.decoder import Decoder
@@ -121,7 +120,9 @@ class Runner:
         **kwargs,
     ):
         if target.config.is_encoder_decoder:
-            raise ValueError(f"the target is {a_type(target)}: this comparison takes decoder-only models.")
+            raise ValueError(
+                f"the target is of type {type(target).__name__}: this comparison takes decoder-only models."
+            )
         drafts = {"draft": NamedDraft("draft", "", draft, draft_tokenizer)} if draft is not None else {}
         self.tokenizer, self.setting = tokenizer, setting
         self.decoder = Decoder(target, tokenizer, drafts, settings_of_rows(target, tokenizer, kwargs), seed)

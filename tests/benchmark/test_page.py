@@ -1,5 +1,6 @@
 """The report of the benchmark: plots, page and screen."""
 
+import colorsys
 import io
 import re
 
@@ -31,7 +32,8 @@ def test_plots_are_drawn(tmp_path):
     names = {path.name for path in plots.save(report, tmp_path)}
     assert names == {"speedup_batch.png", "speedup_batch.svg", "round.png", "round.svg"}
     page.write(report, tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text().count("<svg") == 2
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<svg") == 2 and "by batch size. Bands: quartiles" in text and "time of a mean round" in text
 
 
 def test_nothing_is_hidden_or_turned_around(tmp_path):
@@ -109,6 +111,14 @@ def test_bars_have_labels_of_their_own():
         cell.cell = benchmark.Cell(temperature=temperature, context=context)
     labels = [wording.place(cell, cells) for cell in cells]
     assert len(set(labels)) == 3 and labels[1] == "context 64, temperature 0.7"
+    cells[0].cell = benchmark.Cell(num_draft_tokens=2)
+    assert wording.place(cells[0], cells[:2]) == "2 draft tokens, temperature 0"
+
+
+def test_red_is_for_a_loss_alone():
+    for colour in (*plots.COLOURS.values(), *plots.STAGE_COLOURS.values()):
+        hue, saturation, _ = colorsys.rgb_to_hsv(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+        assert 0.05 < hue < 0.94 or saturation < 0.5, colour
 
 
 def test_what_is_below_noise_has_no_figure():

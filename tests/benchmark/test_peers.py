@@ -1,6 +1,10 @@
 """Peers in the bench: another package's texts are compared with plain decoding's, and a missing one is named."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from hf_speculative import benchmark
 from hf_speculative.benchmark import Method, methods, peers, wording
@@ -30,3 +34,41 @@ def test_one_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"'economize' cannot be measured: it needs economize: pip install"):
         methods.chosen_methods(["economize"])
+
+
+@pytest.mark.parametrize("name", ["openvino", "openvino-plain"])
+def test_openvino_is_asked_for_the_same_work(target, draft, monkeypatch, tmp_path, name):
+    made, asked = [], []
+
+    class Pipeline:
+        def __init__(self, folder, device, **settings):
+            made.append((folder, device, settings))
+
+        def generate(self, inputs, config):
+            asked.append(config)
+            full = target.generate(torch.tensor(inputs[0]), do_sample=False, max_new_tokens=config["max_new_tokens"])
+            return SimpleNamespace(tokens=full[:, len(inputs[0][0]) :].tolist())
+
+    package = SimpleNamespace(
+        LLMPipeline=Pipeline,
+        GenerationConfig=dict,
+        TokenizedInputs=lambda ids, mask: (ids, mask),
+        draft_model=lambda folder, device, **settings: (folder, settings),
+    )
+    monkeypatch.setitem(sys.modules, "openvino_genai", package)
+    monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Tensor=lambda values: values))
+    monkeypatch.setattr(methods.peers, "why_missing", lambda package: None)
+    monkeypatch.setattr(peers, "_exported", lambda pair: tmp_path)
+    cells = benchmark.sweep(batch=[1], num_draft_tokens=[2], context=[8], acceptance=[None], temperature=[0.0])
+    report = benchmark.run(benchmark.Pair(target, draft, "tiny"), cells, methods=[name], num_new_tokens=8, repeats=2)
+    assert report.cells[0].methods[name].num_equal_rows == 1
+    ((folder, device, settings),) = made
+    assert (folder, device) == (str(tmp_path / "target"), "CPU") and settings["INFERENCE_PRECISION_HINT"] == "f32"
+    assert ("draft_model" in settings) == (name == "openvino") == ("num_assistant_tokens" in asked[0])
+
+
+def test_openvino_needs_another_python_to_export(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.delenv(peers.EXPORTER, raising=False)
+    with pytest.raises(ValueError, match=f"optimum-intel.*export {peers.EXPORTER}="):
+        methods.chosen_methods(["openvino"])

@@ -174,7 +174,7 @@ def test_adapters_that_transformers_loaded(tmp_path):
 def test_refusals(monkeypatch):
     with pytest.raises(ValueError, match="LlamaForCausalLM has no adapter layers"):
         hs.without_adapter(tiny.llama())
-    with pytest.raises(TypeError, match="`model` is a Linear"):
+    with pytest.raises(TypeError, match="`model` is of type Linear"):
         hs.without_adapter(torch.nn.Linear(2, 2))
     merged = copy.deepcopy(adapted())
     merged.merge_adapter()

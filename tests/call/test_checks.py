@@ -60,7 +60,7 @@ WITH_DRAFT = {
     "generator of another kind": (
         {"generator": 7, "do_sample": True},
         TypeError,
-        "`generator=7` is an int: give a torch.Generator",
+        "`generator=7` is of type int: give a torch.Generator",
     ),
     "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),
@@ -87,7 +87,7 @@ WITH_DRAFT = {
         ValueError,
         "num_draft_tokens.*no effect beside",
     ),
-    "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is a Linear"),
+    "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is of type Linear"),
     "ids with a fraction": (
         {"input_ids": IDS + 0.6},
         TypeError,
@@ -113,7 +113,11 @@ WITH_DRAFT = {
         TypeError,
         "subclass of .*Rule",
     ),
-    "a config that is a dict": ({"speculative_config": {"rule": None}}, TypeError, "`speculative_config` is a dict"),
+    "a config that is a dict": (
+        {"speculative_config": {"rule": None}},
+        TypeError,
+        "`speculative_config` is of type dict",
+    ),
     "reproducible='no'": ({"reproducible": "no", "do_sample": True}, TypeError, "reproducible='no'"),
     "lookup in the config": (
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
@@ -182,10 +186,10 @@ def test_prompt_lookup_takes_no_draft_settings(target):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ("text", r"`inputs` is a str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
-        (["one", "two"], "`inputs` is a list.*encode text first"),
-        ([[1, 2]], r"`inputs` is a list.*`torch.tensor\(\[ids\]\)`"),
-        ({"input_ids": IDS}, r"`inputs` is a dict.*`generate\(model, \*\*encoded\)`"),
+        ("text", r"`inputs` is of type str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
+        (["one", "two"], "`inputs` is of type list.*encode text first"),
+        ([[1, 2]], r"`inputs` is of type list.*`torch.tensor\(\[ids\]\)`"),
+        ({"input_ids": IDS}, r"`inputs` is of type dict.*`generate\(model, \*\*encoded\)`"),
     ],
     ids=["text", "texts", "list of ids", "encoded"],
 )
@@ -240,8 +244,8 @@ def test_a_config_with_a_part_that_is_none():
         ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
         ({"rule": "leviathan"}, ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
         ({"rule": BlockVerification}, TypeError, "'token', 'block', 'sampled' or an object of a subclass of .*Rule"),
-        ({"drafter": print}, TypeError, "`drafter` is a builtin_.*: give an object of a subclass of .*Drafter"),
-        ({"schedule": Constant}, TypeError, "`schedule` is a .*: give an object of a subclass of .*Schedule"),
+        ({"drafter": print}, TypeError, "`drafter` is of type builtin_.*: give an object of a subclass of .*Drafter"),
+        ({"schedule": Constant}, TypeError, "`schedule` is of type .*: give an object of a subclass of .*Schedule"),
     ):
         with pytest.raises(error, match=message):
             SpeculativeConfig(**part)
@@ -300,7 +304,7 @@ def test_rotary_tables_that_change_with_the_length(draft, rope_type):
 
 
 def test_attach(target, draft):
-    with pytest.raises(TypeError, match="`model` is a Linear"):
+    with pytest.raises(TypeError, match="`model` is of type Linear"):
         hs.attach(torch.nn.Linear(2, 2), draft)
     with pytest.raises(ValueError, match="two sources of drafts"):
         hs.attach(target, draft, SpeculativeConfig(drafter=hs.Drafter()))

@@ -52,7 +52,7 @@ BAD_PROMPTS = {
     "floats": (torch.ones(2), ValueError, "float32 tensor"),
     "an image": ({"input_ids": [1], "pixel_values": 0}, ValueError, "'pixel_values'"),
     "a hole": ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "hides more than padding"),
-    "no prompt": (None, TypeError, "prompt 1 is a NoneType"),
+    "no prompt": (None, TypeError, "prompt 1 is of type NoneType"),
 }
 
 

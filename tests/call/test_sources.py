@@ -100,11 +100,15 @@ def test_a_source_is_a_line_in_the_tuple(target, head):
     [
         (tiny.llama, {"num_draft_tokens": 4}, "`num_draft_tokens=4`: .* `draft_model` names proposes at most 3 tokens"),
         (tiny.llama, {"compile": True}, "`compile=True` has no effect on drafts by `LlamaForCausalLM`"),
-        (tiny.llama, {"speculation_type": "dflash"}, "needs a DFlash draft, but `draft_model` is a LlamaForCausalLM"),
+        (
+            tiny.llama,
+            {"speculation_type": "dflash"},
+            "needs a DFlash draft, but `draft_model` is of type LlamaForCausalLM",
+        ),
         (
             lambda: tiny.llama(hidden=64),
             {},
-            "was made for a target of hidden size 32, the target is a .* hidden size 64",
+            "was made for a target of hidden size 32, the target, .*, has hidden size 64",
         ),
         (
             lambda: build("seq2seq", "t5"),

@@ -11,7 +11,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant
 from tests.support import distributions, tied, tiny, trees
-from tests.support.compared import Compared
+from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain
 
 
@@ -21,10 +21,10 @@ def test_the_drafts_cache_is_right_after_every_round(model_type):
     model = tiny.build(model_type)
     draft = tiny.noisy_copy(model)
     for top_k, num_nodes in ((2, 12), (4, 5)):
-        compared = Compared(draft)
+        compared = compared_model(draft)
         config = SpeculativeConfig(drafter=Beams(compared, top_k, depth=4), num_draft_tokens=num_nodes)
         same_as_plain(model, tiny.prompts(4), speculative_config=config)
-        assert compared.num_levels > 2 * compared.num_rounds > 10
+        assert compared.num_levels > 2 * compared.num_steps > 10
 
 
 def test_rows_that_wait_take_lanes_between_beams():
@@ -33,7 +33,7 @@ def test_rows_that_wait_take_lanes_between_beams():
     prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 5, 4, 7, 6, 3, 8)]
     settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
     plain = [model.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
-    compared = Compared(tiny.noisy_copy(model))
+    compared = compared_model(tiny.noisy_copy(model))
     config = SpeculativeConfig(drafter=Beams(compared, top_k=3), num_draft_tokens=8)
     rows = hs.generate_batches(model, prompts, batch_size=3, speculative_config=config, **settings)
     assert [row.prompt_ids + row.new_ids for row in rows] == plain

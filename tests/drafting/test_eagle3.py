@@ -16,6 +16,7 @@ from hf_speculative.schedules import Constant
 from hf_speculative.types import Batch
 from hf_speculative.verification import BlockVerification
 from tests.support import distributions, heads, tiny, trees
+from tests.support.compared import compared
 from tests.support.plain import reproduces_plain, same_as_plain
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -177,34 +178,6 @@ def fresh(target, head, text, path):
     return head.over_target(head.logits(own[:, -1:]))[0, 0]
 
 
-def compared(kind, target, head):
-    """A drafter whose logits are compared, each time, with those of fresh passes over the text and the path to each node."""
-
-    class Compared(kind):
-        num_steps = num_levels = 0
-
-        def step(self, batch, ahead):
-            logits = super().step(batch, ahead)
-            self.num_steps += 1
-            for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
-                self.compare(logits[row], text, batch.tokens[row, length : length + ahead].tolist())
-            return logits
-
-        def level(self, batch, num_nodes, width):
-            logits = super().level(batch, num_nodes, width)
-            self.num_levels += 1
-            for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
-                parents, nodes = batch.tree.parents[row].tolist(), batch.tokens[row, length : length + num_nodes]
-                for column, node in enumerate(range(num_nodes - width, num_nodes)):
-                    self.compare(logits[row, column], text, nodes[trees.path_to(parents, node)].tolist())
-            return logits
-
-        def compare(self, found, text, path):
-            torch.testing.assert_close(found, fresh(target, head, text, path), rtol=1e-4, atol=1e-4)
-
-    return Compared(head, target)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -215,7 +188,8 @@ def compared(kind, target, head):
 def test_proposals_equal_those_of_fresh_passes(name):
     """Chains and trees: after every round, in unequal rows that end one by one, past windows of 4 and 8."""
     target, head = made(name)
-    drafter = compared(PEagle if head.config.is_parallel else Eagle3, target, head)
+    kind = PEagle if head.config.is_parallel else Eagle3
+    drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     for own, num_tokens in ((drafter, 3), (Beams(drafter, 2, depth=3), 5)):
         same_as_plain(
             target, tiny.prompts(3), speculative_config=SpeculativeConfig(drafter=own, num_draft_tokens=num_tokens)
@@ -281,7 +255,8 @@ def test_rows_that_wait_take_lanes(name):
     prompts += [prompts[1][:n] + prompts[n] for n in (5, 7)]  # whose beginning is there already
     settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
     plain = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
-    drafter = compared(PEagle if head.config.is_parallel else Eagle3, target, head)
+    kind = PEagle if head.config.is_parallel else Eagle3
+    drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     drafter.limit = lambda batch, nums: [n if min(map(len, batch.history)) > 1 else 0 for n in kind_limit(batch, nums)]
     kind_limit = type(drafter).limit.__get__(drafter)  # an admitted token alone has no state to compare with
     config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)

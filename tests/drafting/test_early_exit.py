@@ -239,8 +239,8 @@ def test_early_exit_under_accelerate():
     [
         ({"assistant_early_exit": 4}, ValueError, "`assistant_early_exit=4` leaves nothing.* 4 layers, give 1 to 3"),
         ({"assistant_early_exit": 0}, ValueError, "`assistant_early_exit=0` drafts nothing"),
-        ({"assistant_early_exit": 2.0}, TypeError, "`assistant_early_exit=2.0` is a float"),
-        ({"assistant_early_exit": True}, TypeError, "`assistant_early_exit=True` is a bool"),
+        ({"assistant_early_exit": 2.0}, TypeError, "`assistant_early_exit=2.0` is of type float"),
+        ({"assistant_early_exit": True}, TypeError, "`assistant_early_exit=True` is of type bool"),
         (
             {"assistant_early_exit": 2, "prompt_lookup_num_tokens": 2},
             ValueError,

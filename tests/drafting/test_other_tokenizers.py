@@ -383,7 +383,11 @@ REFUSED = {
         "`vocabulary_mapping='strings'` has no effect without",
     ),
     "unknown mapping": ({"vocabulary_mapping": "tokens"}, ValueError, "'tokens'` is not one of intersection, strings"),
-    "not a tokenizer": ({"draft_tokenizer": print}, TypeError, "`draft_tokenizer` is a builtin_function_or_method"),
+    "not a tokenizer": (
+        {"draft_tokenizer": print},
+        TypeError,
+        "`draft_tokenizer` is of type builtin_function_or_method",
+    ),
     "both names": (
         {"assistant_tokenizer": SMALL},
         ValueError,

@@ -317,7 +317,7 @@ def test_a_corpus(target, tmp_path, kind):
     ("settings", "error", "message"),
     [
         ({"corpus": "nowhere.txt"}, FileNotFoundError, "nowhere.txt"),
-        ({"corpus": [3, 4]}, TypeError, "`corpus` holds an int"),
+        ({"corpus": [3, 4]}, TypeError, "`corpus` holds an object of type int"),
         ({"corpus": ["a text"]}, ValueError, "no tokenizer where the model came from"),
         ({"corpus": ["a"], "suffix_decoding_max_cached_requests": 3}, ValueError, "=3` has no effect beside `corpus`"),
         ({"prompt_lookup_num_tokens": 3}, ValueError, "`prompt_lookup_num_tokens` and `method` are two sources"),

@@ -129,8 +129,8 @@ def test_texts_and_files(tmp_path):
     [
         ({"max_tokens": 1}, ValueError, "`max_tokens=1` keeps nothing"),
         ({"max_documents": 0}, ValueError, "`max_documents=0` keeps nothing"),
-        ({"max_tokens": 1e6}, TypeError, "`max_tokens=1000000.0` is a float"),
-        ({"max_documents": True}, TypeError, "`max_documents=True` is a bool"),
+        ({"max_tokens": 1e6}, TypeError, "`max_tokens=1000000.0` is of type float"),
+        ({"max_documents": True}, TypeError, "`max_documents=True` is of type bool"),
     ],
 )
 def test_bounds_of_a_store(settings, error, message):

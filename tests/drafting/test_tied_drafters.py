@@ -359,7 +359,7 @@ def test_refusals(make):
     )
     refuses(
         llama,
-        "needs a DFlash draft, but `draft_model` is a LlamaForCausalLM",
+        "needs a DFlash draft, but `draft_model` is of type LlamaForCausalLM",
         draft_model=tiny.llama(),
         speculation_type="dflash",
     )

@@ -253,7 +253,7 @@ def test_the_fastest_the_median_and_the_slowest_are_shown(looked):
         expected += [("fastest", speedups[8]), ("median", speedups[4]), ("slowest", speedups[0])]
     for text, (place, speedup) in zip(of(looked, "plenty").found["texts"], expected, strict=True):
         assert f"{place} {speedup:.2f}x" in text["summary"]
-    assert "3 of 9 prompts" in of(looked, "plenty").text
+    assert "3 of 9 prompts: with the fastest, the median and the slowest text." in of(looked, "plenty").text
 
 
 def test_markup_stays_text(looked):
@@ -302,6 +302,19 @@ def test_long_texts_are_cut(tmp_path):
     page.write(evaluation, tmp_path / "page.html")
     content = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "3,000 characters left out" in content and "400 tokens left out" in content
+
+
+def test_a_page_of_many_prompts_is_short_and_says_where_the_rest_is(tmp_path):
+    evaluation = made([Setting(draft_model="draft", num_draft_tokens=2)], ["go on"] * 3000, num_tokens=4)
+    for index in range(1500):
+        evaluation.journal.add(Difference("draft, 2 tokens, greedy", index, 1, 0.5))
+    evaluation = Evaluation(evaluation.journal)
+    page.write(evaluation, tmp_path / "page.html")
+    content = html.unescape((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert len(content) < 200_000 and content.count('<div class="text"') == 3
+    assert "Shown are 3 of 3,000 prompts" in content and "3,000 of 3,000" in content
+    assert "And 1,450 more." in content and content.count(wording.REST) == 2
+    assert len(evaluation.to_pandas("prompt")) == 6000
 
 
 def test_tokens_that_make_one_character_are_one():

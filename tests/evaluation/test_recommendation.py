@@ -15,7 +15,7 @@ A2, A4 = Setting(draft_model="a", num_draft_tokens=2), Setting(draft_model="a", 
             ([4.0], [2.0], [2.5]),
             A2,
             True,
-            'take "a, 2 tokens", 2.00x (2.00 to 2.00) plain decoding, 25.0% faster than the next, "a, 4 tokens".',
+            'take "a, 2 tokens", 2.00x (2.00 to 2.00) plain decoding, 25.0 % faster than the next, "a, 4 tokens".',
         ),
         (
             ([4.0, 4.0], [2.0, 2.6], [2.6, 2.05]),
@@ -121,5 +121,12 @@ def test_as_a_table_and_in_a_line(tmp_path):
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert len(lines) == 4 and lines[0].startswith("setting,temperature,") and A2.name in lines[2].replace('"', "")
     assert "3 settings, 8 batches" in repr(evaluation) and "2.00x (2.00 to 2.00): a, 2 tokens" in repr(evaluation)
+    by_prompt = evaluation.to_pandas("prompt")
+    assert by_prompt.index.names == ["setting", "prompt"] and len(by_prompt) == 3 * 8
+    assert by_prompt.loc[(A2.name, 5), "batch_speedup"] == 2.0 and by_prompt.loc[(A2.name, 5), "is_identical"]
+    assert evaluation.speedups(A2) == {batch: evaluation.speedup_of(A2, batch) for batch in range(8)}
+    assert len(handmade([[], [], []]).to_pandas("prompt")) == 0
+    with pytest.raises(ValueError, match="`by='row'`: give 'setting'"):
+        evaluation.to_csv(tmp_path / "table.csv", by="row")
     busy = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12)).to_pandas()
     assert busy["speedup"].isna().all() and busy["is_noise"].iloc[1], "noise is no number"

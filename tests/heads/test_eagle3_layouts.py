@@ -101,7 +101,7 @@ def test_what_a_layout_has_no_place_for(tmp_path):
             write_head(heads.eagle3(target, **fields), tmp_path, "eagle")
     with pytest.raises(ValueError, match=r"`layout='hydra'` is not one of .*eagle, speculators"):
         write_head(heads.eagle3(target), tmp_path, "hydra")
-    with pytest.raises(ValueError, match="no place for this head: its config is a LlamaConfig"):
+    with pytest.raises(ValueError, match="no place for this head: its config is of type LlamaConfig"):
         write_head(target, tmp_path, "speculators")
 
 

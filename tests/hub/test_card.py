@@ -228,7 +228,7 @@ def test_what_cannot_be_told_apart(code, chat, results):
         )
     with pytest.raises(ValueError, match="two cards"):
         hs.card(code, "README.md", push_to_hub="org/name")
-    with pytest.raises(TypeError, match="a dict"):
+    with pytest.raises(TypeError, match="of type dict"):
         hs.card([code.header])
     with pytest.raises(ValueError, match="no evaluation"):
         hs.card([])

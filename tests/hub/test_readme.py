@@ -94,7 +94,7 @@ def test_other_shapes_of_cards(code, tmp_path, before, kept):
     "before, message",
     [
         ("---\na: [\n---\n", "not YAML"),
-        ("---\n- a\n---\n", "holds a list"),
+        ("---\n- a\n---\n", "is of type list"),
         ("---\nmodel-index: {a: 1}\n---\n", "model_index"),
         ("<!-- hf_speculative card: begin -->\n", "once"),
         ("<!-- hf_speculative card: end -->\n<!-- hf_speculative card: begin -->\n", "once"),

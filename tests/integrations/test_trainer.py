@@ -323,7 +323,7 @@ def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_pa
         )
     with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`prediction_loss_only=False`"):
         SpeculativeTrainer(target, arguments(tmp_path, prediction_loss_only=True), draft_model=draft)
-    with pytest.raises(TypeError, match="`draft_model` is a Linear"):
+    with pytest.raises(TypeError, match="`draft_model` is of type Linear"):
         SpeculativeTrainer(target, arguments(tmp_path), draft_model=torch.nn.Linear(1, 1))
     with pytest.raises(TypeError, match=r"`speedup_batches=1.5`"):
         SpeculativeTrainer(target, arguments(tmp_path), draft_model=draft, speedup_batches=1.5)

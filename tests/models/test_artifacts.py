@@ -10,34 +10,11 @@ from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, static
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, running
 from tests.support import tiny
+from tests.support.emulated_compiler import install
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
-
-
-class Emulated:
-    """A compiler whose passes are the model's own, and see what a compiled one does: flat, contiguous tensors."""
-
-    def __init__(self):
-        self.num_made, self.runs = 0, []
-
-    def compile_to(self, path, module, say=lambda step: None):
-        self.num_made += 1
-        path.write_text("compiled")
-
-    def load(self, path, module):
-        assert path.read_text() == "compiled"
-        module = exported.Pass(module.model)
-
-        def run(inputs):
-            assert all(tensor.is_contiguous() for tensor in inputs)
-            self.runs.append(tuple(inputs[0].shape))
-            *tensors, caches = *inputs[:6], inputs[6:]
-            half = len(caches) // 2
-            return module(*tensors, caches[:half], caches[half:])
-
-        return run
 
 
 @pytest.fixture
@@ -53,13 +30,7 @@ def draft(target):
 
 @pytest.fixture
 def emulated(tmp_path, monkeypatch):
-    compiler = Emulated()
-    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
-    monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
-    monkeypatch.setattr(exported, "load", compiler.load)
-    monkeypatch.setattr(artifacts, "_started", set())
-    pool._kept.clear()
-    return compiler
+    return install(tmp_path, monkeypatch)
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, **options):
@@ -113,13 +84,16 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
 
 
 def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
-    monkeypatch.setattr(exported, "load", lambda path, module: lambda inputs: torch.zeros(0))
     model = tiny.build("gpt2")  # no shallow copy in between
-    static.ragged_model(model, compile=True)
+    running.ragged_model(model, compile=True)
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
+
+
+def _transpose_in_memory(layer):
+    layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
 
 
 class TestTheName:
@@ -137,6 +111,7 @@ class TestTheName:
             lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.5),
             lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
             lambda model: model.resize_token_embeddings(70, mean_resizing=False),
+            lambda model: _transpose_in_memory(model.lm_head),
         ],
     )
     def test_of_others(self, target, change):
@@ -202,7 +177,7 @@ class TestAuto:
 
 class TestWhatCannotBeCompiled:
     def test_says_why_and_is_not_tried_again(self, target, emulated, monkeypatch):
-        def refuse(path, module, say):
+        def refuse(path, module, say, notes):
             emulated.num_made += 1
             raise exported.Differs("other logits")
 
@@ -211,8 +186,8 @@ class TestWhatCannotBeCompiled:
             with pytest.raises(artifacts.CannotCompile, match="other logits"):
                 artifacts.make(target)
         assert emulated.num_made == 1
-        assert type(static.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
-        assert type(static.ragged_model(target, compile="auto")) is RaggedModel
+        assert type(running.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
+        assert type(running.ragged_model(target, compile="auto")) is RaggedModel
 
     @pytest.mark.parametrize(
         "change, reason",

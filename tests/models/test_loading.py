@@ -40,7 +40,7 @@ def rewrite(folder, lost=(), extra=(), wider=()):
 )
 def test_weights_that_do_not_fill_the_class(folder, change, named):
     rewrite(folder, **change)
-    with pytest.raises(ValueError, match=rf"does not hold the weights of a LlamaForCausalLM.*{named}"):
+    with pytest.raises(ValueError, match=rf"does not hold the weights of the class LlamaForCausalLM.*{named}"):
         load_model(folder, ignore_mismatched_sizes=True)
 
 

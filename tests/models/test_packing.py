@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import hf_speculative as hs
-from hf_speculative.models import packing, static
+from hf_speculative.models import packing
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
 from tests.support import tiny
 
@@ -277,12 +277,11 @@ def test_measured_once(model, monkeypatch):
     assert packing._measured == known
 
 
-def test_compiled_passes_take_plain_weights(model, monkeypatch):
+def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
     """And keep them from call to call: passes are compiled anew where weights have moved."""
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(
-        static, "_ahead_of_time", lambda model, waits: None
-    )  # such a pass holds the weights from then on
+    for one in (model, model.model.layers[0]):
+        one.register_forward_pre_hook(lambda *args: None)  # with which nothing is compiled ahead of time
     draft = tiny.noisy_copy(model)
     expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
     hs.attach(model, draft, pack_weights=True)
@@ -309,11 +308,12 @@ def test_another_attach(model):
     [
         ("yes", {}, 'give True, False or "auto"'),
         (1, {}, 'give True, False or "auto"'),
-        (True, {"compile": True}, "compiled or captured passes"),
-        (True, {"cuda_graphs": True}, "compiled or captured passes"),
+        (True, {"compile": True}, "passes that are captured, or compiled in the process, which take plain weights"),
+        (True, {"cuda_graphs": True}, "passes that are captured"),
     ],
 )
 def test_refused(model, value, settings, message):
+    model.model.register_forward_hook(lambda *args: None)
     with pytest.raises(ValueError, match=message):
         hs.attach(model, method="suffix", pack_weights=value, **settings)
     assert "generate" not in vars(model)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, pool, static, why_eager
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, pool, running, static, why_eager
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 
@@ -301,7 +301,7 @@ def test_models_that_cannot_say_why(target):
     hooked = tiny.llama()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
     assert "model.layers.0" in why_eager(hooked)
-    assert type(static.ragged_model(hooked, compile=True)) is RaggedModel
+    assert type(running.ragged_model(hooked, compile=True)) is RaggedModel
 
 
 @pytest.mark.gpu

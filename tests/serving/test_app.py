@@ -140,6 +140,14 @@ def test_errors_have_the_shape_of_the_api(path, body, status, words, client):
     assert "/" not in response.json()["error"]["message"]  # no path of this machine
 
 
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", {"messages": []}), ("responses", {"input": "x"})])
+def test_a_model_without_a_chat_template_completes_texts(path, body, client, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    response = client.post(f"/v1/{path}", json=body)
+    assert response.status_code == 400 and "no chat template" in response.json()["error"]["message"]
+    assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3}).status_code == 200
+
+
 def test_what_is_no_json(client):
     response = client.post("/v1/completions", content="{", headers={"content-type": "application/json"})
     assert response.status_code == 400 and "error" in response.json()

@@ -1,4 +1,4 @@
-"""A draft model that is watched: what it says from its cache is what it says without."""
+"""Drafters that are watched: what they say from their caches is what they say without."""
 
 from __future__ import annotations
 
@@ -9,33 +9,42 @@ from hf_speculative.models import RaggedModel
 
 from . import trees
 
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
-class Compared(DraftModel):
-    """A draft model whose logits are compared, each time, with a fresh pass over the text and the path to each node."""
 
-    num_levels = num_rounds = 0
+def compared(kind, fresh):
+    """`kind`, a class of drafters, whose logits are compared, each time, with those of a fresh pass.
 
-    def __init__(self, model):
-        super().__init__(RaggedModel(model))
-        self.fresh = model
+    Args:
+        fresh: of a text and the draft tokens after it, both lists of ids, the logits `(vocab,)` of what comes next.
+    """
 
-    def step(self, batch, ahead):
-        logits = super().step(batch, ahead)
-        self.num_rounds += 1
-        for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
-            self.compare(logits[row], [*text, *batch.tokens[row, length : length + ahead].tolist()])
-        return logits
+    class Compared(kind):
+        num_steps = num_levels = 0
 
-    def level(self, batch, num_nodes, width):
-        logits = super().level(batch, num_nodes, width)
-        self.num_levels += 1
-        for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
-            parents, nodes = batch.tree.parents[row].tolist(), batch.tokens[row, length : length + num_nodes]
-            for column, node in enumerate(range(num_nodes - width, num_nodes)):
-                ids = [*text, *nodes[trees.path_to(parents, node)].tolist()]
-                if len(ids) <= batch.max_position:  # rows that still have room go further
-                    self.compare(logits[row, column], ids)
-        return logits
+        def step(self, batch, ahead):
+            logits = super().step(batch, ahead)
+            self.num_steps += 1
+            for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
+                path = batch.tokens[row, length : length + ahead].tolist()
+                torch.testing.assert_close(logits[row], fresh(text, path), **CLOSE)
+            return logits
 
-    def compare(self, found, ids):
-        torch.testing.assert_close(found, self.fresh(torch.tensor([ids])).logits[0, -1], rtol=1e-4, atol=1e-4)
+        def level(self, batch, num_nodes, width):
+            logits = super().level(batch, num_nodes, width)
+            self.num_levels += 1
+            for row, (text, length) in enumerate(zip(batch.history, batch.host_lengths, strict=True)):
+                parents, nodes = batch.tree.parents[row].tolist(), batch.tokens[row, length : length + num_nodes]
+                for column, node in enumerate(range(num_nodes - width, num_nodes)):
+                    path = nodes[trees.path_to(parents, node)].tolist()
+                    if len(text) + len(path) <= batch.max_position:  # rows that still have room go further
+                        torch.testing.assert_close(logits[row, column], fresh(text, path), **CLOSE)
+            return logits
+
+    return Compared
+
+
+def compared_model(model):
+    """A draft model that is."""
+    kind = compared(DraftModel, lambda text, path: model(torch.tensor([text + path])).logits[0, -1])
+    return kind(RaggedModel(model))

@@ -10,7 +10,10 @@ from hf_speculative.call.options import LENGTH_OPTIONS
 from hf_speculative.call.sources import SOURCES, arguments_with
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
-INTRO = """# Options
+INTRO = """---
+hide: [toc]
+---
+# Options
 
 What `hf_speculative.generate`, an attached model's `generate` and `generate_batches` take beside transformers' own keywords;
 what `SpeculativeConfig` holds, for `attach` or as `speculative_config=` in a call; and what a `generation_config` may say.
@@ -22,8 +25,8 @@ Nothing is ever written to a model's config.
 
 This page is written from the table in `hf_speculative/call/option_table.py` by `make docs`.
 
-| option | meaning | value | default | given in | has an effect on drafts by |
-|---|---|---|---|---|---|
+| option | meaning | value (*default*) | given in | for drafts by |
+|---|---|---|---|---|
 """
 
 
@@ -34,7 +37,8 @@ def render() -> str:
 def _row(option: Option) -> str:
     names = " = ".join(f"`{name}`" for name in option.names)
     meaning = option.help + (f" [More]({option.page})." if option.page else "")
-    cells = (names, meaning, option.type.text, option.default, ", ".join(option.places), _effect(option))
+    value = f"{option.type.text} (*{option.default}*)"
+    cells = (names, meaning, value, ", ".join(option.places), _effect(option))
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -1,7 +1,8 @@
-"""What mkdocs calls while it builds the site (`hooks` in mkdocs.yml): pages that lie in the root of the repository."""
+"""What mkdocs calls while it builds the site (`hooks` in mkdocs.yml): pages of the root, and links in docstrings."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,3 +13,18 @@ OF_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 def on_page_markdown(markdown: str, page, **_) -> str:
     name = OF_ROOT.get(page.file.src_uri)
     return markdown if name is None else (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def on_page_content(html: str, page, files, **_) -> str:
+    """Docstrings name pages as they lie in the repository, `docs/caches.md`: on the site these are links."""
+
+    def link(found: re.Match) -> str:
+        target = files.get_file_from_path(found["page"])
+        if target is None:
+            return found[0]
+        name = found["page"].removesuffix(".md").replace("-", " ")
+        return f'<a href="{target.url_relative_to(page.file)}{found["place"] or ""}">{name}</a>'
+
+    if not page.file.src_uri.startswith("api/"):
+        return html
+    return re.sub(r"\bdocs/(?P<page>[\w/-]+\.md)(?P<place>#[\w-]+)?", link, html)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from ...articles import a_type
 from ...drafting.beams import DEFAULT_DEPTH, DEFAULT_TOP_K, Beams
 from ...drafting.stepwise import Stepwise
 from ...interfaces import Drafter, Schedule
@@ -45,8 +44,8 @@ class GivenModelSource(Source):
         asked = self.speculation_type
         if asked not in (None, self.method):
             raise ValueError(
-                f"`speculation_type={asked!r}` needs a DFlash draft, but `draft_model` is {a_type(self.draft_model)}: "
-                "leave it out."
+                f"`speculation_type={asked!r}` needs a DFlash draft, but `draft_model` is of type "
+                f"{type(self.draft_model).__name__}: leave it out."
             )
         if self.tree_depth is not None and self.tree_top_k == 1:
             raise ValueError(f"`tree_depth={self.tree_depth}` has no effect on chains (`tree_top_k=1`): leave one out.")
@@ -122,6 +121,6 @@ class HeadSource(GivenModelSource):
         needs = self.why_not(config)
         if needs is not None:
             raise ValueError(
-                f"`draft_model`: {self.name} was made for {needs}, the target is {a_type(model)} of hidden size "
-                f"{config.hidden_size} with {config.num_hidden_layers} layers: use the draft that belongs to it."
+                f"`draft_model`: {self.name} was made for {needs}, the target, {type(model).__name__}, has hidden size "
+                f"{config.hidden_size} and {config.num_hidden_layers} layers: use the draft that belongs to it."
             )

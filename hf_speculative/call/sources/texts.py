@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...articles import a_type
 from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
 from ...interfaces import Schedule
 from ...models import num_logits
@@ -113,7 +112,9 @@ def _parts(corpus: Corpus | None) -> list[Path | str]:
         return [Path(corpus)]
     for part in corpus:
         if not isinstance(part, (str, os.PathLike)):
-            raise TypeError(f"`corpus` holds {a_type(part)}: give texts, and paths as pathlib.Path.")
+            raise TypeError(
+                f"`corpus` holds an object of type {type(part).__name__}: give texts, and paths as pathlib.Path."
+            )
     return [part if isinstance(part, str) else Path(part) for part in corpus]
 
 

@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
-from ...articles import a_type
 from ...tokenizers.vocabulary import is_padding
 from .index import END, NGRAMS, Index
 
@@ -55,7 +54,7 @@ class SuffixStore:
     ):
         for name, value, least in (("max_tokens", max_tokens, 2), ("max_documents", max_documents, 1)):
             if isinstance(value, bool) or not isinstance(value, (int, type(None))):
-                raise TypeError(f"`{name}={value!r}` is {a_type(value)}: give a whole number.")
+                raise TypeError(f"`{name}={value!r}` is of type {type(value).__name__}: give a whole number.")
             if value is not None and value < least:
                 raise ValueError(f"`{name}={value}` keeps nothing: give {least} or more.")
         self.tokenizer, self.max_tokens, self.max_documents = tokenizer, max_tokens, max_documents

@@ -1,0 +1,64 @@
+"""`hf-speculative compile`, with an emulated compiler."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import hf_speculative as hs
+from hf_speculative.cli import app
+from hf_speculative.embedded import FOLDER
+from hf_speculative.models import artifacts
+from hf_speculative.models.packed_layers import dtypes, packed_of
+from tests.support import tiny
+from tests.support.emulated_compiler import install
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    return install(tmp_path / "passes", monkeypatch)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Folders of a target and a draft, with the embedded pair's tokenizer."""
+    target = tiny.llama()
+    paths = tmp_path / "target", tmp_path / "draft"
+    for model, path in zip((target, tiny.noisy_copy(target)), paths, strict=True):
+        model.save_pretrained(path)
+        for file in (FOLDER / "target").glob("token*"):
+            (path / file.name).symlink_to(file)
+    return list(map(str, paths))
+
+
+def run(saved, *options):
+    result = CliRunner().invoke(app, ["compile", saved[0], "--draft-model", saved[1], *options], env={"COLUMNS": "400"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_what_it_makes_is_what_a_call_takes(saved, emulated):
+    assert run(saved).count("made in") == 1, "one file serves both"
+    made = json.loads(run(saved, "--json"))
+    assert [(one["role"], one["was_there"], one["packed"]) for one in made] == [("target", True, 0), ("draft", True, 0)]
+    assert made[0]["path"] == str(artifacts.path_of(tiny.llama()))
+
+
+@pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+def test_with_packed_weights(saved, emulated):
+    assert "made in 0 s, 15 linear layers packed" in run(saved, "--pack-weights", "all")
+    assert emulated.num_made == 1
+    model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()), pack_weights=True, compile=True)
+    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    assert model.generate(**call).tolist() == tiny.llama().generate(**call).tolist()
+    assert emulated.num_made == 1 and emulated.runs and len(packed_of(model)) == 15
+
+
+def test_refused(saved, emulated, monkeypatch):
+    for value, message in (
+        ("some", "choose one of auto, all"),
+        ("all", "has no effect: LlamaForCausalLM runs on a CPU"),
+    ):
+        monkeypatch.setattr("hf_speculative.models.packing.dtypes", lambda: ())
+        result = CliRunner().invoke(app, ["compile", *saved[:1], "--pack-weights", value], env={"COLUMNS": "400"})
+        assert result.exit_code != 0 and message in result.output + str(result.exception)

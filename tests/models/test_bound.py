@@ -1,0 +1,323 @@
+"""Passes compiled ahead of time on packed weights: the same tokens, and never a weight as it was before."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+import hf_speculative as hs
+from hf_speculative.models import artifacts, exported, packing, pool, running
+from hf_speculative.models.bound import BoundPass, Moved
+from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
+from tests.support import tiny
+from tests.support.emulated_compiler import install
+
+pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+KWARGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    return install(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def model():
+    return tiny.llama()
+
+
+def attached(model, draft=None, compile=True, pack_weights=True):
+    return hs.attach(model, draft or tiny.noisy_copy(model), pack_weights=pack_weights, compile=compile)
+
+
+def generate(model, batch=1, **options):
+    return model.generate(**tiny.prompts(batch), **KWARGS, **options).tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+def test_greedy_tokens_are_those_of_plain_decoding(kind, emulated, tmp_path):
+    """On the packed weights and on the plain ones, which come back bit for bit."""
+    model = tiny.build(kind)
+    before, expected = copy.deepcopy(model.state_dict()), {batch: generate(model, batch) for batch in (1, 3)}
+    draft = tiny.noisy_copy(model)
+    attached(model, draft)
+    num_packed = len(packed_of(model))
+    assert num_packed >= 2
+    for batch in (3, 1):
+        assert generate(model, batch) == expected[batch]
+        assert generate(model, batch, draft_model=None) == expected[batch]
+        assert len(packed_of(model)) == len(packed_of(draft)) == num_packed  # nothing on the way reads a plain weight
+    assert emulated.num_made == 1 and emulated.runs
+    assert [path.name for path in tmp_path.glob("*.pt2")] == [artifacts.path_of(model).name]
+    hs.detach(model)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_half_precision(emulated):
+    if torch.bfloat16 not in dtypes():
+        pytest.skip("bfloat16 is not packed on this machine")
+    model = tiny.llama().to(torch.bfloat16)
+    attached(model)
+    found = model.generate(**tiny.prompts(3), **KWARGS)
+    assert len(packed_of(model)) == 15 and emulated.runs
+    settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
+    assert tiny.num_equal_tokens(model, tiny.prompts(3), found, **settings, draft_model=None) > 18
+
+
+def _merge_lora(model):
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], r=2, init_lora_weights=False))
+    adapted.merge_and_unload()
+
+
+CHANGES = {
+    "in place": lambda m: m.lm_head.weight.data.mul_(-1),
+    "embedding": lambda m: m.model.embed_tokens.weight.data.mul_(-1),
+    "load_state_dict": lambda m: m.load_state_dict({name: -tensor for name, tensor in m.state_dict().items()}),
+    "another parameter": lambda m: setattr(m.lm_head, "weight", nn.Parameter(-m.lm_head.weight.detach())),
+    "LoRA": _merge_lora,
+    "apply": lambda m: m.apply(lambda module: [p.data.mul_(-1) for p in module.parameters(recurse=False)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 asks for it
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_change(change, model, emulated):
+    attached(model)
+    before = generate(model)
+    with torch.no_grad():
+        CHANGES[change](model)
+    emulated.runs.clear()
+    found = generate(model)
+    assert emulated.runs and emulated.num_made == 1
+    assert len(packed_of(model)) == 15
+    hs.detach(model)
+    assert found == generate(model) != before
+
+
+def writes_once(model, length):
+    """A logits processor that doubles the logits of a model, once texts have some `length`."""
+    left = [model]
+
+    def process(input_ids, scores):
+        if input_ids.shape[1] >= length and left:
+            with torch.no_grad():
+                left.pop().lm_head.weight.mul_(2)
+        return scores
+
+    return process
+
+
+def test_who_writes_while_a_call_runs(model, emulated):
+    """The passes after that are eager ones, on the weights as they are then."""
+    draft = tiny.noisy_copy(model)
+    plain = model.generate(**tiny.prompts(1), **KWARGS, return_dict_in_generate=True, output_logits=True)
+    attached(model, draft)
+    generate(model)
+    emulated.runs.clear()
+    call = tiny.prompts(1) | KWARGS | {"logits_processor": [writes_once(model, 12)], "num_draft_tokens": 2}
+    found = model.generate(**call, return_dict_in_generate=True, output_logits=True)
+    assert found.sequences.tolist() == plain.sequences.tolist()
+    assert (1, 3) in emulated.runs and emulated.runs.count((1, 3)) < len(plain.logits) // 2
+    torch.testing.assert_close(found.logits[0], plain.logits[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.logits[-1], 2 * plain.logits[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2)])
+def test_a_shared_head(write, emulated):
+    """Who writes to the embedding does not ask the head for its packed copy."""
+    model, changed = (tiny.build("llama", tie_word_embeddings=True) for _ in range(2))
+    attached(model)
+    assert generate(model) == generate(changed)
+    assert "lm_head" in packed_of(model)
+    for one in (model, changed):
+        with torch.no_grad():
+            write(one.model.embed_tokens.weight)
+            write(one.model.embed_tokens.weight[: tiny.VOCAB // 2])
+    assert generate(model) == generate(changed)
+    assert "lm_head" in packed_of(model) and emulated.num_made == 1
+
+
+def test_a_shared_head_that_is_written_to_between_two_passes(emulated):
+    model = tiny.build("llama", tie_word_embeddings=True)
+    attached(model)
+    generate(model)
+    one_pass = pool.kept(model).artifact
+    inputs = exported.flat(*exported.Pass(model).sample(2, 3, 9))
+    with torch.no_grad():
+        assert one_pass(inputs) is not None
+        model.model.embed_tokens.weight.mul_(2)
+        assert one_pass(inputs) is None
+
+
+class TestMemory:
+    def test_is_let_go_of_when_somebody_looks(self, model, emulated):
+        """torch keeps the constants of a file for good, so they are emptied."""
+        attached(model)
+        generate(model)
+        one_pass = pool.kept(model).artifact
+        constants = one_pass.compiled.constants
+        assert constants["model.lm_head.weight"].is_mkldnn
+        model.lm_head.weight.sum()
+        assert one_pass.is_over and all(constant.numel() <= 1 for constant in constants.values())
+
+    def test_and_with_the_model(self, emulated):
+        model = tiny.llama()
+        running.ragged_model(model, compile=True)
+        constants = pool.kept(model).artifact.compiled.constants
+        gone = weakref.ref(model.lm_head.weight)
+        assert constants["model.lm_head.weight"].numel()
+        del model
+        gc.collect()
+        assert gone() is None and not any(constant.numel() for constant in constants.values())
+
+    def test_a_pass_on_plain_weights_is_no_reason_to_keep_them_plain(self, model, emulated):
+        hs.generate(model, **tiny.prompts(1), **KWARGS, draft_model=tiny.noisy_copy(model), compile=True)
+        assert emulated.runs
+        attached(model)
+        assert len(packed_of(model)) == 15
+
+
+def test_weights_end_when_a_pass_that_runs_is_over(model):
+    class Slow:
+        def __init__(self):
+            self.begun, self.may_end = threading.Event(), threading.Event()
+
+        def load_constants(self, constants, *flags):
+            self.constants = constants
+
+        def run(self, inputs):
+            self.begun.set()
+            self.may_end.wait(10)
+            return [self.constants["head"].to_dense().sum()]
+
+    packing.pack_weights(model, only_if_faster=False)
+    slow, found = Slow(), []
+    one_pass = BoundPass(slow, {}, {"head": packed_of(model)["lm_head"]})
+    runner = threading.Thread(target=lambda: found.append(one_pass([])))
+    looker = threading.Thread(target=lambda: model.lm_head.weight.sum())
+    runner.start()
+    slow.begun.wait(10)
+    looker.start()
+    looker.join(0.1)
+    assert looker.is_alive() and not one_pass.is_over
+    slow.may_end.set()
+    for thread in (runner, looker):
+        thread.join(10)
+    assert torch.isfinite(found[0]) and one_pass.is_over and one_pass([]) is None
+    with pytest.raises(Moved):
+        BoundPass(slow, {}, {"head": next(iter(packed_of(model).values())), "gone": model.lm_head._parameters})
+
+
+class TestTheName:
+    def test_says_which_layers_are_packed(self, model):
+        plain = artifacts.path_of(model)
+        packing.pack_weights(model, only_if_faster=False)
+        packed = artifacts.path_of(model)
+        assert packed.name.startswith(f"{plain.stem}-packed-")
+        model.lm_head.weight.sum()
+        assert artifacts.path_of(model) not in (plain, packed)
+        packing.unpack_weights(model)
+        assert artifacts.path_of(model) == plain
+
+    def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch):
+        from hf_speculative.models import artifact_process
+
+        commands = []
+        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
+        monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
+        attached(model, compile="auto")
+        assert generate(model) and not emulated.runs
+        artifact_process.main(artifact_process.Path(commands[0][-1]))
+        assert emulated.num_made == 1 and artifacts.path_of(model).exists()
+        assert generate(model) and emulated.runs
+
+    def test_a_file_for_other_layers_is_refused(self, model, emulated):
+        attached(model)
+        generate(model)
+        path = artifacts.path_of(model)
+        model.lm_head.weight.sum()
+        with pytest.raises(exported.Differs, match="other layers of the model are packed"):
+            exported.load(path, exported.Pass(model))
+
+
+def test_auto_packs_what_a_file_was_made_for(model, emulated, monkeypatch):
+    """What is faster is measured, and may turn out otherwise in the next process."""
+    monkeypatch.setattr(
+        packing, "_times", lambda kind, layers: [(2e-3, 2e-3 if kind[1][0] == tiny.VOCAB else 1e-3)] * 2
+    )
+    attached(model, pack_weights="auto")
+    generate(model)
+    assert len(packed_of(model)) == 14
+    hs.detach(model)
+    monkeypatch.setattr(packing, "_times", lambda kind, layers: [(2e-3, 1e-3)] * 2)
+    again = tiny.llama()
+    attached(again, pack_weights="auto")
+    generate(again)
+    assert packed_of(again).keys() == packed_of(attached(model, pack_weights="auto")).keys()
+    assert emulated.num_made == 1
+    assert len(packed_of(hs.attach(tiny.llama(), method="suffix", pack_weights="auto"))) == 15, "measured"
+
+
+def test_where_packed_layers_cannot_be_compiled_passes_take_plain_weights(model, emulated, monkeypatch):
+    def refuse(path, module, say, notes):
+        if module.packed:
+            raise exported.Differs("other logits")
+        emulated.compile_to(path, module)
+
+    monkeypatch.setattr(exported, "compile_to", refuse)
+    attached(model)
+    for _ in range(2):
+        assert generate(model) == generate(tiny.llama())
+        assert not packed_of(model) and emulated.runs
+    assert "cannot be compiled otherwise (Differs: other logits)" in packing.describe(model)
+    assert emulated.num_made == 1
+
+
+def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
+    """Otherwise each choice of layers that are left would be a file of its own."""
+    attached(model)
+    expected = generate(model)
+    for _ in range(MOST_RESTORED + 1):
+        model.lm_head.weight.sum()
+        assert generate(model) == expected
+    assert not packed_of(model) and emulated.num_made == 2
+    assert "15 stay plain, in compiled passes, since something else has some of their weights" in packing.describe(
+        model
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("passes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", dtypes())
+def test_with_the_compiler_itself(dtype, folder, monkeypatch):
+    """One file a number format; what holds with an emulated compiler holds with this one."""
+    monkeypatch.setenv(artifacts.FOLDER, str(folder))
+    pool._kept.clear()
+    model = tiny.llama().to(dtype)
+    attached(model)
+    settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
+    for write in (None, lambda weight: weight.data.mul_(-1), lambda weight: weight.data.mul_(-1)):
+        if write is not None:
+            one_pass = pool.kept(model).artifact
+            write(model.lm_head.weight)
+            assert one_pass.is_over
+        for batch in (1, 3):
+            found = model.generate(**tiny.prompts(batch), **KWARGS)
+            assert pool.kept(model).artifact.is_current() and len(packed_of(model)) == 15
+            assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **settings, draft_model=None) > 6 * batch
+            if dtype == torch.float32:
+                assert found.tolist() == generate(model, batch, draft_model=None)
+    assert len(list(folder.glob("*-packed-*.pt2"))) == len({p.stem for p in folder.glob("*.pt2")}) <= len(dtypes())
+    constants = pool.kept(model).artifact.aliases
+    hs.detach(model)
+    gc.collect()
+    assert all(constant.numel() <= 1 for constant in constants)

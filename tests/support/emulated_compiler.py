@@ -1,0 +1,69 @@
+"""Passes compiled ahead of time, without a compiler: the traced module itself computes, on the constants that it is given."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+from torch.func import functional_call
+
+from hf_speculative.models import artifacts, exported, pool
+
+#: torch keeps what is loaded for ever
+_loaded: list[dict] = []
+
+
+class Package:
+    """What torch's loader of a compiled file does, by the traced module itself on the constants it was given."""
+
+    def __init__(self, compiler, module, notes):
+        self.compiler, self.module, self.notes = compiler, module, notes
+
+    def get_metadata(self):
+        return self.notes
+
+    def get_constant_fqns(self):
+        return [name for named in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in named]
+
+    def load_constants(self, constants, use_inactive, check_full_update, user_managed):
+        assert constants.keys() == set(self.get_constant_fqns())
+        self.constants = constants
+        _loaded.append(constants)
+
+    def run(self, inputs):
+        assert all(tensor.is_contiguous() for tensor in inputs)
+        self.compiler.runs.append(tuple(inputs[0].shape))
+        *tensors, caches = *inputs[:6], inputs[6:]
+        half = len(caches) // 2
+        return [functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:]))]
+
+
+class Emulated:
+    """A compiler whose passes are the model's own, and see what a compiled one does: flat tensors, its own constants."""
+
+    def __init__(self):
+        self.num_made, self.runs, self.modules, self.notes = 0, [], {}, {}
+
+    def compile_to(self, path, module, say=lambda step: None, notes=None):
+        self.num_made += 1
+        path.write_text(str(self.num_made))
+        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler())
+        self.notes[str(self.num_made)] = (notes or {}) | {"packed": json.dumps(list(module.packed))}
+
+    def open_package(self, path):
+        return Package(self, self.modules[path.read_text()], self.notes_of(path))
+
+    def notes_of(self, path):
+        return self.notes[path.read_text()]
+
+
+def install(folder, monkeypatch) -> Emulated:
+    """In place of torch's compiler, with `folder` for the files."""
+    compiler = Emulated()
+    monkeypatch.setenv(artifacts.FOLDER, str(folder))
+    monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
+    monkeypatch.setattr(exported, "open_package", compiler.open_package)
+    monkeypatch.setattr(exported, "notes_of", compiler.notes_of)
+    monkeypatch.setattr(artifacts, "_started", set())
+    pool._kept.clear()
+    return compiler
