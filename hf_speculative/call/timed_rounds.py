@@ -1,4 +1,4 @@
-"""Whole rounds of the loop itself, run for their time alone: nothing that the call will use is touched, no draft token is kept."""
+"""Whole rounds of the loop itself, run for their time alone: nothing the call will use is touched, no draft token is kept."""
 
 from __future__ import annotations
 
