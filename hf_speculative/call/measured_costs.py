@@ -13,7 +13,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -39,9 +41,20 @@ SHORT = 8
 #: verifying a draft token beside a plain step, where nothing was measured
 ASSUMED_VERIFICATION = 0.05
 
+_at_once: ContextVar[bool] = ContextVar("_at_once", default=False)
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Known]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Calls measure without saving up for it: for whoever wants to know the costs."""
+    before = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(before)
 
 
 class Probe:
@@ -133,7 +146,7 @@ class Probe:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
         asked_for = self.batch.max_length - self.batch.prompt_width
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
-        known.saved += SHARE * asked_for
+        known.saved = num_steps if _at_once.get() else known.saved + SHARE * asked_for
         # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
         # step that the prompt takes there may be time for nothing, or all is known.
         if known.saved < num_steps or all(timings.wanted(num_steps - 1) is None for timings in known.values()):

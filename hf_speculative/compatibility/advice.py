@@ -96,6 +96,8 @@ class Advice:
             return f"{name}: it could not be tried, {trial.failure.rstrip('.')}."
         if trial.speedup is None:
             return f"{name}: it drafted nothing on this text."
+        if trial.speedup.low is None:
+            return f"{name}: {trial.speedup}."
         if trial.speedup.value <= 1:
             return f"{name}: {trial.speedup} expected; {reason(trial)}."
         if not trial.speedup.is_gain:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call import checks
 from ..call.configuration import SpeculativeConfig
 from ..call.kept import keeping
+from ..call.measured_costs import at_once
 from ..call.prompts import settings_of_rows
 from ..call.source import Source
 from ..call.sources import SOURCES, source_of
@@ -169,7 +170,8 @@ class _Running:
         if self.failure is not None:
             return
         device = self.target.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), keeping(self.target, self.kept):
+        chance = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with chance, keeping(self.target, self.kept), at_once():
             torch.manual_seed(seed)
             try:
                 self._one(prompts, until)

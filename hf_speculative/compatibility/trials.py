@@ -37,7 +37,7 @@ class Expected:
     high: float | None = None
 
     def __str__(self) -> str:
-        spread = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
+        spread = " (too few rounds to tell)" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
         return f"{self.value:.2f}x{spread}"
 
     @property

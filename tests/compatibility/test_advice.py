@@ -29,6 +29,11 @@ VERDICTS = {
         None,
         "Too close to tell. Greedy: none clearly gains; the best, draft_model='small'",
     ),
+    "a single round": (
+        trials(rounds=POOR[:1], times=DEAR),
+        None,
+        "Too close to tell. Greedy: none clearly gains; the best, draft_model='small', num_draft_tokens=1, is at ",
+    ),
     "nothing drafted": (trials(rounds=((0, 0),) * 9), False, "Greedy: no source drafted anything on this text."),
     "nothing tried": (trials(rounds=()), False, "no source drafted anything"),
     "failed": (
@@ -55,6 +60,8 @@ def test_verdicts(name):
     tried, is_worth_it, sentence = VERDICTS[name]
     advice = Advice("draft_model", tried, {"target": 10})
     assert advice.is_worth_it is is_worth_it
+    assert ("too few rounds to tell" in advice.verdict) == (name == "a single round")
+    assert "plain steps" not in advice.verdict or name != "a single round", "no reason for what is not known"
     assert sentence in advice.verdict and "nan" not in advice.verdict and "None" not in advice.verdict
 
 

@@ -9,7 +9,7 @@ from hf_speculative.drafting import DraftModel, DrawnTree
 from hf_speculative.drafting.drawn_tree import shape
 from hf_speculative.models import RaggedModel
 from tests.support import distributions, tiny
-from tests.support.compared import Compared
+from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain
 
 PROMPTS = ((5, 2, 3, 1), (4, 6, 1, 2))
@@ -66,11 +66,11 @@ def test_control_draws_left_out_for_what_they_are_are_caught(monkeypatch):
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
 def test_the_drafts_cache_is_right_after_every_round(model_type):
     model = tiny.build(model_type)
-    compared = Compared(tiny.noisy_copy(model))
+    compared = compared_model(tiny.noisy_copy(model))
     config = SpeculativeConfig(drafter=DrawnTree(compared, (0.5, 0.4), depth=4), num_draft_tokens=10)
     torch.manual_seed(0)
     hs.generate(model, **tiny.prompts(4), do_sample=True, top_k=8, max_new_tokens=24, speculative_config=config)
-    assert compared.num_levels >= 2 * compared.num_rounds > 10
+    assert compared.num_levels >= 2 * compared.num_steps > 10
 
 
 def test_it_keeps_more_than_a_chain_of_its_depth(target):

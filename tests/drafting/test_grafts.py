@@ -15,7 +15,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import ChainOrTree, Constant, Costs, FreeOrPaid
 from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
-from tests.support.compared import Compared
+from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain
 
 
@@ -85,7 +85,7 @@ class Watched(Beams):
 def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, depth):
     """Greedy, unequal rows, past a window of 8: each logit of the draft is that of a fresh pass over the text."""
     model = tiny.build(model_type)
-    compared = Compared(tiny.noisy_copy(model, noise=0.5))
+    compared = compared_model(tiny.noisy_copy(model, noise=0.5))
     beams = Watched(compared, top_k, depth)
     drafter = GuessesFirst(TreeDrafter([Recycling(), OwnText()]), beams)
     config = SpeculativeConfig(drafter=drafter, schedule=never_alone(Constant(8)))
@@ -102,7 +102,7 @@ def test_rows_that_wait_and_sampling(schedule):
     draft = tiny.noisy_copy(target, noise=0.4)
 
     def options():
-        beams = Watched(Compared(draft), top_k=3, depth=4 if schedule.num_levels(None) is None else None)
+        beams = Watched(compared_model(draft), top_k=3, depth=4 if schedule.num_levels(None) is None else None)
         drafter = GuessesFirst(TreeDrafter([Recycling(), OwnText()]), beams)
         return beams, {"speculative_config": SpeculativeConfig(drafter=drafter, schedule=never_alone(schedule))}
 
