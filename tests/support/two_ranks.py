@@ -176,7 +176,8 @@ def clocks_of_their_own_do_not_lead_ranks_apart(rank):
         if rank == 1:
             timings.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
         for _ in range(2):
-            decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
+            with costs.at_once():
+                decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
         (found,) = costs._known[models["split target"]][models["split draft"]].values()
         one, other = from_both({size: times.samples for size, times in found.items()})
         chains = {num_rows: times for (num_rows, num_levels), times in one.items() if num_levels == 0}
