@@ -121,6 +121,8 @@ class _Handler(BaseHandler):
 
 
 class _OfMessages(_Handler):
+    """Of a model whose chat template makes a prompt of messages."""
+
     def _resolve_model(self, body: dict):
         found = super()._resolve_model(body)
         if not getattr(self.model_manager.processor, "chat_template", None):

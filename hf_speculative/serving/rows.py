@@ -62,9 +62,10 @@ class Rows(Batch):
 
 def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Running) -> None:
     """Rows that come begin with what they have in common with one of `texts`, which are cached; their requests are told."""
-    if newcomers.shares_prefixes:
-        newcomers.prefixes = shared_prefixes(texts, newcomers.history)
-    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=False):
+    if not newcomers.shares_prefixes:
+        return
+    newcomers.prefixes = shared_prefixes(texts, newcomers.history)
+    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=True):
         requests[row].num_cached = prefix.num_tokens
 
 
