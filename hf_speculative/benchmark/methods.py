@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ..call.option_table import ROWS
 from . import peers
@@ -70,9 +71,31 @@ def _assisted(pair: Pair, call: dict[str, Any], **fields):
 def _ours(pair: Pair, call: dict[str, Any], **options):
     from ..generation import generate
 
-    tokenizers = {"tokenizer": pair.tokenizer, "draft_tokenizer": pair.draft_tokenizer}
-    of_another = tokenizers if pair.draft_tokenizer is not None else {}
-    return generate(pair.target, **call, draft_model=pair.draft, **of_another, **options)
+    return generate(pair.target, **call, draft_model=pair.draft, **_tokenizers(pair), **options)
+
+
+def _tokenizers(pair: Pair) -> dict[str, Any]:
+    """What a call needs if the draft has a tokenizer of its own."""
+    of_another = {"tokenizer": pair.tokenizer, "draft_tokenizer": pair.draft_tokenizer}
+    return of_another if pair.draft_tokenizer is not None else {}
+
+
+#: of each pair, what its weights were calibrated for, and a copy of the target that its draft is attached to
+_packed: WeakKeyDictionary[Pair, tuple[tuple, Any]] = WeakKeyDictionary()
+
+
+def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool):
+    """On copies of both models, since the others are measured on plain weights."""
+    from ..generation import attach
+
+    calibrated_for = (cell.acceptance, cell.temperature)
+    if pair not in _packed or _packed[pair][0] != calibrated_for:
+        _packed.pop(pair, None)
+        target, draft = copy.deepcopy((pair.target, pair.draft))
+        attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
+        _packed[pair] = calibrated_for, target
+    how = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
+    return _packed[pair][1].generate(**call, **how)
 
 
 def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
@@ -154,6 +177,18 @@ METHODS = {
             lambda pair, cell, call: _ours(pair, call, num_draft_tokens=cell.num_draft_tokens, compile=True),
             "hf_speculative at the draft length given, compiled",
             is_ours=True,
+        ),
+        Method(
+            "speculative-packed",
+            partial(_on_packed_weights, drafts=True),
+            "the same on packed weights, of copies of both models",
+            is_ours=True,
+        ),
+        Method(
+            "plain-packed",
+            partial(_on_packed_weights, drafts=False),
+            "transformers' `generate` on packed weights",
+            is_speculative=False,
         ),
         Method(
             "speculative-captured",

@@ -21,6 +21,7 @@ COLOURS = {
     "speculative": "#2b8cbe",
     "speculative-auto": "#22a06b",
     "speculative-compiled": "#c2539b",
+    "speculative-packed": "#7a7a00",
     "speculative-captured": "#8c564b",
 }
 STAGE_COLOURS = dict(zip(STAGES, ("#22a06b", "#2b8cbe", "#d2691e", "#a06cd5"), strict=True))

@@ -197,7 +197,11 @@ def compile_to(
         program = export(module.for_compiler())
         say("compiling")
         notes = {**notes, "packed": json.dumps(sorted(module.packed))}
-        settings = {"aot_inductor.package_constants_in_so": False, "aot_inductor.metadata": notes}
+        settings = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.metadata": notes,
+            "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
+        }
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         say("comparing with the model")
         check(load(path, module), module)

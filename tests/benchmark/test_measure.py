@@ -10,6 +10,7 @@ import hf_speculative as hs
 from hf_speculative import benchmark
 from hf_speculative.benchmark import measure, methods, passes, shapes
 from hf_speculative.call.statistics import STAGES, Statistics, publish
+from hf_speculative.models.packing import are_packed
 from tests.support import tiny
 
 TINY = shapes.SHAPES["tiny"]
@@ -66,6 +67,31 @@ def test_a_method_of_one_s_own_and_a_cell_that_fails(pair, steady):
     assert [cell.cell.batch for cell in report.cells] == [1, 3]
     assert report.failures == {str(cells[1]): "no room"}
     assert report.cells[0].speedup("uncached").median == 1
+
+
+def test_packed_weights_are_of_copies(pair, monkeypatch):
+    """The pair keeps its plain weights, and other weights are packed anew."""
+    attach, attached = hs.generation.attach, []
+
+    def without_compiling(target, draft, pack_weights, compile, **settings):
+        assert compile is True and pack_weights == "auto"
+        attached.append(target)
+        return attach(target, draft, pack_weights=True, **settings)
+
+    monkeypatch.setattr(hs.generation, "attach", without_compiling)
+    cells = benchmark.sweep(batch=[1], context=[8], acceptance=[1.0, 0.0], num_draft_tokens=[2], temperature=[0.0])
+    names = ["speculative-packed", "plain-packed"]
+    report = benchmark.run(pair, cells, methods=names, num_new_tokens=8, repeats=1)
+    assert len(attached) == 2 and are_packed(attached[1]) and not are_packed(pair.target)
+    own, plain = (report.cells[0].methods[name] for name in names)
+    assert own.statistics.num_draft_tokens > 0 and not plain.statistics.num_rounds
+    texts = [methods.METHODS[name].generate(pair, cells[1], _call(pair, cells[1])) for name in (*names, "plain")]
+    assert torch.equal(texts[0], texts[2]) and torch.equal(texts[1], texts[2])
+
+
+def _call(pair, cell):
+    ids = pair.prompts(cell.batch, cell.context)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
 
 
 def test_passes_beyond_a_window_are_timed():

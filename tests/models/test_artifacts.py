@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+import zipfile
 
 import pytest
 import torch
@@ -270,3 +271,6 @@ class TestCompiled:
         artifacts.start(target)
         assert processes[0].wait(timeout=300) == 0
         assert artifacts.path_of(target).exists() and artifacts.find(target) is not None
+        with zipfile.ZipFile(artifacts.path_of(target)) as made:
+            source = b"".join(made.read(name) for name in made.namelist() if name.endswith(".cpp"))
+        assert b"omp parallel" in source and b"num_threads(" not in source, "made by one thread, for any number"
