@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import hf_speculative as hs
+from hf_speculative.training import store
 from hf_speculative.training.distributions import Use
 from hf_speculative.training.run import train
 from hf_speculative.training.settings import Settings
@@ -31,9 +32,13 @@ SETTINGS = Settings(
 )
 
 
-def curves(folder: Path) -> dict:
+def curves(folder: Path, stores: bool = False) -> dict:
+    """Losses and acceptance of a run; `stores`: from a store, of three texts a file, so that each process records some."""
+    store.TEXTS = 3
+    where = folder / "store" if stores else None
     # Adam would blow up what sums in another order leave of gradients that are zero.
-    result = train(tiny.llama(), PROMPTS, folder / "run", SETTINGS, tokenizer=hs.embedded_pair()[2], optim="sgd")
+    arguments = {"tokenizer": hs.embedded_pair()[2], "optim": "sgd", "store": where}
+    result = train(tiny.llama(), PROMPTS, folder / "run", SETTINGS, **arguments)
     return {"losses": result.losses, "lengths": [point.acceptance_length["greedy"] for point in result.curve]}
 
 
@@ -46,7 +51,7 @@ def train_here(rank: int, folder: Path) -> None:
     # They meet in a file: a port that is free now may be taken when they come to use it.
     meeting = f"file://{folder / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)
-    (folder / f"{rank}.json").write_text(json.dumps(curves(folder)))
+    (folder / f"{rank}.json").write_text(json.dumps(curves(folder, stores=sys.argv[2] == "stores")))
     torch.distributed.destroy_process_group()
 
 

@@ -11,12 +11,13 @@ from tests.support import train_distributed
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(tmp_path):
-    """The same losses and the same acceptance, each process having answered, learned from and measured on its share."""
+@pytest.mark.parametrize("how", ["computes", "stores"])
+def test_two_processes_train_as_one_does(tmp_path, how):
+    """The same losses and the same acceptance, each process having answered, recorded, learned from and measured its share."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "two").mkdir()
     done = subprocess.run(
-        [sys.executable, train_distributed.__file__, str(tmp_path / "two")],
+        [sys.executable, train_distributed.__file__, str(tmp_path / "two"), how],
         env=environment,
         capture_output=True,
         text=True,
@@ -28,4 +29,5 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert [loss for _, loss in two["losses"]] == pytest.approx([loss for _, loss in one["losses"]], rel=1e-4)
     assert two["lengths"] == other["lengths"]
     assert two["lengths"] == one["lengths"]
+    assert len(list((tmp_path / "two").glob("store/*.safetensors"))) == (3 if how == "stores" else 0)
     assert len((tmp_path / "two" / "run" / "answers.jsonl.rank1").read_text().splitlines()) == 5
