@@ -11,6 +11,7 @@ own: nothing that the call will use is touched. No draft token is kept, so that 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -38,8 +39,10 @@ from .timings import Budget, Known, Timings, costs_of
 MAX_STEPS, MAX_SHARE, SHARE = 8, 0.1, 0.02
 #: draft lengths are left out if the models have no room for them, but for those up to this one
 SHORT = 8
-#: verifying a draft token beside a plain step, where nothing was measured
+#: verifying a draft token beside a plain step, where nothing was measured: at least this much, and what it computes beside
+#: what it reads. A pass over so many tokens computes for as long as it reads the weights
 ASSUMED_VERIFICATION = 0.05
+BALANCE_ON_CPU, BALANCE = 32, 256
 
 _at_once: ContextVar[bool] = ContextVar("_at_once", default=False)
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Known]]]
@@ -113,7 +116,7 @@ class Probe:
         of_target = _known.setdefault(self.model, WeakKeyDictionary())
         kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
         if kind not in kinds:
-            kinds[kind] = Known({(len(self.batch.rows), 0): self._timings()})
+            kinds[kind] = Known({(len(self.batch.rows), 0): self._timings(len(self.batch.rows))})
         return kinds[kind]
 
     def _kind(self) -> tuple:
@@ -125,13 +128,13 @@ class Probe:
         passes = how_passes_run(own.compile, model, source.draft_model)
         return (source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
-    def _timings(self) -> Timings:
-        return Timings(self._assumed_per_token(), self._with_room(self.options.source.timed_lengths))
+    def _timings(self, num_rows: int) -> Timings:
+        return Timings(self._assumed_per_token(num_rows), self._with_room(self.options.source.timed_lengths))
 
     def _timings_of_trees(self, num_levels: int, plain_of: Timings) -> Timings:
         lengths = self._with_room(self.options.source.timed_trees[num_levels])
         drafted = num_levels * self.options.source.cost_of_token(self.model)
-        per_node = drafted / max(1, lengths[0]) + ASSUMED_VERIFICATION
+        per_node = drafted / max(1, lengths[0]) + self._assumed_verification(len(self.batch.rows))
         return Timings(per_node, lengths, num_levels, plain_of)
 
     def _with_room(self, lengths: Sequence[int]) -> tuple[int, ...]:
@@ -139,12 +142,19 @@ class Probe:
         room = self._longest() - self._spare(self.batch.prompt_width)
         return tuple(n for n in lengths if n <= max(room, SHORT))
 
-    def _assumed_per_token(self) -> float:
-        return self.options.source.cost_of_token(self.model) + ASSUMED_VERIFICATION
+    def _assumed_per_token(self, num_rows: int) -> float:
+        return self.options.source.cost_of_token(self.model) + self._assumed_verification(num_rows)
+
+    def _assumed_verification(self, num_rows: int) -> float:
+        """Of a token more in each row, in plain steps: both read the weights once, and compute for each token."""
+        share = num_rows / (BALANCE_ON_CPU if self.model.device.type == "cpu" else BALANCE)
+        return max(ASSUMED_VERIFICATION, share / (1 + share))
 
     def _measure(self, known: Known) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
-        asked_for = self.batch.max_length - self.batch.prompt_width
+        num_rows, waiting = len(self.batch.rows), self.batch.waiting
+        num_fills = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_rows)
+        asked_for = (self.batch.max_length - self.batch.prompt_width) * num_fills
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
         known.saved = num_steps if _at_once.get() else known.saved + SHARE * asked_for
         # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
@@ -175,7 +185,7 @@ class Probe:
         # Parts that keep their rows together were prepared for these very prompts: they read them whole, which may take long.
         is_whole = target.keeps_rows_together or drafter.keeps_rows_together
         if not is_whole:
-            known.setdefault((1, 0), self._timings())
+            known.setdefault((1, 0), self._timings(1))
         elif known[num_rows, 0].wanted(budget.num_steps - self._steps_to_read()) is None:
             return
         batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
@@ -217,7 +227,7 @@ class Probe:
         width = self.batch.prompt_width
         if not self.model.config.is_encoder_decoder and self.inputs_tensor is not None:
             width = max(width, self.inputs_tensor.shape[1])  # embeddings, perhaps
-        return 2 + self._assumed_per_token() + 2 * ASSUMED_VERIFICATION * width
+        return 2 + self._assumed_per_token(1) + 2 * ASSUMED_VERIFICATION * width
 
     def _scratch(self, num_rows: int, kept: int) -> Batch:
         """The last `kept` columns of the prompts."""

@@ -165,6 +165,31 @@ def test_calls_together_measure_no_longer_than_their_share(small, machine, monke
     assert any(seconds) and (seconds[0] > 0) == (num_new == 1000), "short calls save up"
 
 
+def test_rows_that_wait_are_asked_for_as_well(small, machine, monkeypatch):
+    """20 prompts in 2 lanes ask for ten times as many plain steps as 2 prompts do."""
+    monkeypatch.setattr(costs, "SHARE", 0.02)
+    machine(*small)
+    prompts = torch.randint(2, tiny.VOCAB, (20, 4)).tolist()
+    for num_prompts, is_measured in ((2, False), (20, True)):
+        costs._known.clear()
+        with hs.record() as stats:
+            call = {"batch_size": 2, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+            next(hs.generate_batches(small[0], prompts[:num_prompts], draft_model=small[1], **call))
+        assert (stats.seconds["probe"] > 0) == is_measured
+
+
+def test_more_rows_are_assumed_to_compute_more(small, monkeypatch):
+    """Guesses that cost no pass are not made for 32 rows, on a CPU, unless they are good: nothing was measured there."""
+    monkeypatch.setattr(costs, "SHARE", 0.0)
+    for num_rows, most in ((1, 0.06), (8, 0.25), (32, 0.5)):
+        costs._known.clear()
+        probed(small[0], None, num_rows, method="ngram")
+        (found,) = costs._known[small[0]].values()
+        (by_shape,) = found.values()
+        verification = by_shape[num_rows, 0].best()[1] - 1
+        assert most - 0.1 <= verification <= most
+
+
 def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
     """The round in which it happens is the last one, and a plain step keeps its time."""
     for after in range(2, 12):
