@@ -39,8 +39,8 @@ from .timings import Budget, Known, Timings, costs_of
 MAX_STEPS, MAX_SHARE, SHARE = 8, 0.1, 0.02
 #: draft lengths are left out if the models have no room for them, but for those up to this one
 SHORT = 8
-#: verifying a draft token beside a plain step, where nothing was measured: at least this much, and what it computes beside
-#: what it reads. A pass over so many tokens computes for as long as it reads the weights
+#: verifying a draft token beside a plain step, where nothing was measured: at least this much; and the tokens of a pass that
+#: computes for as long as it reads the weights, on a CPU and on anything else
 ASSUMED_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
 
