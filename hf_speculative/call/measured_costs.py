@@ -60,6 +60,12 @@ def at_once() -> Iterator[None]:
         _at_once.reset(before)
 
 
+def assumed_verification(num_rows: int, device: torch.device) -> float:
+    """Plain steps of a token more in each row, where nothing was measured: a pass reads weights once, and computes for each."""
+    share = num_rows / (BALANCE_ON_CPU if device.type == "cpu" else BALANCE)
+    return max(ASSUMED_VERIFICATION, share / (1 + share))
+
+
 class Probe:
     """The costs of a call's rounds, known or to be measured: what `Schedule.begin` is given.
 
@@ -134,7 +140,7 @@ class Probe:
     def _timings_of_trees(self, num_levels: int, plain_of: Timings) -> Timings:
         lengths = self._with_room(self.options.source.timed_trees[num_levels])
         drafted = num_levels * self.options.source.cost_of_token(self.model)
-        per_node = drafted / max(1, lengths[0]) + self._assumed_verification(len(self.batch.rows))
+        per_node = drafted / max(1, lengths[0]) + assumed_verification(len(self.batch.rows), self.model.device)
         return Timings(per_node, lengths, num_levels, plain_of)
 
     def _with_room(self, lengths: Sequence[int]) -> tuple[int, ...]:
@@ -143,12 +149,7 @@ class Probe:
         return tuple(n for n in lengths if n <= max(room, SHORT))
 
     def _assumed_per_token(self, num_rows: int) -> float:
-        return self.options.source.cost_of_token(self.model) + self._assumed_verification(num_rows)
-
-    def _assumed_verification(self, num_rows: int) -> float:
-        """Of a token more in each row, in plain steps: both read the weights once, and compute for each token."""
-        share = num_rows / (BALANCE_ON_CPU if self.model.device.type == "cpu" else BALANCE)
-        return max(ASSUMED_VERIFICATION, share / (1 + share))
+        return self.options.source.cost_of_token(self.model) + assumed_verification(num_rows, self.model.device)
 
     def _measure(self, known: Known) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
