@@ -153,9 +153,9 @@ class Probe:
 
     def _measure(self, known: Known) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
-        num_rows, waiting = len(self.batch.rows), self.batch.waiting
-        num_fills = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_rows)
-        asked_for = (self.batch.max_length - self.batch.prompt_width) * num_fills
+        num_lanes, waiting = len(self.batch.rows), self.batch.waiting
+        rows_a_lane = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_lanes)
+        asked_for = (self.batch.max_length - self.batch.prompt_width) * rows_a_lane
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
         known.saved = num_steps if _at_once.get() else known.saved + SHARE * asked_for
         # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
@@ -228,7 +228,7 @@ class Probe:
         width = self.batch.prompt_width
         if not self.model.config.is_encoder_decoder and self.inputs_tensor is not None:
             width = max(width, self.inputs_tensor.shape[1])  # embeddings, perhaps
-        return 2 + self._assumed_per_token(1) + 2 * ASSUMED_VERIFICATION * width
+        return 2 + self._assumed_per_token(len(self.batch.rows)) + 2 * ASSUMED_VERIFICATION * width
 
     def _scratch(self, num_rows: int, kept: int) -> Batch:
         """The last `kept` columns of the prompts."""

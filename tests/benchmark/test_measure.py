@@ -85,13 +85,10 @@ def test_packed_weights_are_of_copies(pair, monkeypatch):
     assert len(attached) == 2 and are_packed(attached[1]) and not are_packed(pair.target)
     own, plain = (report.cells[0].methods[name] for name in names)
     assert own.statistics.num_draft_tokens > 0 and not plain.statistics.num_rounds
-    texts = [methods.METHODS[name].generate(pair, cells[1], _call(pair, cells[1])) for name in (*names, "plain")]
+    ids = pair.prompts(1, 8)
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    texts = [methods.METHODS[name].generate(pair, cells[1], call) for name in (*names, "plain")]
     assert torch.equal(texts[0], texts[2]) and torch.equal(texts[1], texts[2])
-
-
-def _call(pair, cell):
-    ids = pair.prompts(cell.batch, cell.context)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
 
 
 def test_passes_beyond_a_window_are_timed():

@@ -32,17 +32,16 @@ SETTINGS = Settings(
 )
 
 
-def curves(folder: Path, stores: bool = False) -> dict:
-    """Losses and acceptance of a run; `stores`: from a store, of three texts a file, so that each process records some."""
-    store.TEXTS = 3
-    where = folder / "store" if stores else None
+def curves(folder: Path, where: Path | None = None) -> dict:
+    """Losses and acceptance of a run, with a store in `where`."""
     # Adam would blow up what sums in another order leave of gradients that are zero.
     arguments = {"tokenizer": hs.embedded_pair()[2], "optim": "sgd", "store": where}
     result = train(tiny.llama(), PROMPTS, folder / "run", SETTINGS, **arguments)
     return {"losses": result.losses, "lengths": [point.acceptance_length["greedy"] for point in result.curve]}
 
 
-def train_here(rank: int, folder: Path) -> None:
+def train_here(rank: int, folder: Path, how: str) -> None:
+    store.TEXTS = 3  # in a file of the store: each process records some
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
     os.environ |= {
         "MASTER_ADDR": "nowhere",
@@ -51,11 +50,13 @@ def train_here(rank: int, folder: Path) -> None:
     # They meet in a file: a port that is free now may be taken when they come to use it.
     meeting = f"file://{folder / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)
-    (folder / f"{rank}.json").write_text(json.dumps(curves(folder, stores=sys.argv[2] == "stores")))
+    (folder / f"{rank}.json").write_text(json.dumps(curves(folder, folder / "store" if how == "stores" else None)))
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # Forked, so that what takes longest, importing, is done once; no thread runs yet.
-    torch.multiprocessing.start_processes(train_here, (Path(sys.argv[1]),), nprocs=WORLD_SIZE, start_method="fork")
+    torch.multiprocessing.start_processes(
+        train_here, (Path(sys.argv[1]), sys.argv[2]), nprocs=WORLD_SIZE, start_method="fork"
+    )
