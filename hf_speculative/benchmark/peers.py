@@ -113,4 +113,8 @@ def _pipeline(folder: Path, pair: Pair, drafts: bool):
     }
     if drafts:
         settings["draft_model"] = package.draft_model(str(folder / "draft"), "CPU", **settings)
+    # Its own default keeps prompts for later calls: each repeat but the first would be without the prompt's pass.
+    settings["scheduler_config"] = package.SchedulerConfig()
+    settings["scheduler_config"].enable_prefix_caching = False
+    settings["scheduler_config"].max_num_batched_tokens = 2**31 - 1
     return package.LLMPipeline(str(folder / "target"), "CPU", **settings)

@@ -54,6 +54,7 @@ def test_openvino_is_asked_for_the_same_work(target, draft, monkeypatch, tmp_pat
         GenerationConfig=dict,
         TokenizedInputs=lambda ids, mask: (ids, mask),
         draft_model=lambda folder, device, **settings: (folder, settings),
+        SchedulerConfig=lambda: SimpleNamespace(enable_prefix_caching=True),
     )
     monkeypatch.setitem(sys.modules, "openvino_genai", package)
     monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Tensor=lambda values: values))
@@ -64,6 +65,7 @@ def test_openvino_is_asked_for_the_same_work(target, draft, monkeypatch, tmp_pat
     assert report.cells[0].methods[name].num_equal_rows == 1
     ((folder, device, settings),) = made
     assert (folder, device) == (str(tmp_path / "target"), "CPU") and settings["INFERENCE_PRECISION_HINT"] == "f32"
+    assert not settings["scheduler_config"].enable_prefix_caching, "repeats read the prompt, too"
     assert ("draft_model" in settings) == (name == "openvino") == ("num_assistant_tokens" in asked[0])
 
 
