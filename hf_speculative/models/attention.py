@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -60,7 +61,8 @@ def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
         return False
     if mask is None:  # other devices have kernels for this case; on the CPU they take a head at a time
         return width == 1 and device == "cpu"
-    return width <= WIDEST and mask.ndim == 4 and device in ("cpu", "cuda")
+    is_narrow = torch.compiler.is_exporting() or width <= WIDEST  # what is exported is one pass, for all widths
+    return is_narrow and mask.ndim == 4 and device in ("cpu", "cuda")
 
 
 def _fold_mask(mask: Tensor | None, groups: int, width: int) -> Tensor | None:

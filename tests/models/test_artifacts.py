@@ -48,6 +48,16 @@ def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, e
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
 
 
+def test_prompts_run_from_the_file(target, draft, emulated, monkeypatch):
+    """Where shorter rows feed filler."""
+    assert_equals_plain(target, draft, True, num_rows=3)
+    assert (3, 12) in emulated.runs
+    monkeypatch.setattr("hf_speculative.models.static.MAX_COLUMNS", 11)
+    emulated.runs.clear()
+    assert_equals_plain(target, draft, True, num_rows=3)
+    assert max(columns for _, columns in emulated.runs) == 4, "a longer prompt runs eagerly"
+
+
 def test_no_compiler_runs_in_the_process(target, draft, emulated):
     before = copy.deepcopy(dict(counters["stats"]))
     assert_equals_plain(target, draft, True)
@@ -215,6 +225,25 @@ class TestWhatCannotBeCompiled:
             ):
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
                     exported.check(wrong, module)
+
+    def test_half_precision_may_round_otherwise(self, target):
+        """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
+        module = exported.Pass(copy.deepcopy(target).bfloat16())
+        good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
+
+        def with_noise(size, num_wrong):
+            def run(inputs):
+                logits = good(inputs)
+                noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
+                noise.flatten(0, 1)[num_wrong:] = 0
+                return logits + (size * logits.std() * noise).to(logits.dtype)
+
+            return run
+
+        with torch.no_grad():
+            exported.check(with_noise(0.07, num_wrong=100), module)
+            with pytest.raises(exported.Differs):
+                exported.check(with_noise(0.5, num_wrong=1), module)
 
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
