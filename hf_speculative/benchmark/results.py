@@ -120,9 +120,12 @@ class MethodResult:
         return 1 - (stages["draft"] + stages["verify"]) / sum(stages.values()) if stages else None
 
     def theory(self, passes: Passes) -> float | None:
-        """Speedup at the measured tokens a round if a round cost only its bare passes; for methods of ours."""
+        """Speedup at the measured tokens a round if a round cost only its bare passes.
+
+        For methods of ours that run such passes: compiled and packed ones take another time.
+        """
         row_rounds = self._total("num_row_rounds")
-        if not self.is_ours or not self.num_rounds or not row_rounds:
+        if not (self.is_ours and self.is_bounded) or not self.num_rounds or not row_rounds:
             return None
         return theoretical_speedup(
             tokens_per_round=self._total("num_tokens") / row_rounds,

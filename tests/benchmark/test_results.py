@@ -30,6 +30,14 @@ def test_theory_and_what_is_made_of_it():
     assert benchmark.theoretical_speedup(1.5, 1, 2, cell.passes) == pytest.approx(1.5 * 10 / (1 + 10.5))
 
 
+def test_compiled_passes_have_no_efficiency():
+    """Against the bare passes they once had one of 208 %."""
+    cell = known_cell([80.0, 80.0, 80.0])
+    cell.methods["speculative"].is_bounded = False
+    assert cell.speedup("speculative").value == 6
+    assert cell.theory("speculative") is cell.efficiency("speculative") is cell.efficiency_spread("speculative") is None
+
+
 @pytest.mark.parametrize(
     ("own", "assisted", "words"),
     [
