@@ -119,8 +119,8 @@ class MethodResult:
         stages = self.stage_seconds()
         return 1 - (stages["draft"] + stages["verify"]) / sum(stages.values()) if stages else None
 
-    def theory(self, passes: Passes) -> float | None:
-        """Speedup at the measured tokens a round if a round cost only its bare passes.
+    def theory(self, passes: Passes, plain_seconds: float | None) -> float | None:
+        """Speedup at the measured tokens a round if a round cost only its bare passes, over plain steps of so many seconds.
 
         For methods of ours that run such passes: compiled and packed ones take another time.
         """
@@ -132,6 +132,7 @@ class MethodResult:
             draft_passes=self._total("num_draft_passes") / self.num_rounds,
             columns=1 + self._total("num_drafted") / row_rounds,
             passes=self._own(passes),
+            plain_seconds=plain_seconds,
         )
 
     def _own(self, passes: Passes) -> Passes:
@@ -156,8 +157,10 @@ class MethodResult:
         return sum(getattr(sample, name) for sample in self.samples)
 
 
-def theoretical_speedup(tokens_per_round: float, draft_passes: float, columns: float, passes: Passes) -> float:
-    """E[tokens a round] T_target(1) / (k T_draft(1) + T_target(k + 1)), all times measured.
+def theoretical_speedup(
+    tokens_per_round: float, draft_passes: float, columns: float, passes: Passes, plain_seconds: float | None = None
+) -> float:
+    """E[tokens a round] P / (k T_draft(1) + T_target(k + 1)), all times measured.
 
     (Leviathan et al. 2023, Theorem 3.8, with a verification that may cost more than a plain step.)
 
@@ -165,9 +168,10 @@ def theoretical_speedup(tokens_per_round: float, draft_passes: float, columns: f
         tokens_per_round: mean acceptance length, bonus token included.
         draft_passes: draft passes a round, k.
         columns: positions that the target scores in a round, k + 1.
+        plain_seconds: P, what plain decoding takes for a token; default: its bare pass, T_target(1).
     """
     round_seconds = draft_passes * passes.draft_seconds + passes.target_seconds_of(columns)
-    return tokens_per_round * passes.target_seconds / round_seconds
+    return tokens_per_round * (plain_seconds or passes.target_seconds) / round_seconds
 
 
 @dataclass
@@ -202,8 +206,13 @@ class CellResult:
         return Speedup.of(pairs, quartiles, is_bounded=own.is_bounded and over == "plain")
 
     def theory(self, name: str) -> float | None:
-        """Speedup that the bare passes of this cell allow; `None` where they or the method were not measured."""
-        return self.methods[name].theory(self.passes) if self.passes and name in self.methods else None
+        """Speedup that the bare passes of this cell allow; `None` where they or the method were not measured.
+
+        Over plain decoding as it was measured: what it does beside a pass in each token, a round does once for all its tokens.
+        """
+        if self.passes is None or name not in self.methods:
+            return None
+        return self.methods[name].theory(self.passes, self.methods["plain"].round_seconds)
 
     def efficiency(self, name: str) -> float | None:
         """Measured speedup over theory's; `None` for noise."""

@@ -21,8 +21,8 @@ MEANINGS = {
     "round": "the time of a mean round and of its stages; overhead is everything but the others, `noise` what the "
     "repeats do not tell from nothing.",
     "outside passes": "share of a round that is neither drafting nor verifying.",
-    "theory": "tokens a round x T(1) / (k t + T(k+1)): the speedup if a round cost its bare passes alone; T target, t draft. "
-    "Not of compiled or packed passes, which are other ones.",
+    "theory": "tokens a round x P / (k t + T(k+1)): the speedup if a round cost its bare passes alone; P plain's round, T "
+    "target, t draft. Not of compiled or packed passes, which are other ones.",
     "efficiency": "measured speedup over theory's, with quartiles; a little beyond 100 % where attention over this package's "
     "cache is faster than in the bare passes.",
     "bandwidth": "weights and cache read a round, over its time, as a share of the speed of a large copy (read and write).",

@@ -53,6 +53,7 @@ def test_a_head_is_measured_like_any_other_draft(pair, kind):
                 own._total("num_draft_passes") / own.num_rounds,
                 1 + own._total("num_drafted") / own._total("num_row_rounds"),
                 heads_passes(cell.passes, share),
+                cell.methods["plain"].round_seconds,
             )
         )
         assert cell.extra_bytes(name) is None

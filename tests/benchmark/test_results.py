@@ -30,6 +30,14 @@ def test_theory_and_what_is_made_of_it():
     assert benchmark.theoretical_speedup(1.5, 1, 2, cell.passes) == pytest.approx(1.5 * 10 / (1 + 10.5))
 
 
+def test_what_plain_does_beside_its_passes_is_no_efficiency():
+    """Of transformers' own in each token, and in each round: a round of bare passes has no more than 100 %."""
+    cell = known_cell([(4 * 1 + 12) * 12.0] * 3)
+    for sample in cell.methods["plain"].samples:
+        sample.seconds = 1.2 * 480
+    assert cell.efficiency("speculative") == pytest.approx(1)
+
+
 def test_compiled_passes_have_no_efficiency():
     """Against the bare passes they once had one of 208 %."""
     cell = known_cell([80.0, 80.0, 80.0])
