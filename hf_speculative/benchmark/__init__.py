@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .measure import run
     from .methods import METHODS, Method
     from .pairs import Calibration, Pair
-    from .passes import Passes
-    from .results import CellResult, MethodResult, Report, Sample, theoretical_speedup
+    from .passes import Passes, theoretical_speedup
+    from .results import CellResult, MethodResult, Report, Sample
     from .shapes import SHAPES, Shape
 else:
     __getattr__, __dir__ = lazy_names(
@@ -27,8 +27,8 @@ else:
             ".measure": ["run"],
             ".methods": ["METHODS", "Method"],
             ".pairs": ["Calibration", "Pair"],
-            ".passes": ["Passes"],
-            ".results": ["CellResult", "MethodResult", "Report", "Sample", "theoretical_speedup"],
+            ".passes": ["Passes", "theoretical_speedup"],
+            ".results": ["CellResult", "MethodResult", "Report", "Sample"],
             ".shapes": ["SHAPES", "Shape"],
         },
     )

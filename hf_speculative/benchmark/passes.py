@@ -66,6 +66,23 @@ class Passes:
         return medians | vars(self)
 
 
+def theoretical_speedup(
+    tokens_per_round: float, draft_passes: float, columns: float, passes: Passes, plain_seconds: float | None = None
+) -> float:
+    """E[tokens a round] P / (k T_draft(1) + T_target(k + 1)), all times measured.
+
+    (Leviathan et al. 2023, Theorem 3.8, with a verification that may cost more than a plain step.)
+
+    Args:
+        tokens_per_round: mean acceptance length, bonus token included.
+        draft_passes: draft passes a round, k.
+        columns: positions that the target scores in a round, k + 1.
+        plain_seconds: P, what plain decoding takes for a token; default: its bare pass, T_target(1).
+    """
+    round_seconds = draft_passes * passes.draft_seconds + passes.target_seconds_of(columns)
+    return tokens_per_round * (plain_seconds or passes.target_seconds) / round_seconds
+
+
 class PassTimer:
     """Both models behind prefilled caches, ready to be timed.
 

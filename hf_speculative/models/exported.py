@@ -24,7 +24,7 @@ from .packed_layers import packed_of, traced
 from .packed_parameters import WEIGHT, named_parameters_of
 from .shallow import exchanged
 
-#: columns a pass may have; longer prompts run eagerly, which the larger of them are hardly slower by
+#: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
 MAX_COLUMNS = 512
 #: rows, columns and slots of the passes that a file is held to
 TRIED = ((1, 1, 7), (1, 5, 40), (3, 1, 9), (2, 4, 33), (2, 40, 0))
