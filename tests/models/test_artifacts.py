@@ -76,11 +76,12 @@ def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft
     assert emulated.runs
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
-def test_windows_and_learned_positions(kind, emulated):
+@pytest.mark.parametrize("kind", sorted(tiny.ARCHITECTURES))
+def test_every_layout_of_attention(kind, emulated):
+    """Windows, learned positions, experts, ...; prompts included."""
     model = tiny.build(kind)
     assert_equals_plain(model, tiny.noisy_copy(model), True)
-    assert emulated.runs
+    assert (3, 12) in emulated.runs
 
 
 def test_weights_that_moved_are_bound_anew(target, draft, emulated):
