@@ -240,11 +240,8 @@ class AheadModel(StaticModel):
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         width = inputs[0].shape[1]
         columns = torch.arange(max(0, width - num_last), width)
-        heads, dim = self.layers.shape_of_keys()
-        for layer in self.cache.layers:
-            if not layer.is_initialized:  # an eager pass does so when it writes
-                nothing = torch.empty(len(inputs[0]), heads, 0, dim, dtype=self.dtype, device=self.device)
-                layer.lazy_initialization(nothing, nothing)
+        if not self.cache.layers[0].is_initialized:
+            self._allocate(len(inputs[0]))
         caches = [layer.filled() for layer in self.cache.layers]
         keys, values = zip(*caches, strict=True)
         assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
@@ -255,3 +252,10 @@ class AheadModel(StaticModel):
             return eager(*tensors) if logits is None else logits
 
         return one_pass
+
+    def _allocate(self, num_rows: int) -> None:
+        """What an eager pass does when it first writes."""
+        heads, dim = self.layers.shape_of_keys()
+        nothing = torch.empty(num_rows, heads, 0, dim, dtype=self.dtype, device=self.device)
+        for layer in self.cache.layers:
+            layer.lazy_initialization(nothing, nothing)

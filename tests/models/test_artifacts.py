@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, exported, pool, running
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, exported, pool, running
 from tests.support import tiny
 from tests.support.emulated_compiler import install
 
@@ -34,8 +34,8 @@ def emulated(tmp_path, monkeypatch):
     return install(tmp_path, monkeypatch)
 
 
-def assert_equals_plain(target, draft, compile, num_rows=3, **options):
-    call = tiny.prompts(num_rows, width=12) | SETTINGS
+def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
+    call = tiny.prompts(num_rows, width) | SETTINGS
     options = {"draft_model": draft, "num_draft_tokens": 3} | options
     found = hs.generate(target, **call, compile=compile, **options)
     assert found.tolist() == target.generate(**call).tolist()
@@ -227,6 +227,19 @@ class TestWhatCannotBeCompiled:
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
                     exported.check(wrong, module)
 
+    @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 0.01), (torch.bfloat16, 1.5)])
+    def test_one_number_that_is_wrong_is_enough(self, dtype, wrong):
+        """Among so many that it is lost in their mean."""
+        module = exported.Pass(tiny.llama(vocab_size=1000).to(dtype))
+
+        def run(inputs):
+            logits = module(*inputs[:6], inputs[6:8], inputs[8:])
+            logits[-1, -1, -1] += wrong * logits.std()
+            return logits
+
+        with torch.no_grad(), pytest.raises(exported.Differs):
+            exported.check(run, module)
+
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
         module = exported.Pass(copy.deepcopy(target).bfloat16())
@@ -255,7 +268,7 @@ def test_what_is_exported_serves_all_sizes(kind):
     sizes = [str(bound.upper) for bound in program.range_constraints.values()]
     assert sizes.count(str(exported.MAX_COLUMNS)) == 1 and len(sizes) == 5, "rows, columns, slots, capacity, logits"
     with torch.no_grad():
-        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60)):
+        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60), (2, attention.WIDEST + 20, 0)):
             inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
             torch.testing.assert_close(program.module()(*inputs), module(*others), rtol=1e-4, atol=1e-4)
 
@@ -281,6 +294,7 @@ class TestCompiled:
         steps = dict(counters["stats"])
         for num_rows in (2, 5, 1):
             assert_equals_plain(target, draft, True, num_rows, num_draft_tokens=5)
+        assert_equals_plain(target, draft, True, width=attention.WIDEST + 20)
         assert dict(counters["stats"]) == steps, "nothing is compiled again"
         assert steps.get("unique_graphs") == before.get("unique_graphs")
         assert len(list(folder.glob("*.pt2"))) == 1
