@@ -13,6 +13,7 @@ from .acceptance import Meter
 from .distributions import Use
 from .losses import LOSSES, Loss
 from .on_policy import OnPolicy
+from .pieces import summed
 from .student import Prediction, Student
 from .teacher import Lesson, Teacher
 
@@ -76,21 +77,33 @@ class DraftTrainer(Trainer):
         """The loss of one prediction, summed over the guesses that count."""
         last = lesson.ids.shape[1] - 1  # which never counts: nothing follows
         positions = prediction.positions.clamp(max=last)
-        rows, guesses = (lesson.counted.gather(1, positions) & (prediction.weights != 0)).nonzero(as_tuple=True)
-        weights = prediction.weights[rows, guesses]
-        p = self.use.of_target(lesson.logits[rows, positions[rows, guesses]])
-        drafted = prediction.logits[rows, guesses]
-        if self.student.vocabulary is not None:
-            p = p[:, self.student.vocabulary.to(p.device)]
+
+        def of_piece(drafted: Tensor, rows: Tensor, guesses: Tensor) -> Tensor:
+            logits = lesson.logits[rows, positions[rows, guesses]]
+            return (prediction.weights[rows, guesses] * self._losses(logits, drafted)).sum()
+
+        return summed(of_piece, prediction.logits, lesson.counted.gather(1, positions) & (prediction.weights != 0))
+
+    def _losses(self, logits: Tensor, drafted: Tensor) -> Tensor:
+        """The loss of each guess, `(n,)`; 0 where all that the target allows is what the draft cannot say.
+
+        Args:
+            logits: `(n, vocab)` of the target.
+            drafted: `(n, drafted)` of the draft.
+        """
+        p, vocabulary = self.use.of_target(logits), self.student.vocabulary
+        if vocabulary is not None:
+            p = p[:, vocabulary.to(p.device)]
         elif p.shape[1] != drafted.shape[1]:  # one of the two is padded further
             width = min(p.shape[1], drafted.shape[1])
             p, drafted = p[:, :width], drafted[:, :width]
-        q = self.use.of_draft(drafted)
+        if p.shape[1] == logits.shape[1]:
+            return self.loss(p, self.use.of_draft(drafted))
         mass = p.logsumexp(-1, keepdim=True)
-        in_vocabulary = ~mass[:, 0].isneginf()  # elsewhere all that is allowed is what the draft cannot say
-        if p.shape[1] < lesson.logits.shape[2]:
-            p, q, weights = (p - mass)[in_vocabulary], q[in_vocabulary], weights[in_vocabulary]
-        return (weights * self.loss(p, q)).sum()
+        in_vocabulary = ~mass[:, 0].isneginf()
+        p, drafted = (p - mass)[in_vocabulary], drafted[in_vocabulary]
+        found = self.loss(p, self.use.of_draft(drafted))
+        return found.new_zeros(len(logits)).index_put((in_vocabulary,), found)
 
     def _stop(self, inputs: dict[str, Any], loss: Tensor) -> None:
         step = self.state.global_step
