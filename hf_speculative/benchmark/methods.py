@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ..call.option_table import ROWS
-from . import peers
+from .peers import economize, llama_cpp, openvino, why_missing
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -219,17 +219,21 @@ METHODS = {
         ),
         Method(
             "economize",
-            peers.economize,
+            economize.generate,
             "the package economize with the same draft and draft length, where it is installed",
             package="economize",
         ),
         *(
             Method(
-                f"openvino{suffix}",
-                partial(peers.openvino, drafts=drafts),
-                f"OpenVINO GenAI {what}, where it is installed",
+                f"{name}{suffix}",
+                partial(engine.generate, drafts=drafts),
+                f"{called} {what}, where it is installed",
                 is_speculative=drafts,
-                package="openvino_genai",
+                package=package,
+            )
+            for name, called, engine, package in (
+                ("openvino", "OpenVINO GenAI", openvino, "openvino_genai"),
+                ("llama-cpp", "llama.cpp", llama_cpp, "xllamacpp"),
             )
             for suffix, drafts, what in (
                 ("", True, "with the same draft and draft length"),
@@ -249,7 +253,7 @@ def chosen_methods(methods: Iterable[str | Method]) -> list[Method]:
             if method not in METHODS:
                 raise ValueError(f"`methods`: {method!r} is not known: choose from {', '.join(METHODS)}.")
             method = METHODS[method]
-        if method.package is not None and (reason := peers.why_missing(method.package)):
+        if method.package is not None and (reason := why_missing(method.package)):
             raise ValueError(f"`methods`: {method.name!r} cannot be measured: {reason}")
         if method.name not in {other.name for other in chosen}:
             chosen.append(method)

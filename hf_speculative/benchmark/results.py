@@ -257,6 +257,7 @@ class CellResult:
             "theory": self.theory(name),
             "efficiency": self.efficiency(name),
             "share_of_bandwidth": used and used / bandwidth,
+            "num_equal_rows": method.num_equal_rows,
             "extra_peak_bytes": self.extra_bytes(name),
             "statistics": counts,
             "samples": [asdict(sample) for sample in method.samples],
