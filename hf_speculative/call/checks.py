@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from ..interfaces import Drafter
-from ..models import Inputs, Path, choose, fits_universal, weights_of_a_pass, why_no_states
+from ..models import Inputs, Path, artifacts, choose, fits_universal, weights_of_a_pass, why_no_states
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
@@ -241,14 +241,20 @@ def check_ragged(model, path: Path, what: str) -> None:
         )
 
 
-def check_eager(config: SpeculativeConfig, what: str) -> None:
-    """Drafts that read the target's own layers or states take them out of eager passes."""
-    for name in ("compile", "cuda_graphs"):
-        if getattr(config, name) is True:  # "auto" is eager there
-            raise ValueError(
-                f"`{name}=True` has no effect on drafts by `{what}`, which reads the target's states out of eager passes: "
-                "leave it out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
-            )
+def check_passes(config: SpeculativeConfig, source: Source, model: PreTrainedModel) -> None:
+    """Drafts that read the target's layers take them out of eager passes, and its states out of those or of compiled ones."""
+    for name in ("compile", "cuda_graphs") if source.reads_target else ():
+        if getattr(config, name) is not True:  # "auto" is eager where it has to be
+            continue
+        why = "out of eager passes"
+        if name == "compile" and source.reads_states:
+            if (reason := artifacts.why_not(model)) is None:
+                continue
+            why = f"and {type(model).__name__} {reason}"
+        raise ValueError(
+            f"`{name}=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it "
+            "out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
+        )
 
 
 def why_not_speculative(model) -> str | None:

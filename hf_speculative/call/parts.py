@@ -36,8 +36,7 @@ def target_and_drafter(
     path, source = choose_for(model, inputs), options.source
     compile, cuda_graphs = options.config.compile or False, bool(options.config.cuda_graphs)
     checks.check_path(source, model, path)
-    if source.reads_target:
-        checks.check_eager(options.config, source.name)
+    checks.check_passes(options.config, source, model)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)

@@ -106,7 +106,7 @@ class Source:
 
     @property
     def reads_target(self) -> bool:
-        """It needs passes of the target that are neither compiled nor captured."""
+        """It needs passes of the target that are not captured, and compiled only if they give states as well."""
         return self.runs_target or self.reads_states
 
     @property
@@ -159,11 +159,16 @@ class Source:
         """Measured costs are kept for later calls until this object goes; `model` is the target."""
         return self.draft_model or model
 
+    def hidden_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        """Which of the target's hidden states its drafter reads, of drafters that are known by the draft model."""
+        return ()
+
     def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
         """The target with its cache, where it has to be of a kind of its own, and the drafter."""
         drafter, target = self.drafter(call), None
         if self.reads_states:
-            target = recording_model(call.model, call.inputs, call.path, drafter.hidden_layers, call.keep)
+            layers = tuple(drafter.hidden_layers)
+            target = recording_model(call.model, call.inputs, call.path, layers, call.keep, call.compile)
         return target, drafter
 
     def drafter(self, call: PreparedCall) -> Drafter:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
@@ -49,6 +51,9 @@ def compile_command(
 
     Your own:  hf-speculative compile Qwen/Qwen3-0.6B --draft-model ./draft --dtype bfloat16
 
+    For a draft head, the target alone, with the hidden states that the head reads:  hf-speculative compile
+    meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
+
     On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights auto
 
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
@@ -70,16 +75,14 @@ def compile_command(
                 f"`--pack-weights {pack_weights}` has no effect: {type(target).__name__} {reason}. Leave it out."
             )
     made = []
-    for role, one in (("target", target), ("draft", draft)):
-        if one is None:
-            continue
+    for role, one, recorded in _passes(target, draft):
         pack(one, PACK_WEIGHTS.get(pack_weights, False), {"compile": True})
-        is_there, start = artifacts.path_of(one).exists(), time.perf_counter()
+        is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
             if reason := why_eager(one):
                 raise artifacts.CannotCompile(f"it {reason}")
             with ends_at_once(), err.status(f"{role}: compiling") as status:
-                path = artifacts.make(one, lambda step, role=role: status.update(f"{role}: {step}"))  # type: ignore[misc]
+                path = artifacts.make(one, partial(_say, status, role), recorded)
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
         seconds = time.perf_counter() - start
@@ -89,7 +92,26 @@ def compile_command(
         )
         if not as_json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
+            states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
             on_packed = f", {num_packed} linear layers packed" * bool(pack_weights)
-            Console(highlight=False).print(Text(f"{role}: {done}{on_packed}: {path}"), soft_wrap=True)
+            Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {path}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))
+
+
+def _say(status: Status, role: str, step: str) -> None:
+    status.update(f"{role}: {step}")
+
+
+def _passes(target, draft) -> list[tuple]:
+    """What is compiled of a pair: role, model, and the hidden states that its passes give. A head's own passes run eagerly."""
+    from ..call import checks
+    from ..call.sources import source_of
+
+    if draft is None:
+        return [("target", target, ())]
+    source = source_of("draft_model", draft)
+    if not source.reads_states:
+        return [("target", target, ()), ("draft", draft, ())]
+    checks.check_source(source, target)
+    return [("target", target, source.hidden_layers(target))]

@@ -1,17 +1,18 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
-from . import packing, pool
+from . import artifacts, packing, pool
 from .attention import with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes
+from .places import fed_slots
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .recording import RecordingModel, fed_slots, recording_model, why_no_states
-from .running import how_passes_run, ragged_model, takes_packed, why_eager
+from .recording import RecordingModel, why_no_states
+from .running import how_passes_run, ragged_model, recording_model, takes_packed, why_eager
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -41,6 +42,7 @@ __all__ = [
     "TextModel",
     "UniversalModel",
     "are_several",
+    "artifacts",
     "choose",
     "choose_for",
     "device_of",

@@ -25,12 +25,12 @@ def main(place: Path) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
         if asked["packed"]:
             packing.pack_weights(model, only=asked["packed"], only_if_faster=asked["chosen"])
-        path = Path(asked["path"])
-        if artifacts.path_of(model) != path:
+        path, recorded = Path(asked["path"]), tuple(asked["recorded"])
+        if artifacts.path_of(model, recorded) != path:
             path.parent.mkdir(parents=True, exist_ok=True)
             artifacts.note_of(path).write_text("a model built from the config alone is another one")
             return
-        artifacts.make(model)
+        artifacts.make(model, recorded=recorded)
     finally:
         shutil.rmtree(place)
 

@@ -30,7 +30,8 @@ from .bound import BoundPass, Moved
 from .exported import Pass
 from .packed_layers import PLAIN, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of, parameters_of
-from .shallow import has_own_forward
+from .shallow import has_own_forward, install_capturing_hooks
+from .states import only_captures
 
 FOLDER = "HF_SPECULATIVE_PASSES"
 #: what a layer costs in Python, and what a core reads; both roughly, to see whether compiling is worth its time
@@ -48,10 +49,10 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: modules whose source decides what is compiled
-OWN_SOURCES = ("exported.py", "masks.py", "attention.py", "packed_layers.py")
+OWN_SOURCES = ("exported.py", "masks.py", "attention.py", "packed_layers.py", "places.py", "states.py")
 
 #: gives `None` where it was made for other weights than the model has now
-Run = Callable[[list[Tensor]], Tensor | None]
+Run = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
 
 
@@ -68,12 +69,15 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "runs under autocast"
     if any(module.training for module in modules):
         return "is in training mode"
-    if any(module._forward_hooks or module._forward_pre_hooks or has_own_forward(module) for module in modules):
+    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_captures(model):
         return "has hooks, or a `forward` of its own"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (*parameters_of(model), *model.buffers())):
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "is_heterogeneous", False) or getattr(config, "num_kv_shared_layers", 0):
+        return "has layers whose keys and values are of another shape than others', or another's"
     return None
 
 
@@ -81,10 +85,13 @@ def folder() -> Path:
     return Path(os.environ.get(FOLDER) or Path(HF_HOME) / "hf_speculative" / "passes")
 
 
-def path_of(model: PreTrainedModel) -> Path:
-    """Where the file of `model` is, if it is there: named by its description, and by which of its layers are packed."""
+def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
+    """Where the file of `model` is, if it is there: named by its description, which hidden states it gives, and which of its
+    layers are packed.
+    """
     packed = sorted(packed_of(model))
-    return folder() / f"{_described(model)}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
+    states = "-states" + "_".join(map(str, recorded)) if recorded else ""
+    return folder() / f"{_described(model)}{states}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
 
 
 def chosen(model: PreTrainedModel) -> list[str] | None:
@@ -92,7 +99,7 @@ def chosen(model: PreTrainedModel) -> list[str] | None:
 
     What is faster packed is measured. So it may be another choice in another process, for which there is no file.
     """
-    for path in sorted(folder().glob(f"{_described(model)}-packed-*.pt2")):
+    for path in sorted(folder().glob(f"{_described(model)}*-packed-*.pt2")):
         notes = exported.notes_of(path)
         if notes["is_chosen"] == "True":
             return json.loads(notes["packed"])
@@ -157,18 +164,24 @@ def note_of(path: Path) -> Path:
     return path.with_suffix(".txt")
 
 
-def find(model: PreTrainedModel) -> BoundPass | None:
-    """The compiled pass of `model`, on its own weights, if its file is there and nobody asks for packed ones meanwhile."""
-    path = path_of(model)
+def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | None:
+    """The compiled pass of `model`, on its own weights, if its file is there and nobody asks for packed ones meanwhile.
+
+    Args:
+        recorded: which of transformers' `hidden_states` it gives beside logits; here and below.
+    """
+    path = path_of(model, recorded)
     if not path.exists():
         return None
     try:
-        return exported.load(path, _pass(model))
+        return exported.load(path, _pass(model, recorded))
     except Moved:
         return None
 
 
-def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None) -> Path:
+def make(
+    model: PreTrainedModel, say: Callable[[str], None] = lambda step: None, recorded: tuple[int, ...] = ()
+) -> Path:
     """Makes the file of `model`, unless it is there; another process that makes it is waited for.
 
     Raises:
@@ -176,7 +189,7 @@ def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None)
     """
     if reason := why_not(model):
         raise CannotCompile(f"{type(model).__name__} {reason}")
-    path = path_of(model)
+    path = path_of(model, recorded)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if path.exists():
@@ -186,7 +199,8 @@ def make(model: PreTrainedModel, say: Callable[[str], None] = lambda step: None)
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
             begun = Path(place) / "pass.pt2"
             try:
-                exported.compile_to(begun, _pass(model), say, {"is_chosen": str(packing.are_chosen(model))})
+                notes = {"is_chosen": str(packing.are_chosen(model))}
+                exported.compile_to(begun, _pass(model, recorded), say, notes)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
@@ -204,12 +218,12 @@ def pays(model: PreTrainedModel) -> bool:
     return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
 
 
-def start(model: PreTrainedModel) -> None:
+def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     """Begins to make the file in a process of its own, at the lowest priority; once, and not where it was tried in vain.
 
     That process builds a model of random weights from the config: the file holds none.
     """
-    path = path_of(model)
+    path = path_of(model, recorded)
     if path.name in _started or note_of(path).exists():
         return
     _started.add(path.name)
@@ -217,11 +231,14 @@ def start(model: PreTrainedModel) -> None:
     model.config.save_pretrained(place)
     asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
     asked |= {"path": str(path), "packed": sorted(packed_of(model)), "chosen": packing.are_chosen(model)}
+    asked["recorded"] = recorded
     (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
     silent = subprocess.DEVNULL
     subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
 
-def _pass(model: PreTrainedModel) -> Pass:
-    return Pass(with_folded_attention(model))
+def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> Pass:
+    if recorded:
+        install_capturing_hooks(model)  # before a copy shares its layers
+    return Pass(with_folded_attention(model), recorded)

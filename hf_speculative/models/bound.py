@@ -54,12 +54,12 @@ class BoundPass:
             if self.is_over:
                 self.empty()
 
-    def __call__(self, inputs: list[Tensor]) -> Tensor | None:
-        """The logits; `None`, and nothing done, if a packed weight has become plain since."""
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
+        """What the pass gives; `None`, and nothing done, if a packed weight has become plain since."""
         if not all(parameters.is_up_to_date() for parameters in self.copies):
             return None
         with self.lock:
-            return None if self.is_over else self.compiled.run(inputs)[0]
+            return None if self.is_over else self.compiled.run(inputs)
 
     def is_current(self) -> bool:
         """Its packed weights are still those of the model."""

@@ -22,7 +22,9 @@ from .bound import BoundPass, Moved
 from .masks import AttentionLayers
 from .packed_layers import packed_of, traced
 from .packed_parameters import WEIGHT, named_parameters_of
+from .places import fed_places
 from .shallow import exchanged
+from .states import asked_for, joined
 
 #: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
 MAX_COLUMNS = 512
@@ -82,11 +84,15 @@ class TracedCache(Cache):
 
 
 class Pass(nn.Module):
-    """One pass of `model` as a function of tensors: see `forward`."""
+    """One pass of `model` as a function of tensors: see `forward`.
 
-    def __init__(self, model: PreTrainedModel):
+    Args:
+        recorded: which of transformers' `hidden_states` it gives as well.
+    """
+
+    def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
         super().__init__()
-        self.model = model
+        self.model, self.recorded = model, recorded
         self.packed = packed_of(model)
         self.layers = AttentionLayers(model)
         self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -101,14 +107,17 @@ class Pass(nn.Module):
         columns: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> Tensor:
-        """Logits `(batch, m, vocab)` of the `columns (m,)`; the other arguments as those of `ragged_pass`, and the cache's."""
+    ) -> tuple[Tensor, ...]:
+        """
+        Args:
+            columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
+
+        Returns:
+            Logits `(batch, m, vocab)`, and of all columns, if any are `recorded`, the states `(batch, width, states * hidden)`.
+        """
         cache = TracedCache(keys, values, slots.shape[0])
-        places = first[:, None] + torch.arange(input_ids.shape[1], device=first.device)
-        is_filler = places < seen[:, None]
-        cache.slots = torch.where(is_filler, bounds[0], places)
-        positions = places.masked_fill(is_filler, 0)
-        logits = self.model(
+        positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
+        outputs = self.model(
             input_ids=input_ids,
             attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
             position_ids=torch.minimum(positions, bounds[1]),
@@ -116,8 +125,10 @@ class Pass(nn.Module):
             use_cache=True,
             return_dict=True,
             **({"logits_to_keep": columns} if self.takes_columns else {}),
-        ).logits
-        return logits if self.takes_columns else logits[:, columns]
+            **({"output_hidden_states": asked_for(self.recorded)} if self.recorded else {}),
+        )
+        logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
+        return (logits, joined(outputs, self.recorded, logits.device)) if self.recorded else (logits,)
 
     def sample(self, num_rows: int, num_columns: int, seen: int, capacity: int = 0, seed: int = 0) -> tuple:
         """Arguments of a pass over random ids and caches; every other row feeds a column less than the others."""
@@ -147,7 +158,7 @@ class Pass(nn.Module):
     def for_compiler(self) -> Pass:
         """The same, with packed layers as oneDNN's product of their input and a parameter."""
         model = self.model
-        return Pass(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}))
+        return Pass(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}), self.recorded)
 
 
 class Differs(RuntimeError):
@@ -202,13 +213,13 @@ def compile_to(
         check(load(path, module), module)
 
 
-def check(compiled: Callable[[list[Tensor]], Tensor | None], module: Pass) -> None:
+def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: Pass) -> None:
     for seed, (num_rows, num_columns, seen) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(flat(*others))
         if found is None:
             raise Moved("somebody has asked for packed weights")
-        pairs = [(expected, found)]
+        pairs = list(zip(expected, found, strict=True))
         for written, same in zip(inputs[-2:], others[-2:], strict=True):  # but the spare slot: filler is written there
             pairs += [(one[:, :, :-1], other[:, :, :-1]) for one, other in zip(written, same, strict=True)]
         for one, other in pairs:

@@ -33,14 +33,14 @@ class Kept:
         state: what compiled and captured passes take for granted.
         idle: a cache that no call uses.
         compiled: passes by kind, see `StaticModel`.
-        artifact: the pass that was compiled ahead of time.
+        artifacts: passes that were compiled ahead of time, by the hidden states that they give.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 
     state: tuple
     idle: RaggedCache | None = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
-    artifact: BoundPass | None = None
+    artifacts: dict[tuple[int, ...], BoundPass] = field(default_factory=dict)
     twin: PreTrainedModel | None = None
 
 
@@ -59,14 +59,14 @@ def kept(model: PreTrainedModel) -> Kept:
 
 def has_artifact(model: PreTrainedModel | None) -> bool:
     """Its passes, since last looked at, are compiled ahead of time."""
-    return model in _kept and _kept[model].artifact is not None
+    return model in _kept and bool(_kept[model].artifacts)
 
 
 def release_artifact(model: PreTrainedModel) -> None:
-    """Let go of the pass that was compiled ahead of time, and thus of the weights that it reads."""
+    """Let go of passes that were compiled ahead of time, and thus of the weights that they read."""
     with _lock:
         if model in _kept:
-            _kept[model].artifact = None
+            _kept[model].artifacts.clear()
 
 
 def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
 
-from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, without_dropout
-from .choice import Path
 from .inputs import Inputs, text_inputs
+from .places import fed_places
 from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
+from .states import asked_for, joined
+from .static import AheadModel
 from .universal import UniversalModel
 
 _no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
@@ -31,13 +31,14 @@ class RecordingModel(RaggedModel):
 
     Args:
         layers: indices into transformers' `hidden_states`: 0 is the embeddings, -1 what the head reads.
+        **passes: how they are run.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...]):
-        self.recorded = list(layers)
-        self.selection = _selection(self.recorded)
+    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...], **passes):
+        self.recorded = layers
+        self.selection = asked_for(layers)
         install_capturing_hooks(model)
-        super().__init__(model)
+        super().__init__(model, **passes)
 
     def reset(self) -> None:
         super().reset()
@@ -45,16 +46,19 @@ class RecordingModel(RaggedModel):
 
     def run(self, **inputs):
         outputs = self.model(**inputs, output_hidden_states=self.selection)
-        states = _joined(outputs, self.recorded, self.device)
+        self._keep(joined(outputs, self.recorded, self.device), self.cache.slots)
+        return outputs
+
+    def _keep(self, states: Tensor, slots: Tensor | None) -> None:
+        """Those of a pass, in its slots `(batch, columns)`; `None`: the same for all rows, as the cache says."""
         size = states.shape[2]
         if self.states is None:
             self.states = states.new_zeros(len(states), self.cache.capacity, size)
         self._grow()
-        if self.cache.slots is None:
+        if slots is None:
             self.states[:, self.cache.start : self.cache.end] = states
         else:
-            self.states.scatter_(1, self.cache.slots[..., None].expand(-1, -1, size), states)
-        return outputs
+            self.states.scatter_(1, slots[..., None].expand(-1, -1, size), states)
 
     def _move(self, source: Tensor, goal: Tensor) -> None:
         super()._move(source, goal)
@@ -100,6 +104,17 @@ class RecordingModel(RaggedModel):
         return self.cache.layers[layer].filled()
 
 
+class AheadRecordingModel(RecordingModel, AheadModel):
+    """Likewise one whose passes run from a file that was compiled ahead of time, and gives these states as well."""
+
+    def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        input_ids, first, seen, bounds, _ = inputs
+        logits, states = found
+        _, slots = fed_places(first, seen, bounds, input_ids.shape[1])
+        self._keep(states, slots)
+        return logits
+
+
 class RecordingUniversalModel(UniversalModel):
     """Likewise a model with transformers' own cache, by the columns of the call, an image's among them.
 
@@ -111,8 +126,8 @@ class RecordingUniversalModel(UniversalModel):
     """
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, layers: tuple[int, ...], keep: tuple[str, ...] = ()):
-        self.recorded = list(layers)
-        self.selection = True if "hidden_states" in keep else _selection(self.recorded)
+        self.recorded = layers
+        self.selection = True if "hidden_states" in keep else asked_for(layers)
         self.states: Tensor | None = None
         super().__init__(model, inputs, keep=keep)
         self.padding = uploaded(inputs.prompt.padding, self.ids.device)
@@ -127,7 +142,7 @@ class RecordingUniversalModel(UniversalModel):
 
     def _record(self, outputs, first: int, is_prompt: bool = False) -> None:
         super()._record(outputs, first, is_prompt)
-        states = _joined(outputs, self.recorded, device_of(self.model))
+        states = joined(outputs, self.recorded, device_of(self.model))
         if is_prompt:  # some models set an image in front of the text
             states = states[:, -self.width :]
         end = first + states.shape[1]
@@ -143,19 +158,6 @@ class RecordingUniversalModel(UniversalModel):
         columns = positions.to(self.padding.device) + self.padding[rows, None]
         columns = columns.clamp(0, self.states.shape[1] - 1).to(self.states.device)
         return self.states[rows.to(self.states.device)[:, None], columns]
-
-
-def recording_model(
-    model: PreTrainedModel, inputs: Inputs, path: Path, layers: tuple[int, ...], keep: tuple[str, ...] = ()
-) -> CachedModel:
-    """A target on its `path` that keeps the states of `layers`.
-
-    Args:
-        keep: outputs for `step_output`, which only the universal path has.
-    """
-    return (
-        RecordingModel(model, layers) if path.name == "ragged" else RecordingUniversalModel(model, inputs, layers, keep)
-    )
 
 
 def why_no_states(model: PreTrainedModel) -> str | None:
@@ -184,25 +186,3 @@ def _why_no_states(model: PreTrainedModel) -> str | None:
     if len(states) <= config.num_hidden_layers or sizes != {(1, 4, config.hidden_size)}:
         return f"gives hidden states of other shapes than {config.hidden_size} a token, before and after each layer"
     return None
-
-
-def _selection(layers: list[int]) -> list[int] | bool:
-    """Older transformers keep the states of all layers for the length of a pass, newer ones those asked for."""
-    return layers if hasattr(output_capturing, "selected_hidden_states") else True
-
-
-def _joined(outputs, layers: list[int], device: torch.device) -> Tensor:
-    """`(batch, columns, layers * hidden)`."""
-    return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
-
-
-def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The columns of a pass in which row b is fed its tokens from `starts[b]` to `ends[b]`.
-
-    Returns:
-        `(batch, widest)` int64 slots, rows ending in the last column, and `(batch, widest)` bool, those that are filler.
-    """
-    first, last = uploaded([starts, ends], device)
-    width = max(end - start for start, end in zip(starts, ends, strict=True))
-    slots = last[:, None] + torch.arange(-width, 0, device=device)
-    return slots, slots < first[:, None]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 
 from transformers import PreTrainedModel
 
+from ..interfaces import CachedModel
 from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import CudaGraphs
+from .choice import Path
+from .inputs import Inputs
 from .ragged import RaggedModel
+from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel
 from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
 
@@ -26,11 +31,39 @@ def ragged_model(
         return RaggedModel(model, clamp_ids)
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
-        return AheadModel(model, clamp_ids, run)
+        return AheadModel(model, clamp_ids, one_pass=run)
     if compile == "auto" and not cuda_graphs:
         return RaggedModel(model, clamp_ids)
     packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
+
+
+def recording_model(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    path: Path,
+    layers: tuple[int, ...],
+    keep: tuple[str, ...] = (),
+    compile: bool | str = False,
+) -> CachedModel:
+    """A target on its `path` that keeps the states of `layers`.
+
+    Args:
+        keep: outputs for `step_output`, which only the universal path has.
+        compile: on the ragged path, passes compiled ahead of time; "auto": where there are some. Others are eager.
+    """
+    if path.name != "ragged":
+        return RecordingUniversalModel(model, inputs, layers, keep)
+    if compile and why_eager(model) is None:
+        if (run := _ahead_of_time(model, waits=compile is True, recorded=layers)) is not None:
+            return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
+        if compile is True:
+            warnings.warn(
+                f"passes of {type(model).__name__} that give hidden states cannot be compiled here, and run eagerly; "
+                "`hf-speculative compile` with the same models says why.",
+                stacklevel=2,
+            )
+    return RecordingModel(model, layers)
 
 
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
@@ -57,11 +90,12 @@ def takes_packed(model: PreTrainedModel, compile: bool | str | None, cuda_graphs
     return not cuda_graphs and (compile is not True or artifacts.why_not(model) is None)
 
 
-def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
+def _ahead_of_time(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()) -> artifacts.Run | None:
     """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
 
     Args:
         waits: until it is there.
+        recorded: which hidden states it gives as well.
     """
     if artifacts.why_not(model) is not None:
         return None
@@ -71,18 +105,23 @@ def _ahead_of_time(model: PreTrainedModel, waits: bool) -> artifacts.Run | None:
             model, "in compiled passes, since something else has some of their weights, or often asks for them"
         )
     kept = pool.kept(model)
-    if kept.artifact is not None and not kept.artifact.is_current():
-        kept.artifact = None
-    if kept.artifact is None and waits:
+    run = kept.artifacts.get(recorded)
+    if run is not None and not run.is_current():
+        run = None
+    if run is None and waits:
         try:
-            artifacts.make(model)
+            artifacts.make(model, recorded=recorded)
         except artifacts.CannotCompile as error:
             if not packing.are_packed(model):
                 return None
             packing.keep_plain(model, f"in passes that cannot be compiled otherwise ({error})")
-            return _ahead_of_time(model, waits)
-    if kept.artifact is None:
-        kept.artifact = artifacts.find(model)
-        if kept.artifact is None and artifacts.pays(model):
-            artifacts.start(model)
-    return kept.artifact
+            return _ahead_of_time(model, waits, recorded)
+    if run is None:
+        run = artifacts.find(model, recorded)
+        if run is None and artifacts.pays(model):
+            artifacts.start(model, recorded)
+    if run is not None:
+        kept.artifacts[recorded] = run
+    else:
+        kept.artifacts.pop(recorded, None)
+    return run

@@ -23,6 +23,7 @@ from .artifacts import Run
 from .capture import Capture
 from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
+from .places import fed_places
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 
@@ -37,7 +38,7 @@ def ladder(num_slots: int) -> int:
 
 
 def ragged_pass(
-    model: PreTrainedModel,
+    model: Callable[..., Any],
     cache: RaggedCache,
     layers: AttentionLayers,
     dtype: torch.dtype,
@@ -57,11 +58,8 @@ def ragged_pass(
         bounds: `(2,)` the spare slot, and the last position any row can have.
         slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
     """
-    columns = first[:, None] + torch.arange(input_ids.shape[1], device=first.device)
-    is_filler = columns < seen[:, None]
-    cache.slots = torch.where(is_filler, bounds[0], columns)
+    positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
     cache.end = slots.shape[0]
-    positions = columns.masked_fill(is_filler, 0)
     return model(
         input_ids=input_ids,
         attention_mask=layers.masks(positions, cache, dtype),
@@ -245,13 +243,19 @@ class AheadModel(StaticModel):
         caches = [layer.filled() for layer in self.cache.layers]
         keys, values = zip(*caches, strict=True)
         assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
-        eager = super()._one_pass(inputs, num_last)
+        keep = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            logits = self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])
-            return eager(*tensors) if logits is None else logits
+            found = self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])
+            if found is None:
+                return ragged_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
+            return self._logits_of(found, tensors)
 
         return one_pass
+
+    def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        """Of what the file's pass has given."""
+        return found[0]
 
     def _allocate(self, num_rows: int) -> None:
         """What an eager pass does when it first writes."""

@@ -38,7 +38,7 @@ class ToyDrafter(DraftModel):
     hidden_layers = (0, -1)
 
     def follow(self, target):
-        assert isinstance(target, RecordingModel) and target.recorded == [0, -1]
+        assert isinstance(target, RecordingModel) and target.recorded == (0, -1)
 
 
 @pytest.fixture

@@ -3,13 +3,16 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
+from hf_speculative.heads import write_head
 from hf_speculative.models import artifacts
 from hf_speculative.models.packed_layers import dtypes, packed_of
+from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
 from tests.support.emulated_compiler import install
 
@@ -42,6 +45,18 @@ def test_what_it_makes_is_what_a_call_takes(saved, emulated):
     made = json.loads(run(saved, "--json"))
     assert [(one["role"], one["was_there"], one["packed"]) for one in made] == [("target", True, 0), ("draft", True, 0)]
     assert made[0]["path"] == str(artifacts.path_of(tiny.llama()))
+
+
+def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path):
+    target = tiny.llama()
+    head = new_head(target, torch.ones(tiny.VOCAB), tiny.VOCAB).eval()
+    write_head(head, tmp_path / "head", "speculators")
+    made = json.loads(run([saved[0], str(tmp_path / "head")], "--json"))
+    recorded = layers_read(target.config.num_hidden_layers)
+    assert [one["path"] for one in made] == [str(artifacts.path_of(target, recorded))]
+    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    hs.generate(target, **call, draft_model=str(tmp_path / "head"), compile=True)
+    assert emulated.num_made == 1 and emulated.runs
 
 
 @pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")

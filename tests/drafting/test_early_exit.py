@@ -10,7 +10,8 @@ from transformers import GenerationConfig, set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.call.checks import check_eager
+from hf_speculative.call.checks import check_passes
+from hf_speculative.call.sources.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
@@ -263,7 +264,7 @@ def test_early_exit_is_neither_compiled_nor_captured():
         hs.generate(model, **tiny.prompts(1), assistant_early_exit=1, compile=True, max_new_tokens=2)
     assert not forwards.lengths
     with pytest.raises(ValueError, match=r"`cuda_graphs=True`.*`assistant_early_exit`"):
-        check_eager(hs.SpeculativeConfig(cuda_graphs=True), "assistant_early_exit")
+        check_passes(hs.SpeculativeConfig(cuda_graphs=True), EarlyExitSource(1), model)
 
 
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):

@@ -17,6 +17,7 @@ from hf_speculative.drafting.stepwise import Stepwise
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 from tests.support import distributions, tied, tiny
+from tests.support.emulated_compiler import install
 from tests.support.plain import reproduces_plain, same_as_plain, state_of
 
 SMALL = {"vocab_size": distributions.VOCAB}
@@ -277,14 +278,31 @@ def test_a_batch_returns_its_cache(make, name):
 # Asking for them
 
 
+@pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("gemma4")])
+def test_passes_compiled_ahead_of_time_give_states_as_well(make, name, tmp_path, monkeypatch):
+    """The same as eager ones: as much is drafted and accepted."""
+    emulated = install(tmp_path, monkeypatch)
+    model, arguments = make(name)
+    for num_rows in (1, 3):
+        call = arguments | {"speculative_config": SpeculativeConfig(schedule=Constant(3))}
+        eager = same_as_plain(model, tiny.prompts(num_rows), **call)
+        assert not emulated.runs
+        compiled = same_as_plain(model, tiny.prompts(num_rows), **call, compile=True)
+        assert len(emulated.runs) >= compiled.num_target_forwards == eager.num_target_forwards
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        emulated.runs.clear()
+    reproduces_plain(model, (3, 2), **arguments, compile=True)
+    assert emulated.num_made == 1
+
+
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_compiled_passes_are_refused(make, name):
+def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
     model, arguments = make(name)
     by = type(arguments["draft_model"]).__name__ if "draft_model" in arguments else "use_mtp"
-    message = f"`compile=True` has no effect on drafts by `{by}`"
+    message = f"`compile=True` has no effect on drafts by `{by}`, .* has hooks"
     call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
     hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
-    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):  # by a hook
         hs.generate(model, **call, compile=True)
     assert not forwards.lengths
 

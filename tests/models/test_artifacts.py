@@ -90,9 +90,9 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
     with torch.no_grad():
         for parameter in target.parameters():
             parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
-    run = pool._kept[target].artifact
+    run = pool._kept[target].artifacts[()]
     assert_equals_plain(target, draft, True)
-    assert pool._kept[target].artifact is not run and emulated.num_made == 1
+    assert pool._kept[target].artifacts[()] is not run and emulated.num_made == 1
 
 
 def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
@@ -207,6 +207,7 @@ class TestWhatCannotBeCompiled:
             (lambda model: model.train(), "training"),
             (lambda model: model.model.layers[0].register_forward_hook(lambda *args: None), "hooks"),
             (lambda model: setattr(model.lm_head, "forward", lambda states: states), "forward"),
+            (lambda model: setattr(model.config, "num_kv_shared_layers", 1), "keys and values"),
         ],
     )
     def test_reasons(self, target, change, reason):
@@ -221,7 +222,7 @@ class TestWhatCannotBeCompiled:
         with torch.no_grad():
             exported.check(good, module)
             for wrong in (
-                lambda inputs: 1.01 * good(inputs),
+                lambda inputs: [1.01 * good(inputs)[0]],
                 lambda inputs: good([*inputs[:6], *(t.clone() for t in inputs[6:])]),
             ):
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
@@ -233,9 +234,9 @@ class TestWhatCannotBeCompiled:
         module = exported.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
-            logits = module(*inputs[:6], inputs[6:8], inputs[8:])
+            (logits,) = module(*inputs[:6], inputs[6:8], inputs[8:])
             logits[-1, -1, -1] += wrong * logits.std()
-            return logits
+            return [logits]
 
         with torch.no_grad(), pytest.raises(exported.Differs):
             exported.check(run, module)
@@ -247,10 +248,10 @@ class TestWhatCannotBeCompiled:
 
         def with_noise(size, num_wrong):
             def run(inputs):
-                logits = good(inputs)
+                (logits,) = good(inputs)
                 noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
                 noise.flatten(0, 1)[num_wrong:] = 0
-                return logits + (size * logits.std() * noise).to(logits.dtype)
+                return [logits + (size * logits.std() * noise).to(logits.dtype)]
 
             return run
 

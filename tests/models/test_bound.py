@@ -146,7 +146,7 @@ def test_a_shared_head_that_is_written_to_between_two_passes(emulated):
     model = tiny.build("llama", tie_word_embeddings=True)
     attached(model)
     generate(model)
-    one_pass = pool.kept(model).artifact
+    one_pass = pool.kept(model).artifacts[()]
     inputs = exported.flat(*exported.Pass(model).sample(2, 3, 9))
     with torch.no_grad():
         assert one_pass(inputs) is not None
@@ -159,7 +159,7 @@ class TestMemory:
         """torch keeps the constants of a file for good, so they are emptied."""
         attached(model)
         generate(model)
-        one_pass = pool.kept(model).artifact
+        one_pass = pool.kept(model).artifacts[()]
         constants = one_pass.compiled.constants
         assert constants["model.lm_head.weight"].is_mkldnn
         model.lm_head.weight.sum()
@@ -168,7 +168,7 @@ class TestMemory:
     def test_and_with_the_model(self, emulated):
         model = tiny.llama()
         running.ragged_model(model, compile=True)
-        constants = pool.kept(model).artifact.compiled.constants
+        constants = pool.kept(model).artifacts[()].compiled.constants
         gone = weakref.ref(model.lm_head.weight)
         assert constants["model.lm_head.weight"].numel()
         del model
@@ -208,7 +208,7 @@ def test_weights_end_when_a_pass_that_runs_is_over(model):
     slow.may_end.set()
     for thread in (runner, looker):
         thread.join(10)
-    assert torch.isfinite(found[0]) and one_pass.is_over and one_pass([]) is None
+    assert torch.isfinite(found[0][0]) and one_pass.is_over and one_pass([]) is None
     with pytest.raises(Moved):
         BoundPass(slow, {}, {"head": next(iter(packed_of(model).values())), "gone": model.lm_head._parameters})
 
@@ -307,17 +307,17 @@ def test_with_the_compiler_itself(dtype, folder, monkeypatch):
     settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
     for write in (None, lambda weight: weight.data.mul_(-1), lambda weight: weight.data.mul_(-1)):
         if write is not None:
-            one_pass = pool.kept(model).artifact
+            one_pass = pool.kept(model).artifacts[()]
             write(model.lm_head.weight)
             assert one_pass.is_over
         for batch in (1, 3):
             found = model.generate(**tiny.prompts(batch), **KWARGS)
-            assert pool.kept(model).artifact.is_current() and len(packed_of(model)) == 15
+            assert pool.kept(model).artifacts[()].is_current() and len(packed_of(model)) == 15
             assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **settings, draft_model=None) > 6 * batch
             if dtype == torch.float32:
                 assert found.tolist() == generate(model, batch, draft_model=None)
     assert len(list(folder.glob("*-packed-*.pt2"))) == len({p.stem for p in folder.glob("*.pt2")}) <= len(dtypes())
-    constants = pool.kept(model).artifact.aliases
+    constants = pool.kept(model).artifacts[()].aliases
     hs.detach(model)
     gc.collect()
     assert all(constant.numel() <= 1 for constant in constants)

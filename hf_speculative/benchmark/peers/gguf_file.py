@@ -70,10 +70,11 @@ def _interleaved(weight: Tensor, num_heads: int) -> Tensor:
     return weight.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _add(writer, name: str, tensor: Tensor) -> None:
+def _add(writer, name: str | None, tensor: Tensor) -> None:
     import gguf
     import torch
 
+    assert name is not None  # all of a Llama's weights have one
     if tensor.ndim == 1:  # norms, which llama.cpp wants in float32
         tensor = tensor.float()
     tensor = tensor.detach().cpu().contiguous()

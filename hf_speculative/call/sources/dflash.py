@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from ...drafting import DFlash
 from ...heads.dflash import Block
 from ...interfaces import Drafter
-from ..source import PreparedCall
 from .given_model import HeadSource
 
 
@@ -36,8 +35,8 @@ class DFlashSource(HeadSource):
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.block.max_draft_tokens
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return self.in_trees(DFlash(self.draft_model, call.model))
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return self.in_trees(DFlash(self.draft_model, model))
 
 
 class DSparkSource(DFlashSource):

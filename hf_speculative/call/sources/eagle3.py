@@ -8,7 +8,6 @@ from ...drafting import Eagle3, PEagle
 from ...interfaces import Drafter
 from ...models import num_logits
 from ...tokenizers.vocabulary import is_padding
-from ..source import PreparedCall
 from .given_model import HeadSource
 
 
@@ -42,8 +41,8 @@ class Eagle3Source(HeadSource):
                 "padding explains: use the draft that belongs to it."
             )
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return self.in_trees(Eagle3(self.draft_model, call.model))
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return self.in_trees(Eagle3(self.draft_model, model))
 
 
 class PEagleSource(Eagle3Source):
@@ -58,5 +57,5 @@ class PEagleSource(Eagle3Source):
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.draft_model.config.num_depths
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return self.in_trees(PEagle(self.draft_model, call.model))
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return self.in_trees(PEagle(self.draft_model, model))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from transformers import PreTrainedModel
+
 from ...drafting import Gemma4Assistant
 from ...interfaces import Drafter
-from ..source import PreparedCall
 from .given_model import HeadSource
 
 
@@ -22,5 +23,5 @@ class Gemma4AssistantSource(HeadSource):
             return None
         return f"a Gemma 4 target of hidden size {own.backbone_hidden_size} with layers of type {', '.join(kinds)}"
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return Gemma4Assistant(self.draft_model, call.model)
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return Gemma4Assistant(self.draft_model, model)

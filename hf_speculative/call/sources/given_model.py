@@ -13,7 +13,7 @@ from ...drafting.stepwise import Stepwise
 from ...interfaces import Drafter, Schedule
 from ...models import ATTENTION
 from ...schedules import ChainOrTree
-from ..source import Source
+from ..source import PreparedCall, Source
 
 TREE_OPTIONS = ("tree_top_k", "tree_depth")
 #: the largest tree that the schedule "adaptive" considers, and the numbers of nodes that are timed for it, by levels
@@ -105,6 +105,16 @@ class HeadSource(GivenModelSource):
     @property
     def name(self) -> str:
         return type(self.draft_model).__name__
+
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        """What drafts for the target `model`."""
+        raise NotImplementedError
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        return self.drafter_for(call.model)
+
+    def hidden_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
+        return tuple(self.drafter_for(model).hidden_layers)
 
     def why_not(self, config) -> str | None:
         """What the head needs that a target of this text `config` is not; `None` if it fits."""

@@ -6,7 +6,6 @@ from transformers import PreTrainedModel
 
 from ...drafting import RecursiveMtp
 from ...interfaces import Drafter
-from ..source import PreparedCall
 from .given_model import HeadSource
 
 
@@ -25,5 +24,5 @@ class MtpHeadSource(HeadSource):
     def cost_of_token(self, model: PreTrainedModel) -> float:
         return 1 / model.config.get_text_config(decoder=True).num_hidden_layers
 
-    def drafter(self, call: PreparedCall) -> Drafter:
-        return RecursiveMtp(self.draft_model, call.model)
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return RecursiveMtp(self.draft_model, model)

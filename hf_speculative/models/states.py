@@ -1,0 +1,24 @@
+"""Hidden states that a pass gives beside its logits, as transformers counts and captures them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import output_capturing
+
+
+def asked_for(layers: tuple[int, ...]) -> list[int] | bool:
+    """What `output_hidden_states` is for these: older transformers keep all for the length of a pass, newer ones those."""
+    return list(layers) if hasattr(output_capturing, "selected_hidden_states") else True
+
+
+def joined(outputs, layers: tuple[int, ...], device: torch.device) -> Tensor:
+    """`(batch, columns, layers * hidden)`."""
+    return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
+
+
+def only_captures(model: PreTrainedModel) -> bool:
+    """The model's hooks, if it has any, are those by which transformers captures states, which change nothing."""
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+    return all(getattr(hook, "__module__", None) == output_capturing.__name__ for hook in hooks)

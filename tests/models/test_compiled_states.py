@@ -1,0 +1,157 @@
+"""Passes compiled ahead of time that give hidden states, for heads: a file for each choice of layers."""
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.models import artifacts, attention, exported, packing, pool
+from hf_speculative.schedules import Constant
+from tests.support import fitted, tiny
+from tests.support.emulated_compiler import install
+from tests.support.plain import reproduces_plain, same_as_plain
+
+PROMPT = [3, 7, 11, 5]
+RECORDED = tuple(fitted.LAYERS)
+CHAINS = {"tree_top_k": 1}
+
+
+@pytest.fixture(scope="module")
+def fitted_head():
+    model = fitted.target()
+    return model.state_dict(), fitted.head_for(model, [PROMPT])
+
+
+@pytest.fixture
+def pair(fitted_head):
+    """A target of its own, and a head that it accepts tokens of."""
+    weights, head = fitted_head
+    model = fitted.target()
+    model.load_state_dict(weights)
+    return model, head
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    return install(tmp_path, monkeypatch)
+
+
+def test_states_are_kept_where_eager_passes_keep_them(pair, emulated):
+    model, head = pair
+    call = {"draft_model": head, "speculative_config": SpeculativeConfig(schedule=Constant(3)), **CHAINS}
+    inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
+    eager = same_as_plain(model, inputs, **call)
+    compiled = same_as_plain(model, inputs, **call, compile=True)
+    assert emulated.runs and compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 3
+    reproduces_plain(model, (3, 2), **call, compile=True)
+    assert emulated.num_made == 1
+
+
+def test_rows_that_take_the_place_of_others(pair, emulated):
+    model, head = pair
+    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
+    found = hs.generate_batches(
+        model, rows, draft_model=head, batch_size=2, compile=True, num_draft_tokens=3, **options
+    )
+    for row, completion in zip(rows, found, strict=True):
+        assert completion.new_ids == model.generate(row[None], **options)[0, len(row) :].tolist()
+    assert emulated.runs
+
+
+def test_a_file_for_each_choice_of_states(pair, emulated, tmp_path):
+    """What one kind of call has made, and the hooks it left, are in no other's way."""
+    model, head = pair
+    draft = tiny.noisy_copy(model)
+    for _ in range(2):
+        same_as_plain(model, tiny.prompts(2), draft_model=head)  # eagerly, by transformers' hooks
+        same_as_plain(model, tiny.prompts(2), draft_model=head, compile=True)
+        same_as_plain(model, tiny.prompts(2), draft_model=draft, compile=True)
+    assert emulated.num_made == 2 and pool.kept(model).artifacts.keys() == {(), RECORDED}
+    assert sum("-states2_3_5" in path.name for path in tmp_path.glob("*.pt2")) == 1
+
+
+def test_auto_moves_over(pair, emulated, monkeypatch):
+    model, head = pair
+    commands = []
+    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
+    same_as_plain(model, tiny.prompts(2), draft_model=head, compile="auto")
+    assert len(commands) == 1 and not emulated.runs
+    artifacts.make(model, recorded=RECORDED)
+    same_as_plain(model, tiny.prompts(2), draft_model=head, compile="auto")
+    assert emulated.runs
+
+
+def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkeypatch):
+    model, head = pair
+
+    def refuse(path, module, say, notes):
+        raise exported.Differs("other logits")
+
+    monkeypatch.setattr(exported, "compile_to", refuse)
+    with pytest.warns(UserWarning, match="that give hidden states cannot be compiled here, and run eagerly"):
+        same_as_plain(model, tiny.prompts(2), draft_model=head, compile=True)
+
+
+@pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+def test_on_packed_weights(pair, emulated):
+    """And eagerly, once somebody has looked at one in the middle of a call."""
+    model, head = pair
+    hs.attach(model, head, pack_weights=True, compile=True)
+    call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    expected = model.generate(**call, draft_model=None)
+
+    class Looks:
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 14:
+                model.lm_head.weight.sum()
+            return scores
+
+    assert model.generate(**call).tolist() == expected.tolist() and emulated.runs
+    num_runs = len(emulated.runs)
+    assert model.generate(**call, logits_processor=[Looks()]).tolist() == expected.tolist()
+    assert num_runs < len(emulated.runs) < 2 * num_runs
+    hs.detach(model)
+
+
+@pytest.mark.parametrize("recorded", [(0, 2, -1), (1,)])
+def test_what_is_exported_gives_them_at_all_sizes(recorded):
+    """The graph alone, without a compiler."""
+    model = tiny.llama()
+    module = exported.Pass(model, recorded)
+    artifacts.install_capturing_hooks(model)
+    program = exported.export(module)
+    with torch.no_grad():
+        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60), (2, attention.WIDEST + 20, 0)):
+            inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
+            found, expected = program.module()(*inputs), module(*others)
+            assert len(found) == 2 and found[1].shape == (
+                num_rows,
+                num_columns,
+                len(recorded) * model.config.hidden_size,
+            )
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_states_are_held_to_the_models():
+    module = exported.Pass(tiny.llama(), (1,))
+    artifacts.install_capturing_hooks(module.model)
+
+    def run(inputs):
+        logits, states = module(*inputs[:6], inputs[6:8], inputs[8:])
+        return [logits, 1.01 * states]
+
+    with torch.no_grad(), pytest.raises(exported.Differs):
+        exported.check(run, module)
+
+
+@pytest.mark.slow
+def test_with_the_compiler_itself(pair, tmp_path, monkeypatch):
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
+    pool._kept.clear()
+    model, head = pair
+    for num_rows in (1, 3):
+        same_as_plain(model, tiny.prompts(num_rows), draft_model=head, compile=True)
+    reproduces_plain(model, (3, 2), draft_model=head, compile=True)
+    assert [path.name for path in tmp_path.glob("*.pt2")] == [artifacts.path_of(model, RECORDED).name]
+    assert pool.kept(model).artifacts.keys() == {RECORDED}
