@@ -136,6 +136,7 @@ def test_llama_cpp_is_asked_for_the_same_work(target, draft, monkeypatch, name):
         common_speculative_type=SimpleNamespace(COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE=1),
     )
     monkeypatch.setitem(sys.modules, "xllamacpp", package)
+    monkeypatch.setattr(llama_cpp, "Remote", lambda asked: llama_cpp.made(asked).handle_completions)  # in this process
     monkeypatch.setattr(methods, "why_missing", lambda package: None)
     cells = benchmark.sweep(batch=[2], num_draft_tokens=[2, 3], context=[8], acceptance=[None], temperature=[0.0])
     report = benchmark.run(benchmark.Pair(target, draft, "tiny"), cells, methods=[name], num_new_tokens=8, repeats=2)
@@ -154,7 +155,7 @@ def test_what_was_made_of_other_weights_is_not_measured(monkeypatch):
     """A shape's weights change from one acceptance to the next; a peer has to get the new ones."""
     made = []
     monkeypatch.setattr(llama_cpp, "_written", lambda pair: made.append(pair.calibrations.copy()))
-    monkeypatch.setattr(llama_cpp, "_server", lambda *given: SimpleNamespace(handle_completions=answer))
+    monkeypatch.setattr(llama_cpp, "_server", lambda *given: answer)
 
     def answer(call):
         return {"choices": [{"index": 0, "text": "1," * call["n_predict"]}]}
