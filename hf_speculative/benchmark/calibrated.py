@@ -38,6 +38,8 @@ class CalibratedPair(Pair):
         num_rows: rows of 32 tokens that acceptance is measured on. Default: as many as some seconds allow.
     """
 
+    keeps_by_lot = True
+
     def __init__(
         self,
         shape: str | Shape,

@@ -17,7 +17,7 @@ from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 from ..reports import files
 from .cells import sweep
-from .methods import DEFAULT_METHODS, METHODS
+from .methods import DEFAULT_METHODS, METHODS, WITH_HEADS
 from .shapes import SHAPES
 
 # Nothing that imports torch: `--help` answers at once.
@@ -61,7 +61,12 @@ def bench(
     ] = False,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each row.")] = 64,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats, for medians; a single one gives no verdict.")] = 3,
-    methods: Annotated[str, typer.Option(help=f"Of: {', '.join(METHODS)}.")] = ",".join(DEFAULT_METHODS),
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Of: {', '.join(METHODS)}. Default: {','.join(DEFAULT_METHODS)}, and head-eagle3 with the embedded pair."
+        ),
+    ] = "",
     compiled: Annotated[
         bool,
         typer.Option(
@@ -135,13 +140,14 @@ def bench(
     )
     with ends_at_once(), err.status("building the pair"):
         pair = _pair(shape, model, draft_model, dtype, device, draft_is_target)
+    chosen = methods.split(",") if methods else [*(WITH_HEADS if pair.heads else DEFAULT_METHODS)]
     columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
         result = run(
             pair,
             cells,
-            methods=[*methods.split(","), *(["plain-compiled", "speculative-compiled"] if compiled else [])],
+            methods=[*chosen, *(["plain-compiled", "speculative-compiled"] if compiled else [])],
             num_new_tokens=new_tokens,
             repeats=repeats,
             watch=lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
@@ -189,6 +195,8 @@ def _pair(
 ) -> Pair:
     import torch
 
+    from ..embedded import HEAD
+    from ..models.loading import load_model
     from .calibrated import CalibratedPair
     from .pairs import Pair
 
@@ -203,4 +211,5 @@ def _pair(
         raise ValueError("--draft-is-target is for a shape with random weights: give one with --shape.")
     name = "embedded" if model is None else f"{model} with {draft_model}"
     target, draft, *tokenizers = load_pair(model, draft_model, dtype, device)
-    return Pair(target, draft, name, *tokenizers)
+    heads = {"eagle3": load_model(HEAD, dtype=target.dtype).to(target.device)} if model is None else {}
+    return Pair(target, draft, name, *tokenizers, heads=heads)

@@ -32,7 +32,7 @@ class Method:
         is_bounded: its target passes cost no less than plain decoding's, so that their number bounds its speedup. Compiled or
             captured passes may cost less.
         max_batch: the largest batch it takes.
-        head: the kind of draft head that drafts, of random weights, its tokens kept by lot.
+        head: the kind of draft head that drafts; a shape's has random weights, and its tokens are kept by lot.
         package: of a peer: another package, which has to be installed, and whose tokens are compared with plain decoding's.
     """
 
@@ -84,8 +84,12 @@ def _tokenizers(pair: Pair) -> dict[str, Any]:
 _packed: WeakKeyDictionary[Pair, tuple[tuple, Any]] = WeakKeyDictionary()
 
 
-def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool):
-    """On copies of both models, since the others are measured on plain weights."""
+def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool, head: str | None = None):
+    """On copies of both models, since the others are measured on plain weights.
+
+    Args:
+        head: the kind of head that drafts, in place of the draft model.
+    """
     from ..generation import attach
 
     calibrated_for = (cell.acceptance, cell.temperature)
@@ -94,7 +98,9 @@ def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: boo
         target, draft = copy.deepcopy((pair.target, pair.draft))
         attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
         _packed[pair] = calibrated_for, target
-    how = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
+    how: dict[str, Any] = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
+    if head is not None:
+        how = _head_options(pair, cell, head)
     return _packed[pair][1].generate(**call, **how)
 
 
@@ -107,14 +113,20 @@ def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
 
 
 def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
-    from ..call.configuration import SpeculativeConfig
     from ..generation import generate
+
+    return generate(pair.target, **call, **_head_options(pair, cell, kind))
+
+
+def _head_options(pair: Pair, cell: Cell, kind: str) -> dict[str, Any]:
+    from ..call.configuration import SpeculativeConfig
     from .heads import KeptByLot
 
-    assert cell.acceptance is not None  # a shape's
-    config = SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)
-    options = {"num_draft_tokens": cell.num_draft_tokens, "speculative_config": config}
-    return generate(pair.target, **call, draft_model=pair.head(kind), **options)
+    options = {"draft_model": pair.head(kind), "num_draft_tokens": cell.num_draft_tokens}
+    if pair.keeps_by_lot:
+        assert cell.acceptance is not None  # a shape's
+        options["speculative_config"] = SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)
+    return options
 
 
 #: kinds of draft heads, and what they are
@@ -210,12 +222,19 @@ METHODS = {
             Method(
                 f"head-{kind}",
                 partial(_with_head, kind=kind),
-                f"hf_speculative with {what}, random weights, tokens kept by lot; for a shape",
+                f"hf_speculative with {what}; of a shape, random weights, and tokens kept by lot",
                 is_ours=True,
                 is_bounded=True,
                 head=kind,
             )
             for kind, what in HEADS.items()
+        ),
+        Method(
+            "head-eagle3-packed",
+            partial(_on_packed_weights, drafts=True, head="eagle3"),
+            "the same with an EAGLE-3 head as speculative-packed: compiled, on packed weights",
+            is_ours=True,
+            head="eagle3",
         ),
         Method(
             "economize",
@@ -243,6 +262,8 @@ METHODS = {
     )
 }
 DEFAULT_METHODS = ("plain", "assisted", "speculative", "speculative-auto")
+#: and those with the heads that come with the embedded pair
+WITH_HEADS = (*DEFAULT_METHODS, "head-eagle3")
 
 
 def chosen_methods(methods: Iterable[str | Method]) -> list[Method]:

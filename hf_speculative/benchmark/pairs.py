@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -38,7 +40,11 @@ class Pair:
         name: what to call the pair in tables.
         tokenizer: for prompts of real text; without it, prompts are random ids.
         draft_tokenizer: the draft's own, if it differs.
+        heads: draft heads of the target by kind, for methods that draft with one.
     """
+
+    #: its heads are random, and tokens of theirs are kept by lot
+    keeps_by_lot = False
 
     def __init__(
         self,
@@ -47,11 +53,12 @@ class Pair:
         name: str,
         tokenizer: PreTrainedTokenizerBase | None = None,
         draft_tokenizer: PreTrainedTokenizerBase | None = None,
+        heads: Mapping[str, PreTrainedModel] = MappingProxyType({}),
     ):
         if target.config.is_encoder_decoder:
             raise ValueError(f"`target` is of type {type(target).__name__}: the benchmark takes decoder-only models.")
         self.target, self.draft, self.name = target, draft, name
-        self.tokenizer, self.draft_tokenizer = tokenizer, draft_tokenizer
+        self.tokenizer, self.draft_tokenizer, self.heads = tokenizer, draft_tokenizer, heads
         self._ids: list[int] | None = None
 
     @property
@@ -67,14 +74,17 @@ class Pair:
         return None
 
     def head(self, kind: str) -> PreTrainedModel:
-        """A draft head of that kind with random weights, for a pair that has some.
+        """The target's draft head of that kind.
 
         Raises:
             ValueError: it has none.
         """
-        raise ValueError(
-            f"`methods`: head-{kind} is for shapes with random weights, and {self.name} is none: leave it out."
-        )
+        if kind not in self.heads:
+            raise ValueError(
+                f"`methods`: head-{kind} is for shapes, whose heads have random weights, and {self.name} has none of its kind: "
+                "leave it out."
+            )
+        return self.heads[kind]
 
     def prompts(self, batch: int, length: int) -> Tensor:
         """`(batch, length)` ids, the same at each call, another text in each row."""
@@ -88,9 +98,8 @@ class Pair:
             text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
             self._ids = self.tokenizer(text, verbose=False).input_ids
         step = max(1, (len(self._ids) - length) // batch)
-        rows = [
-            (self._ids * (1 + (row * step + length) // len(self._ids)))[row * step :][:length] for row in range(batch)
-        ]
+        firsts = [row * step + step // 2 for row in range(batch)]  # not at the comments that a module begins with
+        rows = [(self._ids * (1 + (first + length) // len(self._ids)))[first:][:length] for first in firsts]
         return torch.tensor(rows, device=self.device)
 
     @property

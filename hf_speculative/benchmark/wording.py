@@ -161,10 +161,9 @@ def notes(cell: CellResult) -> list[str]:
     speedups = {name: cell.speedup(name) for name, method in cell.methods.items() if method.is_speculative}
     found = [r for name, s in speedups.items() for r in remarks(name, s, cell.methods[name].drafts_nothing)]
     if any(method.draft_share is not None for method in cell.methods.values()):
-        found.append(
-            "Heads draft and are verified in earnest, but a coin keeps their tokens, at the acceptance asked for. Their theory "
-            "takes a pass of theirs to cost its share of the target's bytes."
-        )
+        by_lot = "Heads draft and are verified in earnest, but a coin keeps their tokens, at the acceptance asked for. "
+        theirs = "The theory of heads takes a pass of theirs to cost its share of the target's bytes."
+        found.append(by_lot * (cell.cell.acceptance is not None) + theirs)
     if any(s is None or s.num_pairs < 2 for s in speedups.values()):
         found.append("A verdict takes two repeats or more: give --repeats 3.")
     for name, method in cell.methods.items():

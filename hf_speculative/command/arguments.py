@@ -145,12 +145,14 @@ def load_pair(
     device: str,
     options: tuple[str, str] = ("--model", "--draft-model"),
     needs_draft: bool = True,
+    head: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
     """What `--model`, `--draft-model`, `--dtype` and `--device` name; without models, the embedded pair.
 
     Args:
         options: what the command calls the first two.
         needs_draft: a target alone is not enough.
+        head: of the embedded pair, the draft head instead of the draft model.
 
     Returns:
         Both models, the target's tokenizer, and the draft's own where its vocabulary is another.
@@ -168,7 +170,7 @@ def load_pair(
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model is None:
-        target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
+        target, draft, tokenizer = embedded_pair(getattr(torch, dtype or "float32"), head)
         return target.to(device), draft.to(device), tokenizer, None
     target, tokenizer = load_target(options[0], model, dtype, device)
     if draft_model is None:

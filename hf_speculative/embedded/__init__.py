@@ -1,4 +1,4 @@
-"""A tiny target and draft that come with the package, for demonstrations and tests; see README.md in this folder."""
+"""A tiny target, a draft and a draft head that come with the package, for demonstrations and tests; see README.md here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..models.loading import load_model
 
 FOLDER = Path(__file__).parent
+#: an EAGLE-3 head for the target, for `draft_model=`
+HEAD = FOLDER / "head"
 #: prompts that the pair can continue
 DEMO_PROMPTS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
@@ -18,11 +20,15 @@ DEMO_PROMPTS = (
 
 
 def embedded_pair(
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, head: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
-    """Target, draft and their tokenizer: Llama-type models trained on the Python standard library's own source.
+    """Target, draft and their tokenizer: a Llama-type model trained on Python source, and one that guesses what it writes.
 
     Stored in half precision; loaded as `dtype`, on the CPU, in eval mode.
+
+    Args:
+        head: the draft is the target's EAGLE-3 head instead, which guesses more and costs less.
     """
-    target, draft = (load_model(FOLDER / name, dtype=dtype) for name in ("target", "draft"))
+    target = load_model(FOLDER / "target", dtype=dtype)
+    draft = load_model(HEAD if head else FOLDER / "draft", dtype=dtype)
     return target, draft, AutoTokenizer.from_pretrained(FOLDER / "target")

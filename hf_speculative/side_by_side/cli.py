@@ -133,7 +133,9 @@ def generate(
     source = prompt_source(prompt, prompts, column, err)
     total = sum(1 for p in source() if isinstance(p, str))
     with ends_at_once(), err.status("loading the models"):
-        target, draft, tokenizer, other = load_pair(model, draft_model, dtype, device, needs_draft=not names_source)
+        target, draft, tokenizer, other = load_pair(
+            model, draft_model, dtype, device, needs_draft=not names_source, head=True
+        )
     sampling = {"top_k": top_k, "top_p": top_p} if temperature else {}
     run = Runner(target, draft, tokenizer, other, setting, seed, max_new_tokens=max_new_tokens, **sampling)
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))

@@ -26,7 +26,7 @@ NUM_TOKENS, REPEATS = 72, 3
 #: so much slower than they came are texts shown, to be followed by eye
 SLOWER = 4.0
 INTRODUCTION = (
-    "A target of 9 million weights and a draft of 2 million, which come with the package.\n"
+    "A target of 8 million weights and a draft head of 2 million, which come with the package.\n"
     "Such a target writes what looks like Python. [green]Green[/]: the draft's tokens that the target kept; "
     "[bold]bold[/]: the target's own."
 )
@@ -50,22 +50,21 @@ class Scene:
 SCENES = (
     Scene(
         "greedy, with a repetition penalty",
-        "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
-        "    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):",
+        "class Lock:\n    def __enter__(self):\n        return self\n\n"
+        "    def __exit__(self, *args):\n        self.release()\n\n    def",
         Setting(draft_model="draft", num_draft_tokens=4),
-        kwargs={"repetition_penalty": 1.2},
+        kwargs={"repetition_penalty": 1.3},
     ),
     Scene(
         "greedy, without a draft model: what the target found likely before, and copies",
-        "class TestCase(unittest.TestCase):\n    def setUp(self):",
+        "class Node:\n    def __init__(self, value, parent=None):",
         Setting(method="auto"),
         kwargs={"no_repeat_ngram_size": 8},
     ),
     Scene(
-        "sampled at temperature 0.5, the very tokens of plain sampling under the same seed",
-        "class Lock:\n    def __enter__(self):\n        return self\n\n"
-        "    def __exit__(self, *args):\n        self.release()\n\n    def",
-        Setting(draft_model="draft", num_draft_tokens=4, temperature=0.5, reproducible=True),
+        "sampled at temperature 0.6, the very tokens of plain sampling under the same seed",
+        'def parse_version(text):\n    """Parse a version',
+        Setting(draft_model="draft", num_draft_tokens=4, temperature=0.6, reproducible=True),
         kwargs={"top_p": 0.9},
     ),
 )
@@ -73,7 +72,7 @@ SCENES = (
 
 def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
     """Decodes, shows and times all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
-    target, draft, tokenizer = embedded_pair()
+    target, draft, tokenizer = embedded_pair(head=True)
     console.print(INTRODUCTION)
     pairs: list[tuple[Work, Work]] = []
     counts = [0, 0]

@@ -79,6 +79,15 @@ def test_heads_have_the_size_of_those_that_are_published(kind):
     assert head.config.get_text_config(decoder=True).hidden_size == 4096
 
 
-def test_a_pair_without_a_shape_has_no_heads():
+def test_the_heads_that_come_with_a_pair_draft_in_earnest(tmp_path):
+    target, draft, tokenizer = hs.embedded_pair()
+    heads = {"eagle3": hs.embedded_pair(head=True)[1]}
+    pair = benchmark.Pair(target, draft, "embedded", tokenizer, heads=heads)
+    report = benchmark.run(pair, [benchmark.Cell(context=8)], ["head-eagle3"], num_new_tokens=24, repeats=1)
+    counts = report.cells[0].methods["head-eagle3"].statistics
+    assert 0 < counts.num_accepted_draft_tokens < counts.num_draft_tokens
+
+
+def test_a_pair_without_a_shape_has_no_other_heads():
     with pytest.raises(ValueError, match=r"head-dflash is for shapes"):
         benchmark.run(benchmark.Pair(*hs.embedded_pair()[:2], "embedded"), [benchmark.Cell()], methods=["head-dflash"])

@@ -32,7 +32,7 @@ def test_whether_a_pair_can_work():
 def test_whether_it_is_worth_it(tmp_path):
     prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "import os"}', "{}"])
     result = shown("--seconds", "1", "--prompts", prompts, "--batch", "1,2")
-    assert result.exit_code == 0 and "Parameters: target 9.3 million, draft 1.7 million." in result.stdout
+    assert result.exit_code == 0 and "Parameters: target 8.1 million, draft 2.2 million." in result.stdout
     for name in ("draft_model", "ngram", "auto", "early_exit at layer 3", "early_exit at layer 6", "greedy", "sampled"):
         assert name in result.stdout
     assert result.stdout.count("The draft, ") <= 2 and "nan" not in result.stdout

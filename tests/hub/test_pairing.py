@@ -335,7 +335,7 @@ def test_streamer_tokenizer_and_stop_strings_arrive(tmp_path):
     target, draft, tokenizer = tongues.pair()
     export_generate(tmp_path / "code")
     inputs = tokenizer("def main():\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
-    stop = {"stop_strings": ["("], "tokenizer": tokenizer}
+    stop = {"stop_strings": ["Python impl"], "tokenizer": tokenizer}
     streamer = Kept()
     with hs.record() as stats:
         output = target.generate(

@@ -25,7 +25,7 @@ from tests.support import tiny, tongues
 
 ROOT = Path(__file__).parents[2]
 #: strings of one token and of several; the model writes all of them, in the middle of drafts, too
-UNTIL = ["\n\n", "first value", "name', 'get"]
+UNTIL = ["\n\n", "abc import", "Queue(Queue"]
 DOCUMENTS = [
     {"text": "import os\n", "goal": "import sys", "choices": ["import sys", "banana"], "label": 0},
     {
