@@ -133,7 +133,7 @@ def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
 def test_lookup_alone(pair):
     target, _, tokenizer = pair
     evaluation = hs.evaluate(
-        target, None, [{"prompt": "import os\n"}], tokenizer=tokenizer, prompt_lookup_num_tokens=[3], max_new_tokens=4,
+        target, None, [{"prompt": "import os\n"}], tokenizer=tokenizer, prompt_lookup_num_tokens=[3], max_new_tokens=32,
         progress=False,
     )  # fmt: skip
     text = hs.card(evaluation)
