@@ -210,6 +210,6 @@ def _pair(
     if draft_is_target:
         raise ValueError("--draft-is-target is for a shape with random weights: give one with --shape.")
     name = "embedded" if model is None else f"{model} with {draft_model}"
-    target, draft, *tokenizers = load_pair(model, draft_model, dtype, device)
+    target, draft, tokenizer, draft_tokenizer = load_pair(model, draft_model, dtype, device)
     heads = {"eagle3": load_model(HEAD, dtype=target.dtype).to(target.device)} if model is None else {}
-    return Pair(target, draft, name, *tokenizers, heads=heads)
+    return Pair(target, draft, name, tokenizer, draft_tokenizer, heads)
