@@ -65,11 +65,11 @@ def test_the_original_implementations_outputs(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", TRAINED)
-def test_logits_are_those_of_the_drafter(kind, student):
+def test_logits_are_those_of_the_drafter(kind, student, tmp_path):
     """Of each anchor, in texts of unequal length: those of a plain computation, which the drafter is compared with, too."""
     student, plain = student(kind)
     target, data = student.target, lessons.examples(student.target, 3, length=14)
-    batch = lessons.trainer(target, None, "unused", student=student).data_collator(
+    batch = lessons.trainer(target, None, tmp_path, student=student).data_collator(
         [example.cut(19 - 3 * row) for row, example in enumerate(data)]
     )
     lesson = Teacher(target, student.hidden_layers)(**batch)
@@ -88,12 +88,12 @@ def test_logits_are_those_of_the_drafter(kind, student):
     assert num_compared == lesson.counted.sum() > 20
 
 
-def test_gradients_are_those_of_each_block_alone(student):
+def test_gradients_are_those_of_each_block_alone(student, tmp_path):
     """In one pass, blocks share the text and nothing else."""
     student, _ = student("z-lab, causal windows")
     target = student.target
     lesson = Teacher(target, student.hidden_layers)(
-        **lessons.trainer(target, None, "unused", student=student).data_collator(lessons.examples(target, 2))
+        **lessons.trainer(target, None, tmp_path, student=student).data_collator(lessons.examples(target, 2))
     )
     inputs = student.inputs(lesson)
     factors = torch.randn(student.module(**inputs)["hidden"].shape)
