@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from ..call.option_table import ROWS
+from .kept import made_once, weights_of
 from .peers import economize, llama_cpp, openvino, why_missing
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
@@ -80,28 +80,25 @@ def _tokenizers(pair: Pair) -> dict[str, Any]:
     return of_another if pair.draft_tokenizer is not None else {}
 
 
-#: of each pair, what its weights were calibrated for, and a copy of the target that its draft is attached to
-_packed: WeakKeyDictionary[Pair, tuple[tuple, Any]] = WeakKeyDictionary()
-
-
 def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool, head: str | None = None):
     """On copies of both models, since the others are measured on plain weights.
 
     Args:
         head: the kind of head that drafts, in place of the draft model.
     """
-    from ..generation import attach
-
-    calibrated_for = (cell.acceptance, cell.temperature)
-    if pair not in _packed or _packed[pair][0] != calibrated_for:
-        _packed.pop(pair, None)
-        target, draft = copy.deepcopy((pair.target, pair.draft))
-        attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
-        _packed[pair] = calibrated_for, target
     how: dict[str, Any] = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
     if head is not None:
         how = _head_options(pair, cell, head)
-    return _packed[pair][1].generate(**call, **how)
+    return made_once(pair, "packed", weights_of(cell), partial(_packed, pair)).generate(**call, **how)
+
+
+def _packed(pair: Pair):
+    """A copy of the target that a copy of its draft is attached to."""
+    from ..generation import attach
+
+    target, draft = copy.deepcopy((pair.target, pair.draft))
+    attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
+    return target
 
 
 def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):

@@ -35,18 +35,23 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: LossOfPiece, logits: Tensor, counted: Tensor) -> Tensor:  # type: ignore[override]
         needs_gradient = ctx.needs_input_grad[1]
-        gradient = torch.zeros_like(logits) if needs_gradient else None
+        # Half precision has no room for small gradients until they are scaled, which comes later.
+        dtype = torch.float32 if logits.dtype == torch.float16 else logits.dtype
+        gradient = torch.zeros_like(logits, dtype=dtype) if needs_gradient else None
         total = torch.zeros((), device=logits.device)
         numbers = ON_CPU if logits.device.type == "cpu" else ELSEWHERE
         for piece in counted.nonzero().split(max(1, numbers // logits.shape[-1])):
             rows, columns = piece.unbind(1)
             with torch.set_grad_enabled(needs_gradient):
-                leaf = logits[rows, columns].detach().requires_grad_(needs_gradient)
+                leaf = logits[rows, columns].detach().to(dtype).requires_grad_(needs_gradient)
                 value = loss(leaf, rows, columns)
             total += value.detach()
             if gradient is not None:
                 (gradient[rows, columns],) = torch.autograd.grad(value, leaf)
-        ctx.gradient = gradient  # not for `save_for_backward`: `backward` may then write into it
+        ctx.gradient, ctx.dtype = (
+            gradient,
+            logits.dtype,
+        )  # not for `save_for_backward`: `backward` may then write into it
         return total
 
     @staticmethod
@@ -54,4 +59,4 @@ class _Pieces(torch.autograd.Function):
         if ctx.gradient is None:
             raise RuntimeError("the loss was differentiated before, and keeps its gradient only once.")
         gradient, ctx.gradient = ctx.gradient, None
-        return None, gradient.mul_(of_total), None
+        return None, gradient.mul_(of_total).to(ctx.dtype), None

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaForCausalLM
 from hf_speculative import benchmark
 from hf_speculative.benchmark import Method, methods, peers, wording
 from hf_speculative.benchmark.peers import gguf_file, llama_cpp, openvino
+from tests.support import tiny
 
 
 def peer(generate):
@@ -102,6 +103,9 @@ def test_no_file_for_llama_cpp_of_another_type(tmp_path):
     model = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=10))
     with pytest.raises(ValueError, match="Llama-type models, not with GPT2LMHeadModel"):
         gguf_file.write(model, tmp_path / "model.gguf")
+    stretched = tiny.build("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match="not with those of type 'linear'"):
+        gguf_file.write(stretched, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("name", ["llama-cpp", "llama-cpp-plain"])

@@ -79,3 +79,12 @@ def test_without_gradients_and_only_once():
     found.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="only once"):
         found.backward()
+
+
+def test_small_gradients_survive_in_half_precision():
+    """Scaled before they are rounded, as mixed precision means them to be."""
+    logits = torch.zeros(1, 1, 3, dtype=torch.float16, requires_grad=True)
+    counted = torch.ones(1, 1, dtype=torch.bool)
+    total = pieces.summed(lambda drafted, rows, guesses: (1e-9 * drafted.float()).sum(), logits, counted)
+    (total * 2.0**16).backward()
+    torch.testing.assert_close(logits.grad.float(), torch.full((1, 1, 3), 1e-9 * 2.0**16), rtol=1e-2, atol=0)

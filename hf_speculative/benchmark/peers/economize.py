@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .kept import Folder, made_once
+from ..kept import Folder, made_once, weights_of
 
 if TYPE_CHECKING:
     from ..cells import Cell
@@ -19,7 +19,7 @@ def generate(pair: Pair, cell: Cell, call: dict[str, Any]):
     settings: dict[str, Any] = {"cycle_length": cell.num_draft_tokens + 1}
     if cell.temperature:
         settings["verifier"] = "rejection"
-    applied, _ = made_once(pair, cell, "economize", partial(_applied, pair))
+    applied, _ = made_once(pair, "economize", weights_of(cell), partial(_applied, pair))
     return applied.generate(**call, decoding=economize.DecodeConfig(**settings))
 
 

@@ -24,13 +24,17 @@ def write(model: PreTrainedModel, path: Path) -> None:
     """Writes `model`, in its own type of numbers, with a tokenizer in name only: `token_text`.
 
     Raises:
-        ValueError: it is of another type than Llama.
+        ValueError: it is of another type than Llama, or stretches its positions.
     """
     import gguf
 
     config = model.config
     if config.model_type != "llama":
         raise ValueError(f"`methods`: llama.cpp is measured with Llama-type models, not with {type(model).__name__}.")
+    if (kind := config.rope_parameters["rope_type"]) != "default":
+        raise ValueError(
+            f"`methods`: llama.cpp is measured with plain rotary positions, not with those of type {kind!r}."
+        )
     vocabulary = range(config.vocab_size)
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, "llama")

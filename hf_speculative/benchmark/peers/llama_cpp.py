@@ -11,8 +11,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..kept import Folder, made_once, weights_of
 from . import gguf_file
-from .kept import Folder, made_once
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ def generate(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool = True):
     """The ids of `call`, with new ones."""
     import torch
 
-    folder = made_once(pair, cell, "llama.cpp", partial(_written, pair))
-    what = ("llama.cpp", cell.num_draft_tokens if drafts else 0, cell.batch, cell.context)
-    server = made_once(pair, cell, what, partial(_server, folder, pair, cell, drafts, call["max_new_tokens"]))
+    folder = made_once(pair, "llama.cpp", weights_of(cell), partial(_written, pair))
+    # One server at a time: each has the weights in memory. A cell's first call is its longest.
+    what = f"llama.cpp, {'with' if drafts else 'without'} a draft"
+    server = made_once(pair, what, cell, partial(_server, folder, pair, cell, drafts, call["max_new_tokens"]))
     prompts = [ids[mask.bool()].tolist() for ids, mask in zip(call["input_ids"], call["attention_mask"], strict=True)]
     found = server(
         {

@@ -7,8 +7,8 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..kept import Folder, made_once, weights_of
 from . import EXPORTER
-from .kept import Folder, made_once
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ def generate(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool = True):
     import torch
     from openvino import Tensor
 
-    folder = made_once(pair, cell, "openvino", partial(_exported, pair))
-    pipeline = made_once(pair, cell, ("openvino", drafts), partial(_pipeline, folder, pair, drafts))
+    weights = weights_of(cell)
+    folder = made_once(pair, "openvino", weights, partial(_exported, pair))
+    what = f"openvino, {'with' if drafts else 'without'} a draft"
+    pipeline = made_once(pair, what, weights, partial(_pipeline, folder, pair, drafts))
     settings: dict[str, Any] = {"num_assistant_tokens": cell.num_draft_tokens} if drafts else {}
     if cell.temperature:
         settings |= {"do_sample": True, "temperature": cell.temperature, "top_p": 1.0, "top_k": 2**31 - 1}
