@@ -1,11 +1,13 @@
-"""The draft length with the most expected tokens per second, by measured cost and past acceptance.
+"""The draft length with which a batch is expected to be done first, by measured cost and past acceptance.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts g
 tokens brings a row 1 + s_1 + ... + s_g tokens, s_i the chance that draft token i survives, and takes the time that was
 measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing and
-tell less about it. If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a
-little more with each round, and some of the time that drafting has saved. So bad luck at the start of a text does not end
-drafting, a text that becomes predictable is noticed, and a useless draft costs little.
+tell less about it. What counts is when the last row is done (`remaining.py`).
+
+If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a little more with each
+round, and some of the time that drafting has saved. So bad luck at the start of a text does not end drafting, a text that
+becomes predictable is noticed, and a useless draft costs little.
 
 The decision depends only on earlier rounds and on costs fixed for the call, not on the round it is about. So the output stays
 exact.
@@ -19,6 +21,7 @@ from typing import cast
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
+from .remaining import Remaining
 
 #: before the first draft token this share is taken to be accepted, as if seen in so many of them
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
@@ -71,17 +74,19 @@ class Evidence:
         return survivals
 
 
-def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> list[float]:
-    """What a round brings all rows together, for drafts of 0, 1, ..., `longest` tokens, within the room that rows have."""
-    gains = [float(len(rooms))] + [0.0] * longest
-    for survival, room in zip(survivals, rooms, strict=True):
-        for i in range(min(longest, room)):
-            gains[i + 1] += survival[i]
-    return list(accumulate(gains))
+def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> list[list[float]]:
+    """By row, what a round brings it with drafts of 0, 1, ..., `longest` tokens, or as many as it has room for."""
+    pairs = zip(survivals, rooms, strict=True)
+    return [list(accumulate(survival[: min(longest, room)], initial=1.0)) for survival, room in pairs]
+
+
+def with_drafts_of(length: int, gains: list[list[float]]) -> list[float]:
+    """Of what each row expects by the length of drafts, that of this one."""
+    return [row[min(length, len(row) - 1)] for row in gains]
 
 
 class Adaptive(Schedule):
-    """The length with the best expected tokens per second, 0 included.
+    """The length with which all rows are expected to be done first, 0 included.
 
     Args:
         max_tokens: the longest draft.
@@ -114,26 +119,39 @@ class Adaptive(Schedule):
     @learned.setter
     def learned(self, learned: object) -> None:
         evidence, credit = cast(tuple[Evidence, float], learned)
-        self.all_rows, self.credit = evidence.faded(), min(credit, self.credit)
+        self.all_rows, self.credit = evidence.faded(), credit
 
-    def plan(self, batch: Batch) -> list[int]:
+    def see(self, batch: Batch) -> None:
+        """The rows that the next round is about."""
         for row in self.rows.keys() - {*batch.rows}:  # done; a server's call has no end
             del self.rows[row]
+        self.remaining = Remaining(batch)
+
+    def plan(self, batch: Batch) -> list[int]:
+        self.see(batch)
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
-        survivals = [self.survival(row) for row in batch.rows]
-        length, self.speed = self.choose(rooms, longest, survivals) if longest else (0, 0.0)
+        gains = expected_tokens([self.survival(row) for row in batch.rows], rooms, longest)
+        length, _ = self.choose(gains, longest) if longest else (0, 0.0)
+        self.speed = sum(with_drafts_of(length, gains)) / self.times_of(len(rooms))[length]
         return [min(length, room) for room in rooms]
 
-    def choose(self, rooms: list[int], longest: int, survivals: list[list[float]]) -> tuple[int, float]:
-        """The length to draft, and the most tokens per second that one length, 0 included, is expected to bring."""
-        times, tokens = self.times_of(len(rooms)), expected_tokens(survivals, rooms, longest)
-        plain, *speeds = [n / time for n, time in zip(tokens, times, strict=False)]
-        best = max(speeds)
+    def choose(self, gains: list[list[float]], longest: int) -> tuple[int, float]:
+        """The length to draft, and in what time the best one, 0 included, is expected to end the batch.
+
+        Args:
+            gains: of `expected_tokens`.
+        """
+        times = self.times_of(len(gains))
+        plain, *others = [
+            self.remaining.seconds(with_drafts_of(n, gains), lambda num_rows, n=n: self.times_of(num_rows)[n])
+            for n in range(longest + 1)
+        ]
+        best = min(others)
         # A draft that takes longer than what it could bring at best is not worth a try either.
         can_pay = any(n * times[0] > time for n, time in enumerate(times[1:], start=2))
-        pays = best > plain or (self.credit > 0 and can_pay)
-        return (speeds.index(best) + 1 if pays else 0), max(best, plain)
+        pays = best < plain or (self.credit > 0 and can_pay)
+        return (others.index(best) + 1 if pays else 0), min(best, plain)
 
     def survival(self, row: int) -> list[float]:
         """The chances of a row that its first, its first two, ... draft tokens are kept."""
@@ -148,7 +166,7 @@ class Adaptive(Schedule):
             return
         self.learn(drafts)
         times, width = self.times_of(len(round.rows)), max(map(len, drafts.values()))
-        self.earn(1 + sum(map(sum, drafts.values())) / len(round.rows), times[width] / times[0])
+        self.earn([1 + sum(drafts.get(row, [])) for row in round.rows], times[width])
 
     def learn(self, survivals: dict[int, list[float]]) -> None:
         """What came of one round's drafts, by row."""
@@ -156,9 +174,10 @@ class Adaptive(Schedule):
         for row, survival in survivals.items():
             self._evidence(row).add([survival])
 
-    def earn(self, num_tokens: float, num_steps: float) -> None:
-        """A round brought a row so many tokens, and took the time of so many plain steps."""
-        self.credit = min(self.credit + num_tokens - num_steps, MOST_CREDIT)
+    def earn(self, gains: list[float], seconds: float) -> None:
+        """A round brought each row so many tokens, and took so long."""
+        saved = self.remaining.saved(gains, lambda num_rows: self.times_of(num_rows)[0])
+        self.credit = min(self.credit + (saved - seconds) / self.times_of(len(gains))[0], MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:
         return self.rows.setdefault(row, Evidence(self.max_tokens))

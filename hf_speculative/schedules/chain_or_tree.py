@@ -1,4 +1,4 @@
-"""Chains or trees of a drafter that pays for each level: whichever promises more tokens per second.
+"""Chains or trees of a drafter that pays for each level: whichever ends the batch first.
 
 How long a chain, how deep a tree and which of them is decided before anything is drafted, as in `adaptive.py`: by measured
 costs and by what came of earlier rounds. How many of a tree's nodes are proposed is decided once the draft has said how
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .adaptive import PRIOR_RATE, PRIOR_WEIGHT, Adaptive, expected_tokens
+from .adaptive import PRIOR_RATE, PRIOR_WEIGHT, Adaptive, expected_tokens, with_drafts_of
 from .best_nodes import BestNodes
 
 #: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until it was tried
@@ -24,7 +24,7 @@ FIRST_NODES, MEMORY = 8.0, 0.9
 
 
 class ChainOrTree(Schedule):
-    """Each round the chain or the tree with the best expected tokens per second, or nothing.
+    """Each round the chain or the tree with which all rows are expected to be done first, or nothing.
 
     A tree is kept at least as far as a chain, and each of its levels takes a pass over more columns. The one that was not used
     of late is taken to be as good as it can be: a chain as good as trees were, a tree to know what follows where half of the
@@ -63,22 +63,31 @@ class ChainOrTree(Schedule):
         self.levels, self.speed, rooms = 0, 0.0, batch.rooms
         if batch.is_unread or not any(rooms):
             return [0] * len(rooms)
+        for kind in (self.chains, self.trees):
+            kind.see(batch)
         longest = min(self.chains.max_tokens, max(rooms))
         survivals = self._survivals(batch, self.chains, self.trees, self.rounds_since_chain, lambda kept: kept)
-        length, self.speed = self.chains.choose(rooms, longest, survivals)
+        gains = expected_tokens(survivals, rooms, longest)
+        length, seconds = self.chains.choose(gains, longest)
+        self.speed = sum(with_drafts_of(length, gains)) / self.chains.times_of(len(rooms))[length]
         if batch.grows_levels and self._costs.trees:
-            self.levels, self.speed = self._levels_above(self.speed, batch, rooms)
+            self.levels = self._levels_below(seconds, batch, rooms)
         if self.levels:
             return [min(self.max_nodes, room) for room in self.rooms(batch)]
         return [min(length, room) for room in rooms]
 
-    def _levels_above(self, speed: float, batch: Batch, rooms: list[int]) -> tuple[int, float]:
-        """How many levels the best tree has and its speed; 0 if it promises no more than `speed`."""
-        deepest = min(self.trees.max_tokens, max(rooms))
+    def _levels_below(self, seconds: float, batch: Batch, rooms: list[int]) -> int:
+        """How many levels the tree has that ends the batch first; 0 if it takes no less than `seconds`."""
+        deepest, nodes = min(self.trees.max_tokens, max(rooms)), round(self.typical)
         survivals = self._survivals(batch, self.trees, self.chains, self.rounds_since_tree, _rescued)
-        tokens = expected_tokens(survivals, rooms, deepest)
-        speeds = [tokens[n] / self._times(len(rooms), n)[round(self.typical)] for n in range(1, deepest + 1)]
-        return (speeds.index(max(speeds)) + 1, max(speeds)) if max(speeds) > speed else (0, speed)
+        gains, best = expected_tokens(survivals, rooms, deepest), 0
+        for n in range(1, deepest + 1):
+            tokens = with_drafts_of(n, gains)
+            needed = self.trees.remaining.seconds(tokens, lambda num_rows, n=n: self._times(num_rows, n)[nodes])
+            if needed < seconds:
+                best, seconds = n, needed
+                self.speed = sum(tokens) / self._times(len(rooms), n)[nodes]
+        return best
 
     @staticmethod
     def _survivals(
@@ -109,10 +118,8 @@ class ChainOrTree(Schedule):
         self.nodes.update(round)
         kept = {row: len(survival) for row, survival in zip(round.rows, round.survival, strict=True)}
         self.trees.learn({row: ([1.0] * num + [0.0])[: self.levels] for row, num in kept.items()})
-        num_rows = len(round.rows)
-        times = self._times(num_rows, self.levels)
-        num_steps = times[max(round.num_drafted)] / self.chains.times_of(num_rows)[0]
-        self.chains.earn(1 + sum(kept.values()) / num_rows, num_steps)
+        seconds = self._times(len(round.rows), self.levels)[max(round.num_drafted)]
+        self.chains.earn([1.0 + kept[row] for row in round.rows], seconds)
 
     @property
     def _costs(self) -> Costs:

@@ -45,6 +45,8 @@ class Rows(Batch):
         self.max_position = max_length - 1
         self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
 
+    refills = True  # each request ends on its own, and others come at any time
+
     def newcomers(self, num_rows: int) -> Batch | None:
         requests = self.take(num_rows) if num_rows else {}
         if not requests:

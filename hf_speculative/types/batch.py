@@ -78,6 +78,11 @@ class Batch:
         """How many draft tokens, one after another, each row has room for beside the token that the target adds."""
         return [max(0, self.max_length - length - 1) for length in self.host_lengths]
 
+    @property
+    def refills(self) -> bool:
+        """A lane that becomes free is taken by a row that waits."""
+        return self.waiting is not None and bool(self.waiting.rows)
+
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
         self.tree = tree

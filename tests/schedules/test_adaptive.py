@@ -16,6 +16,7 @@ from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
 from hf_speculative.schedules import Adaptive, ChainOrTree, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.schedules.remaining import Remaining
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -29,7 +30,7 @@ COSTS = {
 }
 
 
-def batch_at(lengths, max_length=10_000):
+def batch_at(lengths, max_length=10_000, refills=False):
     rooms = [max(0, max_length - length - 1) for length in lengths]
     is_unread = not any(lengths)
     return SimpleNamespace(
@@ -40,6 +41,7 @@ def batch_at(lengths, max_length=10_000):
         branches=False,
         max_length=max_length,
         prompt_width=0,
+        refills=refills,
     )
 
 
@@ -101,11 +103,61 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert schedule.plan(batch_at([0, 0])) == [0, 0], "the prompt's round"
     for _ in range(20):
         schedule.update(SimpleNamespace(rows=[0, 1], survival=[[1.0, 1.0], [0.0, 0.0]]))
-    two, one = schedule.plan(batch_at([5, 5])), schedule.plan(batch_at([5]))
-    assert two[0] == two[1] and 1 <= two[0] < one[0] == 8, "a row that is never right shares the cost, not the gain"
+    refilled = schedule.plan(batch_at([5, 5], refills=True))
+    assert schedule.plan(batch_at([5, 5])) == [0, 0], "the row that is never right would be done later"
+    assert schedule.plan(batch_at([9_000, 5])) == [0, 0]
+    assert min(schedule.plan(batch_at([5, 9_000]))) >= 1, "the row that is never right has little left"
+    (one,) = schedule.plan(batch_at([5]))
+    assert refilled[0] == refilled[1] and 1 <= refilled[0] < one == 8, "it shares the cost, not the gain"
     assert schedule.plan(batch_at([5, 5], max_length=7)) == [1, 1]
     assert schedule.plan(batch_at([5, 6], max_length=7)) == [1, 0]
     assert schedule.plan(batch_at([6, 6], max_length=7)) == [0, 0]
+
+
+def simulate_batch(schedule, costs, accepts, num_tokens, seed) -> float:
+    """Time until all rows have `num_tokens`; draft tokens of row i are kept with the chance `accepts[i]`."""
+    rng, done, time = random.Random(seed), [0] * len(accepts), 0.0
+    schedule.begin(batch_at(done, num_tokens), lambda: costs)
+    while rows := [row for row, num in enumerate(done) if num < num_tokens]:
+        batch = batch_at([1 + done[row] for row in rows], 1 + num_tokens)
+        batch.rows = rows
+        plan, chances = schedule.plan(batch), [accepts[row] for row in rows]
+        survival = [[chance ** (i + 1) for i in range(num)] for chance, num in zip(chances, plan, strict=True)]
+        schedule.update(SimpleNamespace(rows=rows, survival=survival))
+        time += costs.curve(len(rows), 16)[max(plan)]
+        for row, num in zip(rows, plan, strict=True):
+            while num and rng.random() < accepts[row]:
+                done[row], num = done[row] + 1, num - 1
+            done[row] += 1
+    return time
+
+
+@pytest.mark.parametrize("accepts", [[0.9] * 7 + [0.1], [0.9, 0.1], [0.8, 0.6, 0.4, 0.2]])
+def test_a_draft_that_helps_most_rows_does_not_make_the_batch_longer(accepts):
+    """All rows share a round's time, and the slowest one ends the batch."""
+    costs = Costs({len(accepts): {0: 1.0, 1: 1.46, 2: 1.76, 4: 2.08, 8: 3.0}})
+    times = [simulate_batch(Adaptive(), costs, accepts, 96, seed) for seed in range(4)]
+    assert max(times) < 96 / 0.93
+
+
+def test_rows_alike_are_drafted_for_as_one_is():
+    costs = Costs({1: COSTS["even"]})
+    one, eight = ([simulate_batch(Adaptive(), costs, [0.8] * n, 96, seed) for seed in range(6)] for n in (1, 8))
+    assert sum(eight) / 6 < 0.8 * 96 and sum(one) / 6 < 0.7 * 96
+
+
+def test_how_long_a_batch_takes():
+    """Rows leave as they are done, and passes get cheaper; where others take their lanes, all tokens count alike."""
+    times = {2: 3.0, 1: 2.0}
+    remaining = Remaining(batch_at([10, 4], max_length=12))
+    assert remaining.tokens == [2, 8]
+    assert remaining.seconds([1.0, 2.0], times.get) == 2 * 3.0 + 2 * 2.0
+    assert remaining.seconds([4.0, 8.0], times.get) == 3.0, "one round at least"
+    assert remaining.saved([1.0, 2.0], times.get) == (2 * 3.0 + 6 * 2.0) - (1 * 3.0 + 5 * 2.0)
+    assert remaining.saved([9.0, 9.0], times.get) == 2 * 3.0 + 6 * 2.0
+    refilled = Remaining(batch_at([10, 4], max_length=12, refills=True))
+    assert refilled.seconds([1.0, 3.0], times.get) == 10 / 4 * 3.0
+    assert refilled.saved([1.0, 3.0], times.get) == 2 * 3.0
 
 
 def test_schedules_around_it_pass_everything_on():
@@ -251,6 +303,22 @@ def test_a_useless_draft_costs_little_in_short_texts(name):
     """At most 4.5 % of 48 plain steps in the first call of a pair, and 2.5 % in the others."""
     assert sum(times_of_calls(name, 0.0, learns=False)) / 44 < 1.045
     assert sum(times_of_calls(name, 0.0, learns=True)) / 44 < 1.025
+
+
+def test_what_drafts_have_won_may_be_lost_in_a_later_call():
+    """Where they pay on the whole, a text with a bad start is not given up for good."""
+    rich = Adaptive()
+    times = []
+    for seed in range(30):
+        for won in (True, False):
+            schedule = Adaptive()
+            schedule.begin(batch_at([0], 96), lambda: Costs({1: COSTS["a jump"]}))
+            schedule.learned = (rich.all_rows, 3.0 if won else 0.0)
+            schedule.begin = lambda *args: None
+            text = lambda position: 0.85 if position > 12 else 0.0
+            times.append((won, simulate(schedule, COSTS["a jump"], text, 96, seed)[0]))
+    won, lost = (sum(time for is_won, time in times if is_won is kind) for kind in (True, False))
+    assert won < 0.95 * lost
 
 
 def test_later_calls_start_from_what_earlier_ones_have_learned():
