@@ -77,13 +77,15 @@ class RowStatistics:
         counts = self.acceptance_histogram
         return [sum(counts[i:]) / self.num_spec_steps for i in range(1, len(counts))]
 
-    @classmethod
-    def of_round(cls, num_drafted: int, num_accepted: int, is_cut: bool) -> RowStatistics:
+    def add_round(self, num_drafted: int, num_accepted: int, is_cut: bool) -> None:
         """One round of a row; `is_cut`: a stop ended it inside its accepted draft tokens."""
-        if not num_drafted:
-            return cls(num_rounds=1)
-        is_rejected = num_accepted < num_drafted and not is_cut
-        return cls(1, 1, num_drafted, num_accepted, int(is_rejected), Counter({num_accepted: 1}))
+        self.num_rounds += 1
+        if num_drafted:
+            self.num_spec_steps += 1
+            self.num_draft_tokens += num_drafted
+            self.num_accepted_draft_tokens += num_accepted
+            self.num_rejections += num_accepted < num_drafted and not is_cut
+            self.histogram[num_accepted] += 1
 
     @classmethod
     def from_dict(cls, values: dict) -> RowStatistics:
@@ -157,9 +159,8 @@ class Statistics(RowStatistics):
         for row, drafted, accepted, is_cut in counts:
             while len(self.rows) <= row:
                 self.rows.append(RowStatistics())
-            step = RowStatistics.of_round(drafted, accepted, is_cut)
-            self.rows[row] += step
-            super().__iadd__(step)
+            self.rows[row].add_round(drafted, accepted, is_cut)
+            self.add_round(drafted, accepted, is_cut)
 
     @classmethod
     def from_dict(cls, values: dict) -> Statistics:

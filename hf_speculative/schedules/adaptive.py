@@ -5,9 +5,9 @@ tokens brings a row 1 + s_1 + ... + s_g tokens, s_i the chance that draft token 
 measured for it. All rows share that time, so one length is chosen for all; a shorter draft in one row would save nothing and
 tell less about it. What counts is when the last row is done (`remaining.py`).
 
-If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a little more with each
-round, and some of the time that drafting has saved. So bad luck at the start of a text does not end drafting, a text that
-becomes predictable is noticed, and a useless draft costs little.
+If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a little more with
+each round, and some of the time that drafting has saved, in earlier calls too. So bad luck at the start of a text does not end
+drafting, a text that becomes predictable is noticed, and a useless draft costs little.
 
 The decision depends only on earlier rounds and on costs fixed for the call, not on the round it is about. So the output stays
 exact.
@@ -16,12 +16,13 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import cast
+
+import numpy as np
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .remaining import Remaining
+from .remaining import Floats, Remaining
 
 #: before the first draft token this share is taken to be accepted, as if seen in so many of them
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
@@ -74,15 +75,11 @@ class Evidence:
         return survivals
 
 
-def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> list[list[float]]:
-    """By row, what a round brings it with drafts of 0, 1, ..., `longest` tokens, or as many as it has room for."""
-    pairs = zip(survivals, rooms, strict=True)
-    return [list(accumulate(survival[: min(longest, room)], initial=1.0)) for survival, room in pairs]
-
-
-def with_drafts_of(length: int, gains: list[list[float]]) -> list[float]:
-    """Of what each row expects by the length of drafts, that of this one."""
-    return [row[min(length, len(row) - 1)] for row in gains]
+def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> Floats:
+    """`(rows, longest + 1)`: what a round brings each row, with drafts of 0, 1, ... tokens or as many as it has room for."""
+    kept = np.array(survivals)[:, :longest]
+    kept[np.arange(longest) >= np.array(rooms)[:, None]] = 0.0
+    return 1.0 + np.cumsum(np.pad(kept, ((0, 0), (1, 0))), 1)
 
 
 class Adaptive(Schedule):
@@ -104,7 +101,7 @@ class Adaptive(Schedule):
         self.rows: dict[int, Evidence] = {}
         self.all_rows = Evidence(max_tokens)
         self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
-        self.times: dict[int, list[float]] = {}
+        self.times: Floats = np.empty((0, max_tokens + 1))
         self.credit = FIRST_CREDIT
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
@@ -132,26 +129,24 @@ class Adaptive(Schedule):
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
         gains = expected_tokens([self.survival(row) for row in batch.rows], rooms, longest)
-        length, _ = self.choose(gains, longest) if longest else (0, 0.0)
-        self.speed = sum(with_drafts_of(length, gains)) / self.times_of(len(rooms))[length]
+        length, _ = self.choose(gains) if longest else (0, 0.0)
+        self.speed = float(gains[:, length].sum() / self.times_of(len(rooms))[-1, length])
         return [min(length, room) for room in rooms]
 
-    def choose(self, gains: list[list[float]], longest: int) -> tuple[int, float]:
+    def choose(self, gains: Floats) -> tuple[int, float]:
         """The length to draft, and in what time the best one, 0 included, is expected to end the batch.
 
         Args:
             gains: of `expected_tokens`.
         """
-        times = self.times_of(len(gains))
-        plain, *others = [
-            self.remaining.seconds(with_drafts_of(n, gains), lambda num_rows, n=n: self.times_of(num_rows)[n])
-            for n in range(longest + 1)
-        ]
-        best = min(others)
+        num_rows, num_lengths = gains.shape
+        times = self.times_of(num_rows)[:, :num_lengths]
+        seconds = self.remaining.seconds(gains, times)
+        best = 1 + int(seconds[1:].argmin())
         # A draft that takes longer than what it could bring at best is not worth a try either.
-        can_pay = any(n * times[0] > time for n, time in enumerate(times[1:], start=2))
-        pays = best < plain or (self.credit > 0 and can_pay)
-        return (others.index(best) + 1 if pays else 0), min(best, plain)
+        can_pay = bool((np.arange(1, num_lengths + 1) * times[-1, 0] > times[-1])[1:].any())
+        pays = seconds[best] < seconds[0] or (self.credit > 0 and can_pay)
+        return (best if pays else 0), float(seconds.min())
 
     def survival(self, row: int) -> list[float]:
         """The chances of a row that its first, its first two, ... draft tokens are kept."""
@@ -165,8 +160,8 @@ class Adaptive(Schedule):
         if not drafts:
             return
         self.learn(drafts)
-        times, width = self.times_of(len(round.rows)), max(map(len, drafts.values()))
-        self.earn([1 + sum(drafts.get(row, [])) for row in round.rows], times[width])
+        seconds = self.times_of(len(round.rows))[-1, max(map(len, drafts.values()))]
+        self.earn([1 + sum(drafts.get(row, [])) for row in round.rows], seconds)
 
     def learn(self, survivals: dict[int, list[float]]) -> None:
         """What came of one round's drafts, by row."""
@@ -176,15 +171,17 @@ class Adaptive(Schedule):
 
     def earn(self, gains: list[float], seconds: float) -> None:
         """A round brought each row so many tokens, and took so long."""
-        saved = self.remaining.saved(gains, lambda num_rows: self.times_of(num_rows)[0])
-        self.credit = min(self.credit + (saved - seconds) / self.times_of(len(gains))[0], MOST_CREDIT)
+        plain = self.times_of(len(gains))[:, 0]
+        saved = self.remaining.saved(np.array(gains), plain) - seconds
+        self.credit = min(self.credit + saved / plain[-1], MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:
         return self.rows.setdefault(row, Evidence(self.max_tokens))
 
-    def times_of(self, batch_size: int) -> list[float]:
-        """Times of rounds that draft 0, 1, ... tokens."""
-        if batch_size not in self.times:
+    def times_of(self, num_rows: int) -> Floats:
+        """`(num_rows, max_tokens + 1)`: times of rounds of 1, 2, ... rows that draft 0, 1, ... tokens."""
+        if len(self.times) < num_rows:
             assert self.costs is not None  # `begin` comes before the first plan
-            self.times[batch_size] = self.costs.curve(batch_size, self.max_tokens)
-        return self.times[batch_size]
+            curves = [self.costs.curve(size, self.max_tokens) for size in range(1, num_rows + 1)]
+            self.times = np.array(curves)
+        return self.times[:num_rows]

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .adaptive import PRIOR_RATE, PRIOR_WEIGHT, Adaptive, expected_tokens, with_drafts_of
+from .adaptive import PRIOR_RATE, PRIOR_WEIGHT, Adaptive, expected_tokens
 from .best_nodes import BestNodes
 
 #: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until it was tried
@@ -68,8 +70,8 @@ class ChainOrTree(Schedule):
         longest = min(self.chains.max_tokens, max(rooms))
         survivals = self._survivals(batch, self.chains, self.trees, self.rounds_since_chain, lambda kept: kept)
         gains = expected_tokens(survivals, rooms, longest)
-        length, seconds = self.chains.choose(gains, longest)
-        self.speed = sum(with_drafts_of(length, gains)) / self.chains.times_of(len(rooms))[length]
+        length, seconds = self.chains.choose(gains)
+        self.speed = float(gains[:, length].sum() / self.chains.times_of(len(rooms))[-1, length])
         if batch.grows_levels and self._costs.trees:
             self.levels = self._levels_below(seconds, batch, rooms)
         if self.levels:
@@ -80,14 +82,16 @@ class ChainOrTree(Schedule):
         """How many levels the tree has that ends the batch first; 0 if it takes no less than `seconds`."""
         deepest, nodes = min(self.trees.max_tokens, max(rooms)), round(self.typical)
         survivals = self._survivals(batch, self.trees, self.chains, self.rounds_since_tree, _rescued)
-        gains, best = expected_tokens(survivals, rooms, deepest), 0
-        for n in range(1, deepest + 1):
-            tokens = with_drafts_of(n, gains)
-            needed = self.trees.remaining.seconds(tokens, lambda num_rows, n=n: self._times(num_rows, n)[nodes])
-            if needed < seconds:
-                best, seconds = n, needed
-                self.speed = sum(tokens) / self._times(len(rooms), n)[nodes]
-        return best
+        gains = expected_tokens(survivals, rooms, deepest)[:, 1:]
+        plain = self.chains.times_of(len(rooms))[:, :1]
+        of_all_rows = np.array([self._times(len(rooms), n)[nodes] for n in range(1, deepest + 1)])
+        times = of_all_rows * plain / plain[-1]  # of fewer rows in proportion to a plain step
+        needed = self.trees.remaining.seconds(gains, times)
+        best = int(needed.argmin())
+        if needed[best] >= seconds:
+            return 0
+        self.speed = float(gains[:, best].sum() / times[-1, best])
+        return 1 + best
 
     @staticmethod
     def _survivals(

@@ -6,44 +6,51 @@ whole take longer than plain decoding. Where other rows wait for the lanes that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import numpy as np
+from numpy.typing import NDArray
 
 from ..types import Batch
 
-#: the time of a round, by how many rows are running
-Time = Callable[[int], float]
+Floats = NDArray[np.float64]
 
 
 class Remaining:
     """What the rows of a batch have still to generate, if none of them ends early.
 
     Attributes:
-        tokens: of each row.
+        tokens: `(rows,)`.
         refills: rows that wait take the lanes of those that are done.
     """
 
     def __init__(self, batch: Batch):
-        self.tokens = [max(1, batch.max_length - length) for length in batch.host_lengths]
+        self.tokens = np.maximum(1.0, batch.max_length - np.array(batch.host_lengths))
         self.refills = batch.refills
 
-    def seconds(self, gains: Sequence[float], time: Time) -> float:
-        """Until all rows are done, if each round brings row i `gains[i]` tokens and takes `time`."""
+    def seconds(self, gains: Floats, times: Floats) -> Floats:
+        """Until all rows are done, `(n,)`, for each of n ways to go on.
+
+        Args:
+            gains: `(rows, n)`, tokens that a round brings each row.
+            times: `(rows, n)`, seconds of a round while 1, 2, ... rows are running.
+        """
         if self.refills:
-            return sum(self.tokens) / sum(gains) * time(len(gains))
-        return _until_last([max(1.0, left / gain) for left, gain in zip(self.tokens, gains, strict=True)], time)
+            return self.tokens.sum() / gains.sum(0) * times[-1]
+        return _until_last(np.maximum(1.0, self.tokens[:, None] / gains), times)
 
-    def saved(self, gains: Sequence[float], time: Time) -> float:
-        """How much less rounds of `time` that bring a token a row take from here on, after one that has brought `gains`."""
+    def saved(self, gains: Floats, times: Floats) -> float:
+        """Seconds that rounds of one token a row take less from here on, after a round that has brought `gains (rows,)`.
+
+        Args:
+            times: `(rows,)`, seconds of a round of one token a row, likewise.
+        """
         if self.refills:
-            return sum(gains) / len(gains) * time(len(gains))
-        left = [max(0.0, left - gain) for left, gain in zip(self.tokens, gains, strict=True)]
-        return _until_last(self.tokens, time) - _until_last(left, time)
+            return gains.mean() * times[-1]
+        left = np.stack([self.tokens, np.maximum(0.0, self.tokens - gains)], 1)
+        before, after = _until_last(left, times[:, None])
+        return before - after
 
 
-def _until_last(num_rounds: Sequence[float], time: Time) -> float:
+def _until_last(num_rounds: Floats, times: Floats) -> Floats:
     """The time of as many rounds as the last row takes, over the rows that are left in each of them."""
-    seconds, before = 0.0, 0.0
-    for num_done, num in enumerate(sorted(num_rounds)):
-        seconds += (num - before) * time(len(num_rounds) - num_done)
-        before = num
-    return seconds
+    done = np.sort(num_rounds, 0)
+    return (np.diff(done, axis=0, prepend=0.0) * times[::-1]).sum(0)

@@ -268,9 +268,8 @@ class Engine:
         for row, tokens, num_drafted, num_accepted, is_cut, is_done in rows:
             request = self._running[row]
             if not request.is_over:
-                counts = RowStatistics.of_round(num_drafted, num_accepted, is_cut)
-                request.statistics += counts
-                self.statistics += counts
+                for statistics in (request.statistics, self.statistics):
+                    statistics.add_round(num_drafted, num_accepted, is_cut)
                 request.tokens += tokens
                 self._tell(request, tokens)
             if is_done:

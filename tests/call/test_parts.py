@@ -74,7 +74,7 @@ def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
 def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
     drafter = MAKE_DRAFTER[DraftModel](draft)
     config = SpeculativeConfig(drafter=drafter)
-    kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+    kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "num_draft_tokens": 4}
     outputs, counts = [], []
     for batch_size in (2, 2, 3, 1, 2):
         with hs.record() as stats:

@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -148,16 +149,16 @@ def test_rows_alike_are_drafted_for_as_one_is():
 
 def test_how_long_a_batch_takes():
     """Rows leave as they are done, and passes get cheaper; where others take their lanes, all tokens count alike."""
-    times = {2: 3.0, 1: 2.0}
+    times = np.array([[2.0, 2.0, 2.0], [3.0, 3.0, 3.0]])
     remaining = Remaining(batch_at([10, 4], max_length=12))
-    assert remaining.tokens == [2, 8]
-    assert remaining.seconds([1.0, 2.0], times.get) == 2 * 3.0 + 2 * 2.0
-    assert remaining.seconds([4.0, 8.0], times.get) == 3.0, "one round at least"
-    assert remaining.saved([1.0, 2.0], times.get) == (2 * 3.0 + 6 * 2.0) - (1 * 3.0 + 5 * 2.0)
-    assert remaining.saved([9.0, 9.0], times.get) == 2 * 3.0 + 6 * 2.0
+    assert remaining.tokens.tolist() == [2, 8]
+    ways = np.array([[1.0, 1.0, 4.0], [1.0, 2.0, 8.0]])
+    assert remaining.seconds(ways, times).tolist() == [2 * 3 + 6 * 2, 2 * 3 + 2 * 2, 3], "one round at least"
+    assert remaining.saved(ways[:, 1], times[:, 0]) == (2 * 3 + 6 * 2) - (1 * 3 + 5 * 2)
+    assert remaining.saved(ways[:, 2] + 9, times[:, 0]) == 2 * 3 + 6 * 2
     refilled = Remaining(batch_at([10, 4], max_length=12, refills=True))
-    assert refilled.seconds([1.0, 3.0], times.get) == 10 / 4 * 3.0
-    assert refilled.saved([1.0, 3.0], times.get) == 2 * 3.0
+    assert refilled.seconds(np.array([[1.0], [3.0]]), times[:, :1]).tolist() == [10 / 4 * 3]
+    assert refilled.saved(np.array([1.0, 3.0]), times[:, 0]) == 2 * 3
 
 
 def test_schedules_around_it_pass_everything_on():
@@ -307,18 +308,23 @@ def test_a_useless_draft_costs_little_in_short_texts(name):
 
 def test_what_drafts_have_won_may_be_lost_in_a_later_call():
     """Where they pay on the whole, a text with a bad start is not given up for good."""
-    rich = Adaptive()
-    times = []
-    for seed in range(30):
-        for won in (True, False):
-            schedule = Adaptive()
-            schedule.begin(batch_at([0], 96), lambda: Costs({1: COSTS["a jump"]}))
-            schedule.learned = (rich.all_rows, 3.0 if won else 0.0)
-            schedule.begin = lambda *args: None
-            text = lambda position: 0.85 if position > 12 else 0.0
-            times.append((won, simulate(schedule, COSTS["a jump"], text, 96, seed)[0]))
-    won, lost = (sum(time for is_won, time in times if is_won is kind) for kind in (True, False))
-    assert won < 0.95 * lost
+    times = {0.0: 0.0, 3.0: 0.0}  # by the credit that an earlier call has left
+    for credit, seed in itertools.product(times, range(30)):
+        schedule = Adaptive()
+        begin = schedule.begin
+
+        def later(*args, schedule=schedule, begin=begin, credit=credit):
+            begin(*args)
+            schedule.learned = (Adaptive().all_rows, credit)
+
+        schedule.begin = later
+        times[credit] += simulate(schedule, COSTS["a jump"], lambda position: 0.85 * (position > 12), 96, seed)[0]
+    assert times[3.0] < 0.95 * times[0.0]
+    short = Adaptive(costs=Costs({1: COSTS["even"]}))
+    short.begin(batch_at([0], 48), lambda: None)
+    assert short.credit < 1, "of its own"
+    short.learned = (Adaptive().all_rows, 3.0)
+    assert short.credit == 3.0
 
 
 def test_later_calls_start_from_what_earlier_ones_have_learned():
