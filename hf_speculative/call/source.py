@@ -58,6 +58,7 @@ class Source:
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         guesses_nodes: its drafts are trees of guesses that cost no pass, as many as pay.
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
+        has_own_passes: the draft model's passes, where it is a head, may be compiled ahead of time.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
@@ -69,6 +70,7 @@ class Source:
     method: ClassVar[str]
     guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
+    has_own_passes: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS

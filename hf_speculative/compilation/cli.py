@@ -51,8 +51,8 @@ def compile_command(
 
     Your own:  hf-speculative compile Qwen/Qwen3-0.6B --draft-model ./draft --dtype bfloat16
 
-    For a draft head, the target alone, with the hidden states that the head reads:  hf-speculative compile
-    meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
+    For a draft head, the target's passes give the hidden states that the head reads; of heads, EAGLE-3's own are compiled:
+    hf-speculative compile meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
 
     On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights auto
 
@@ -104,7 +104,7 @@ def _say(status: Status, role: str, step: str) -> None:
 
 
 def _passes(target, draft) -> list[tuple]:
-    """What is compiled of a pair: role, model, and the hidden states that its passes give. A head's own passes run eagerly."""
+    """What is compiled of a pair: role, model, and the hidden states that its passes give."""
     from ..call import checks
     from ..call.sources import source_of
 
@@ -114,4 +114,5 @@ def _passes(target, draft) -> list[tuple]:
     if not source.reads_states:
         return [("target", target, ()), ("draft", draft, ())]
     checks.check_source(source, target)
-    return [("target", target, source.hidden_layers(target))]
+    own = [("head", draft, ())] if source.has_own_passes else []
+    return [("target", target, source.hidden_layers(target)), *own]

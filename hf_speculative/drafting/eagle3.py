@@ -7,15 +7,20 @@ its own, beside states of its own, stands in the slots behind, and the next roun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import CachedModel, Sampler
-from ..models import AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
-from ..types import Batch
+from ..models import MAX_COLUMNS, AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
+from ..types import Batch, uploaded
 from .stepwise import Stepwise
+
+#: a compiled pass, on tensors as it takes them; `None` where it cannot be run any more
+Run = Callable[[list[Tensor]], list[Tensor] | None]
 
 
 class Eagle3(Stepwise):
@@ -24,12 +29,14 @@ class Eagle3(Stepwise):
     Args:
         model: the head.
         target_model: the target, whose embeddings it reads where it has none of its own.
+        one_pass: the head's, a `HeadPass` compiled ahead of time; once it gives `None`, and for trees, passes are eager.
     """
 
     num_forwards = 0
     scores_levels = True
 
-    def __init__(self, model: Eagle3Model, target_model):
+    def __init__(self, model: Eagle3Model, target_model, one_pass: Run | None = None):
+        self.one_pass = one_pass
         self.model = with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)
@@ -57,11 +64,11 @@ class Eagle3(Stepwise):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
-            self.states = self.catch_up(batch)[:, -1:]
+            self.states, logits = self.catch_up(batch, 1)
         else:
             slots = self.ends[:, None] + (ahead - 1)
-            self.states = self._go_on(batch, self.states, slots, slots, max(self.host_ends) + ahead)
-        return self._logits(self.states)[:, 0]
+            self.states, logits = self._go_on(batch, self.states, slots, slots, max(self.host_ends) + ahead)
+        return logits[:, 0]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         assert batch.tree is not None
@@ -71,16 +78,18 @@ class Eagle3(Stepwise):
             batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
         )  # before the nodes stands what they all follow
         before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
-        own = self._go_on(batch, before, slots, nodes.query_positions(slots), max(self.host_ends) + num_nodes, nodes)
+        end, positions = max(self.host_ends) + num_nodes, nodes.query_positions(slots)
+        own, logits = self._go_on(batch, before, slots, positions, end, nodes)
         self.states = torch.cat([self.states, own], 1)
-        return self._logits(own)
+        return logits
 
-    def catch_up(self, batch: Batch, num_unknown: int = 0) -> Tensor:
-        """The head's states `(batch, n + num_unknown, hidden)` of the pairs that it has not read yet; rows end in column n - 1.
+    def catch_up(self, batch: Batch, num_last: int) -> tuple[Tensor, Tensor]:
+        """Of the last columns, once the pairs are read that it has not read yet: the head's states and logits.
 
         Args:
-            num_unknown: positions behind them whose tokens and states are not known, see `PEagle`.
+            num_last: so many columns, all but the first of them of tokens and states that are not known, see `PEagle`.
         """
+        num_unknown = num_last - 1
         self.host_ends = [len(history) - 1 for history in batch.history]
         self.ends = (batch.lengths - batch.padding - 1).to(self.device)
         slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
@@ -96,40 +105,76 @@ class Eagle3(Stepwise):
         end = max(self.host_ends) + num_unknown
         self._reserve(batch, end)
         spare = self.cache.capacity - 1
-        slots = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
-        self.seen = self.host_ends
-        return self._pass(tokens, states, slots, torch.cat([known, behind], 1))
+        places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
+        seen, self.seen = self.seen, self.host_ends
+        if (found := self._compiled(tokens, states, slots[:, 0], uploaded(seen, self.device), num_last)) is not None:
+            return found
+        return self._pass(tokens, states, places, torch.cat([known, behind], 1), num_last)
 
     def _go_on(
         self, batch: Batch, states: Tensor, slots: Tensor, positions: Tensor, end: int, nodes: Nodes | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """Likewise of draft tokens, each beside the head's own state before it."""
         self._reserve(batch, end)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
-        return self._pass(batch.tokens.gather(1, columns), states, slots, positions, nodes)
+        tokens = batch.tokens.gather(1, columns)
+        if nodes is None and (found := self._compiled(tokens, states, slots[:, 0], self.ends, 1)) is not None:
+            return found
+        return self._pass(tokens, states, slots, positions, slots.shape[1], nodes)
 
     def _reserve(self, batch: Batch, end: int) -> None:
         self.cache.reserve(len(batch.rows), end, limit=max(end, batch.max_length))
         self.cache.end = end
 
     def _pass(
-        self, tokens: Tensor, states: Tensor, slots: Tensor, positions: Tensor, nodes: Nodes | None = None
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        num_last: int,
+        nodes: Nodes | None = None,
+    ) -> tuple[Tensor, Tensor]:
         self.cache.slots = slots
         self.num_forwards += 1
-        # A target may have padded its vocabulary further than the head has embeddings.
-        ids = tokens.to(self.embeddings.device).clamp(max=len(self.embeddings) - 1)
-        return self.model(
-            inputs_embeds=functional.embedding(ids, self.embeddings).to(self.device, self.dtype),
+        own = self.model(
+            inputs_embeds=self._embedded(tokens),
             states=states,
             position_ids=positions,
             attention_mask=self.attention.masks(positions, self.cache, self.dtype, nodes),
             past_key_values=self.cache,
-        )
+        )[:, -num_last:]
+        return own, self.model.over_target(self.model.logits(own))
 
-    def _logits(self, states: Tensor) -> Tensor:
-        """Over the target's vocabulary: processors and the rule know no other ids."""
-        return self.model.over_target(self.model.logits(states))
+    def _compiled(
+        self, tokens: Tensor, states: Tensor, first: Tensor, seen: Tensor, num_last: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """The same of columns one after another, from slot `first (batch,)` on; those below `seen (batch,)` are filler."""
+        width = tokens.shape[1]
+        if self.one_pass is None or width > MAX_COLUMNS:
+            return None
+        cache = self.cache
+        if not cache.layers[0].is_initialized:
+            heads, dim = self.attention.shape_of_keys()
+            nothing = states.new_empty(len(tokens), heads, 0, dim)
+            for layer in cache.layers:
+                layer.lazy_initialization(nothing, nothing)
+        keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
+        fed = (self._embedded(tokens), states.contiguous(), first.contiguous(), seen)
+        bounds = uploaded([cache.capacity - 1, cache.capacity - 1], self.device)
+        columns = torch.arange(width - num_last, width)
+        found = self.one_pass([*fed, bounds, torch.arange(cache.end), columns, *keys, *values])
+        if found is None:
+            self.one_pass = None
+            return None
+        self.num_forwards += 1
+        own, logits = found
+        return own[:, -num_last:], self.model.over_target(logits)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        # A target may have padded its vocabulary further than the head has embeddings.
+        ids = tokens.to(self.embeddings.device).clamp(max=len(self.embeddings) - 1)
+        return functional.embedding(ids, self.embeddings).to(self.device, self.dtype)
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]
@@ -150,7 +195,7 @@ class PEagle(Eagle3):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
-            self.ahead = self._logits(self.catch_up(batch, self.num_ahead - 1)[:, -self.num_ahead :])
+            _, self.ahead = self.catch_up(batch, self.num_ahead)
         return self.ahead[:, ahead]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:

@@ -12,7 +12,7 @@ from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, why_no_states
-from .running import how_passes_run, ragged_model, recording_model, takes_packed, why_eager
+from .running import head_pass, how_passes_run, ragged_model, recording_model, takes_packed, why_eager
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -24,12 +24,14 @@ from .sharding import (
     weights_of_a_pass,
 )
 from .static import StaticModel
+from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
 from .verified_types import is_tested_universal
 
 __all__ = [
     "ATTENTION",
     "LAYER_TYPES",
+    "MAX_COLUMNS",
     "AttentionLayers",
     "EarlyExitModel",
     "Inputs",
@@ -53,6 +55,7 @@ __all__ = [
     "fits_universal",
     "group_of",
     "has_sharded_weights",
+    "head_pass",
     "how_passes_run",
     "inputs_for_draft",
     "is_sharded",

@@ -27,11 +27,11 @@ from ..version import __version__
 from . import exported, packing
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved
-from .exported import Pass
 from .packed_layers import PLAIN, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of, parameters_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_captures
+from .traced import HeadPass, Pass, TracedPass
 
 FOLDER = "HF_SPECULATIVE_PASSES"
 #: what a layer costs in Python, and what a core reads; both roughly, to see whether compiling is worth its time
@@ -49,7 +49,7 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: modules whose source decides what is compiled
-OWN_SOURCES = ("exported.py", "masks.py", "attention.py", "packed_layers.py", "places.py", "states.py")
+OWN_SOURCES = ("exported.py", "traced.py", "masks.py", "attention.py", "packed_layers.py", "places.py", "states.py")
 
 #: gives `None` where it was made for other weights than the model has now
 Run = Callable[[list[Tensor]], list[Tensor] | None]
@@ -218,11 +218,18 @@ def pays(model: PreTrainedModel) -> bool:
     return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
 
 
+def is_head(model: PreTrainedModel) -> bool:
+    """A draft head, which goes on from a target's states: no language model by itself."""
+    return not model.can_generate()
+
+
 def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     """Begins to make the file in a process of its own, at the lowest priority; once, and not where it was tried in vain.
 
     That process builds a model of random weights from the config: the file holds none.
     """
+    if is_head(model):
+        return  # transformers could not build it from its config
     path = path_of(model, recorded)
     if path.name in _started or note_of(path).exists():
         return
@@ -238,7 +245,9 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
 
-def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> Pass:
+def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
     if recorded:
         install_capturing_hooks(model)  # before a copy shares its layers
-    return Pass(with_folded_attention(model), recorded)
+        return Pass(with_folded_attention(model), recorded)
+    kind = HeadPass if is_head(model) else Pass
+    return kind(with_folded_attention(model))

@@ -7,27 +7,18 @@ Packed layers are compiled as calls of oneDNN on their packed weights.
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from torch import Tensor
 
 from .bound import BoundPass, Moved
-from .masks import AttentionLayers
-from .packed_layers import packed_of, traced
 from .packed_parameters import WEIGHT, named_parameters_of
-from .places import fed_places
-from .shallow import exchanged
-from .states import asked_for, joined
+from .traced import TracedPass
 
-#: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
-MAX_COLUMNS = 512
 #: rows, columns and slots of the passes that a file is held to
 TRIED = ((1, 1, 7), (1, 5, 40), (3, 1, 9), (2, 4, 33), (2, 40, 0))
 #: what a number may be off by, in standard deviations, in float32 and in half precision; and there a vector, in its root mean
@@ -35,154 +26,21 @@ TRIED = ((1, 1, 7), (1, 5, 40), (3, 1, 9), (2, 4, 33), (2, 40, 0))
 LARGEST, LARGEST_IN_HALF, MEAN_IN_HALF = 1e-3, 1.0, 0.1
 
 
-class TracedLayer(CacheLayerMixin):
-    """One layer's keys and values `(batch, heads, capacity, dim)`, in a pass that is traced.
-
-    Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
-    """
-
-    is_sliding = False
-
-    def __init__(self, cache: TracedCache, keys: Tensor, values: Tensor):
-        super().__init__()
-        self.cache, self.keys, self.values, self.is_initialized = cache, keys, values, True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        cache = self.cache
-        for part, states in ((self.keys, key_states), (self.values, value_states)):
-            part.index_put_((cache.rows, cache.heads, cache.slots[:, None]), states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.end, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class TracedCache(Cache):
-    """What `ragged_pass` and the masks read of a `RaggedCache`, over keys and values that come in from outside."""
-
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], end: int):
-        self.end = end
-        self.slots: Tensor = torch.empty(0)
-        batch, heads = keys[0].shape[:2]
-        device = keys[0].device
-        self.rows = torch.arange(batch, device=device)[:, None, None]
-        self.heads = torch.arange(heads, device=device)[None, :, None]
-        super().__init__(layers=[TracedLayer(self, *parts) for parts in zip(keys, values, strict=True)])
-
-    def first(self, window: int | None) -> int:
-        """Windows look at all slots: what a mask hides changes no shape."""
-        return 0
-
-
-class Pass(nn.Module):
-    """One pass of `model` as a function of tensors: see `forward`.
-
-    Args:
-        recorded: which of transformers' `hidden_states` it gives as well.
-    """
-
-    def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
-        super().__init__()
-        self.model, self.recorded = model, recorded
-        self.packed = packed_of(model)
-        self.layers = AttentionLayers(model)
-        self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        first: Tensor,
-        seen: Tensor,
-        bounds: Tensor,
-        slots: Tensor,
-        columns: Tensor,
-        keys: list[Tensor],
-        values: list[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """
-        Args:
-            columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
-
-        Returns:
-            Logits `(batch, m, vocab)`, and of all columns, if any are `recorded`, the states `(batch, width, states * hidden)`.
-        """
-        cache = TracedCache(keys, values, slots.shape[0])
-        positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
-            position_ids=torch.minimum(positions, bounds[1]),
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
-            **({"logits_to_keep": columns} if self.takes_columns else {}),
-            **({"output_hidden_states": asked_for(self.recorded)} if self.recorded else {}),
-        )
-        logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
-        return (logits, joined(outputs, self.recorded, logits.device)) if self.recorded else (logits,)
-
-    def sample(self, num_rows: int, num_columns: int, seen: int, capacity: int = 0, seed: int = 0) -> tuple:
-        """Arguments of a pass over random ids and caches; every other row feeds a column less than the others."""
-        config, generator = self.layers.config, torch.Generator().manual_seed(seed)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
-        heads, dim = self.layers.shape_of_keys()
-        end = seen + num_columns
-        capacity = max(capacity, end + 3)
-        shape = (num_rows, heads, capacity, dim)
-        caches = [
-            [torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(config.num_hidden_layers)]
-            for _ in range(2)
-        ]
-        known = torch.full((num_rows,), seen)
-        if num_columns > 1:
-            known = known + torch.arange(num_rows) % 2
-        return (
-            torch.randint(vocab_size, (num_rows, num_columns), generator=generator),
-            torch.full((num_rows,), seen),
-            known,
-            torch.tensor([capacity - 1, end]),
-            torch.arange(end),
-            torch.arange(num_columns),
-            *caches,
-        )
-
-    def for_compiler(self) -> Pass:
-        """The same, with packed layers as oneDNN's product of their input and a parameter."""
-        model = self.model
-        return Pass(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}), self.recorded)
-
-
 class Differs(RuntimeError):
     """The compiled pass gives other logits, or writes other keys, than the model."""
 
 
-def export(module: Pass):
+def export(module: TracedPass):
     """`module`, on plain weights or `for_compiler`, for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
-    from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
     from torch.fx.experimental import _config as symbolic_shapes
 
-    batch, width, end = Dim("batch", min=2), Dim("width", min=2, max=MAX_COLUMNS), Dim("end", min=2)
-    capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
-    inputs = module.sample(3, 5, 300)
-    of_caches = [{0: batch, 2: capacity}] * len(inputs[-1])
-    of_rows = {0: batch}
-    shapes = ({0: batch, 1: width}, of_rows, of_rows, None, {0: end}, {0: num_kept}, of_caches, of_caches)
     # Sizes that are symbols are taken as what they stand for in general, not compared with 0 and 1.
     with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
-        return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(module, module.sample(3, 5, 300), dynamic_shapes=module.shapes(), strict=False)
 
 
 def compile_to(
-    path: Path, module: Pass, say: Callable[[str], None] = lambda step: None, notes: Mapping[str, str] = {}
+    path: Path, module: TracedPass, say: Callable[[str], None] = lambda step: None, notes: Mapping[str, str] = {}
 ) -> None:
     """Exports and compiles `module` and writes it to `path`, if it does what the model does.
 
@@ -213,7 +71,7 @@ def compile_to(
         check(load(path, module), module)
 
 
-def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: Pass) -> None:
+def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: TracedPass) -> None:
     for seed, (num_rows, num_columns, seen) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(flat(*others))
@@ -235,7 +93,7 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 
 def flat(*inputs) -> list[Tensor]:
-    """The arguments of `Pass.forward` as a compiled pass takes them."""
+    """The arguments of a pass's `forward` as a compiled pass takes them."""
     *tensors, keys, values = inputs
     return [*tensors, *keys, *values]
 
@@ -250,7 +108,7 @@ def notes_of(path: Path) -> dict[str, str]:
     return torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(path), "model")
 
 
-def load(path: Path, module: Pass) -> BoundPass:
+def load(path: Path, module: TracedPass) -> BoundPass:
     """The compiled pass, on the very weights of `module`.
 
     Raises:
@@ -265,5 +123,6 @@ def load(path: Path, module: Pass) -> BoundPass:
     if module.packed.keys() != set(json.loads(compiled.get_metadata()["packed"])):
         raise Differs("other layers of the model are packed than those that it was compiled for")
     packed = {f"model.{name}.{WEIGHT}": parameters for name, parameters in module.packed.items()}
+    packed = {name: packed[name] for name in names if name in packed}  # a head's pass does not read all of them
     plain = {name: own[name].detach() for name in names if name not in packed}
     return BoundPass(compiled, plain, packed)

@@ -66,6 +66,17 @@ def recording_model(
     return RecordingModel(model, layers)
 
 
+def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.Run | None:
+    """The compiled pass of a draft head, a `HeadPass`; `None`: it is run eagerly.
+
+    Args:
+        compile: "auto" takes one that was compiled ahead of time, if it is there.
+    """
+    if not compile or why_eager(model) is not None:
+        return None
+    return _ahead_of_time(model, waits=compile is True)
+
+
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
     """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
     return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))

@@ -21,11 +21,11 @@ from ..types import Batch, uploaded
 from . import pool
 from .artifacts import Run
 from .capture import Capture
-from .exported import MAX_COLUMNS
 from .masks import AttentionLayers
 from .places import fed_places
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
+from .traced import MAX_COLUMNS
 
 #: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
 MIN_SLOTS, STEPS = 256, 4

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from hf_speculative.heads import write_head
+from hf_speculative.heads import load_head, write_head
 from hf_speculative.models import artifacts
 from hf_speculative.models.packed_layers import dtypes, packed_of
 from hf_speculative.training.eagle3_student import layers_read, new_head
@@ -53,10 +53,12 @@ def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path):
     write_head(head, tmp_path / "head", "speculators")
     made = json.loads(run([saved[0], str(tmp_path / "head")], "--json"))
     recorded = layers_read(target.config.num_hidden_layers)
-    assert [one["path"] for one in made] == [str(artifacts.path_of(target, recorded))]
+    loaded = load_head(tmp_path / "head")
+    assert [one["path"] for one in made] == [str(artifacts.path_of(*one)) for one in ((target, recorded), (loaded, ()))]
+    assert [one["role"] for one in made] == ["target", "head"]
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     hs.generate(target, **call, draft_model=str(tmp_path / "head"), compile=True)
-    assert emulated.num_made == 1 and emulated.runs
+    assert emulated.num_made == 2 and emulated.runs
 
 
 @pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")

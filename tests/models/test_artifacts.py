@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, exported, pool, running
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, exported, pool, running, traced
 from tests.support import tiny
 from tests.support.emulated_compiler import install
 
@@ -217,7 +217,7 @@ class TestWhatCannotBeCompiled:
         assert reason in artifacts.why_not(other)
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
-        module = exported.Pass(target)
+        module = traced.Pass(target)
         good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
         with torch.no_grad():
             exported.check(good, module)
@@ -231,7 +231,7 @@ class TestWhatCannotBeCompiled:
     @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 0.01), (torch.bfloat16, 1.5)])
     def test_one_number_that_is_wrong_is_enough(self, dtype, wrong):
         """Among so many that it is lost in their mean."""
-        module = exported.Pass(tiny.llama(vocab_size=1000).to(dtype))
+        module = traced.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
             (logits,) = module(*inputs[:6], inputs[6:8], inputs[8:])
@@ -243,7 +243,7 @@ class TestWhatCannotBeCompiled:
 
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
-        module = exported.Pass(copy.deepcopy(target).bfloat16())
+        module = traced.Pass(copy.deepcopy(target).bfloat16())
         good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
 
         def with_noise(size, num_wrong):
@@ -264,10 +264,10 @@ class TestWhatCannotBeCompiled:
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
 def test_what_is_exported_serves_all_sizes(kind):
     """The graph alone, without a compiler."""
-    module = exported.Pass(tiny.build(kind))
+    module = traced.Pass(tiny.build(kind))
     program = exported.export(module)
     sizes = [str(bound.upper) for bound in program.range_constraints.values()]
-    assert sizes.count(str(exported.MAX_COLUMNS)) == 1 and len(sizes) == 5, "rows, columns, slots, capacity, logits"
+    assert sizes.count(str(traced.MAX_COLUMNS)) == 1 and len(sizes) == 5, "rows, columns, slots, capacity, logits"
     with torch.no_grad():
         for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60), (2, attention.WIDEST + 20, 0)):
             inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, exported, packing, pool, running
+from hf_speculative.models import artifacts, exported, packing, pool, running, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
@@ -147,7 +147,7 @@ def test_a_shared_head_that_is_written_to_between_two_passes(emulated):
     attached(model)
     generate(model)
     one_pass = pool.kept(model).artifacts[()]
-    inputs = exported.flat(*exported.Pass(model).sample(2, 3, 9))
+    inputs = exported.flat(*traced.Pass(model).sample(2, 3, 9))
     with torch.no_grad():
         assert one_pass(inputs) is not None
         model.model.embed_tokens.weight.mul_(2)
@@ -242,7 +242,7 @@ class TestTheName:
         path = artifacts.path_of(model)
         model.lm_head.weight.sum()
         with pytest.raises(exported.Differs, match="other layers of the model are packed"):
-            exported.load(path, exported.Pass(model))
+            exported.load(path, traced.Pass(model))
 
 
 def test_auto_packs_what_a_file_was_made_for(model, emulated, monkeypatch):

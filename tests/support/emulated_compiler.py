@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
+import torch
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, exported, pool
@@ -33,7 +34,8 @@ class Package:
     def run(self, inputs):
         assert all(tensor.is_contiguous() for tensor in inputs)
         self.compiler.runs.append(tuple(inputs[0].shape))
-        *tensors, caches = *inputs[:6], inputs[6:]
+        num = 5 + len(self.module.fed(1, 1, torch.Generator()))
+        *tensors, caches = *inputs[:num], inputs[num:]
         half = len(caches) // 2
         return list(functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:])))
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from transformers import PreTrainedModel
 
 from ...drafting import Eagle3, PEagle
 from ...interfaces import Drafter
-from ...models import num_logits
+from ...models import head_pass, num_logits
 from ...tokenizers.vocabulary import is_padding
+from ..source import PreparedCall
 from .given_model import HeadSource
 
 
 class Eagle3Source(HeadSource):
     method = "eagle3"
+    kind: ClassVar[type[Eagle3]] = Eagle3
+    has_own_passes = True
     scores_levels = True
     config_fields = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual")
 
@@ -42,13 +47,18 @@ class Eagle3Source(HeadSource):
             )
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        return self.in_trees(Eagle3(self.draft_model, model))
+        return self.in_trees(self.kind(self.draft_model, model))
+
+    def drafter(self, call: PreparedCall) -> Drafter:
+        one_pass = head_pass(self.draft_model, call.compile)
+        return self.in_trees(self.kind(self.draft_model, call.model, one_pass))
 
 
 class PEagleSource(Eagle3Source):
     """All draft tokens come from one pass."""
 
     method = "peagle"
+    kind = PEagle
 
     @classmethod
     def takes(cls, value) -> bool:
@@ -56,6 +66,3 @@ class PEagleSource(Eagle3Source):
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.draft_model.config.num_depths
-
-    def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        return self.in_trees(PEagle(self.draft_model, model))

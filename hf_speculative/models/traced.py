@@ -1,0 +1,224 @@
+"""What is compiled ahead of time: one pass of a model, as a function of tensors, for any number of rows, columns and slots."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from .masks import AttentionLayers
+from .packed_layers import packed_of, traced
+from .places import fed_places
+from .shallow import exchanged
+from .states import asked_for, joined
+
+#: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
+MAX_COLUMNS = 512
+
+
+class TracedLayer(CacheLayerMixin):
+    """One layer's keys and values `(batch, heads, capacity, dim)`, in a pass that is traced.
+
+    Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
+    """
+
+    is_sliding = False
+
+    def __init__(self, cache: TracedCache, keys: Tensor, values: Tensor):
+        super().__init__()
+        self.cache, self.keys, self.values, self.is_initialized = cache, keys, values, True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        cache = self.cache
+        for part, states in ((self.keys, key_states), (self.values, value_states)):
+            part.index_put_((cache.rows, cache.heads, cache.slots[:, None]), states)
+        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.end, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class TracedCache(Cache):
+    """What `ragged_pass` and the masks read of a `RaggedCache`, over keys and values that come in from outside."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], end: int):
+        self.end = end
+        self.slots: Tensor = torch.empty(0)
+        batch, heads = keys[0].shape[:2]
+        device = keys[0].device
+        self.rows = torch.arange(batch, device=device)[:, None, None]
+        self.heads = torch.arange(heads, device=device)[None, :, None]
+        super().__init__(layers=[TracedLayer(self, *parts) for parts in zip(keys, values, strict=True)])
+
+    def first(self, window: int | None) -> int:
+        """Windows look at all slots: what a mask hides changes no shape."""
+        return 0
+
+
+class TracedPass(nn.Module):
+    """One pass of `model` as a function of tensors, the last two of which are lists of its caches, a layer each.
+
+    Attributes:
+        packed: the parameters of packed layers, by the layer's name.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model, self.packed, self.layers = model, packed_of(model), AttentionLayers(model)
+
+    @abstractmethod
+    def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What a pass of random tokens reads of them, each `(rows, columns, ...)`."""
+
+    def sample(self, num_rows: int, num_columns: int, seen: int, capacity: int = 0, seed: int = 0) -> tuple:
+        """Arguments of a pass over random tokens and caches; every other row feeds a column less than the others."""
+        generator = torch.Generator().manual_seed(seed)
+        heads, dim = self.layers.shape_of_keys()
+        end = seen + num_columns
+        capacity = max(capacity, end + 3)
+        shape, num_layers = (num_rows, heads, capacity, dim), self.layers.config.num_hidden_layers
+        caches = [
+            [torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(num_layers)] for _ in range(2)
+        ]
+        known = torch.full((num_rows,), seen)
+        if num_columns > 1:
+            known = known + torch.arange(num_rows) % 2
+        return (
+            *self.fed(num_rows, num_columns, generator),
+            torch.full((num_rows,), seen),
+            known,
+            torch.tensor([capacity - 1, end]),
+            torch.arange(end),
+            torch.arange(num_columns),
+            *caches,
+        )
+
+    def shapes(self) -> tuple:
+        """Which sizes of the arguments may be any from 2 on, for `torch.export`."""
+        from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
+
+        batch, width, end = Dim("batch", min=2), Dim("width", min=2, max=MAX_COLUMNS), Dim("end", min=2)
+        capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
+        num_fed = len(self.fed(1, 1, torch.Generator()))
+        of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
+        return (
+            *[{0: batch, 1: width}] * num_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, of_caches, of_caches,
+        )  # fmt: skip
+
+    @abstractmethod
+    def of(self, model: PreTrainedModel) -> TracedPass:
+        """The same of another model."""
+
+    def for_compiler(self) -> TracedPass:
+        """The same, with packed layers as oneDNN's product of their input and a parameter."""
+        model = self.model
+        return self.of(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}))
+
+
+class Pass(TracedPass):
+    """A pass of a language model: see `forward`.
+
+    Args:
+        recorded: which of transformers' `hidden_states` it gives as well.
+    """
+
+    def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
+        super().__init__(model)
+        self.recorded = recorded
+        self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def of(self, model: PreTrainedModel) -> Pass:
+        return Pass(model, self.recorded)
+
+    def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        num_ids = self.model.get_input_embeddings().num_embeddings
+        return (torch.randint(num_ids, (num_rows, num_columns), generator=generator),)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        first: Tensor,
+        seen: Tensor,
+        bounds: Tensor,
+        slots: Tensor,
+        columns: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """
+        Args:
+            columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
+
+        Returns:
+            Logits `(batch, m, vocab)`, and of all columns, if any are `recorded`, the states `(batch, width, states * hidden)`.
+        """
+        cache = TracedCache(keys, values, slots.shape[0])
+        positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
+            position_ids=torch.minimum(positions, bounds[1]),
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+            **({"logits_to_keep": columns} if self.takes_columns else {}),
+            **({"output_hidden_states": asked_for(self.recorded)} if self.recorded else {}),
+        )
+        logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
+        return (logits, joined(outputs, self.recorded, logits.device)) if self.recorded else (logits,)
+
+
+class HeadPass(TracedPass):
+    """A pass of a draft head, from tokens' embeddings and states to states and logits; see `forward`."""
+
+    def of(self, model: PreTrainedModel) -> HeadPass:
+        return HeadPass(model)
+
+    def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        shape = (num_rows, num_columns, self.layers.config.hidden_size)
+        embeddings, states = (torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(2))
+        return embeddings, states
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        first: Tensor,
+        seen: Tensor,
+        bounds: Tensor,
+        slots: Tensor,
+        columns: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Args:
+            embeddings, states: `(batch, width, hidden)`, as the head takes them; the others as those of `Pass`.
+
+        Returns:
+            The head's own states `(batch, width, hidden)`, and logits `(batch, m, vocab)` over its own vocabulary.
+        """
+        cache = TracedCache(keys, values, slots.shape[0])
+        positions, cache.slots = fed_places(first, seen, bounds, embeddings.shape[1])
+        own = self.model(
+            inputs_embeds=embeddings,
+            states=states,
+            position_ids=positions,
+            attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
+            past_key_values=cache,
+        )
+        return own, self.model.logits(own[:, columns])

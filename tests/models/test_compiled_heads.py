@@ -1,0 +1,138 @@
+"""Draft heads' own passes, compiled ahead of time: EAGLE-3 and P-EAGLE."""
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.models import artifacts, exported, packing, pool, traced
+from hf_speculative.schedules import Constant
+from tests.support import heads, tiny
+from tests.support.emulated_compiler import install
+from tests.support.plain import reproduces_plain, same_as_plain
+
+SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+#: heads by name: the type of their target, and their own fields
+KINDS = {
+    "llama": ("llama", {}),
+    "reduced vocabulary": ("llama", {"draft_vocab": 50, "norm_before_fc": True}),
+    "sliding windows": ("mistral", {"kind": "qwen3", "layers": SLIDING | {"use_sliding_window": True}}),
+    "eagle 3.1": ("qwen3", {"kind": "qwen3", "fc_norm": True, "norm_output": True, "norm_before_residual": True}),
+    "parallel": ("llama", {"speculators_model_type": "peagle", "mask_token_id": 3}),
+}
+
+
+def made(name, attention="sdpa"):
+    model_type, fields = KINDS[name]
+    target = heads.target(model_type, attention)
+    return target, heads.eagle3(target, **fields)
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kwargs: None)  # of compile="auto"
+    return install(tmp_path, monkeypatch)
+
+
+def runs_of_head(emulated):
+    """Shapes of what the head's passes were fed: embeddings, where a language model is fed ids."""
+    return [shape for shape in emulated.runs if len(shape) == 3]
+
+
+@pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager")])
+def test_drafts_are_those_of_eager_passes(name, attention, emulated):
+    """Counted: a draft that differs is accepted otherwise. In rows of unequal length, some of which leave."""
+    target, head = made(name, attention)
+    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    for num_rows in (1, 3):
+        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
+        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, compile=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        assert compiled.num_draft_forwards == eager.num_draft_forwards == len(runs_of_head(emulated))
+        emulated.runs.clear()
+    reproduces_plain(target, (3, 2), **call, compile=True)
+    assert runs_of_head(emulated) and emulated.num_made == 2
+
+
+def test_rows_that_take_the_place_of_others(emulated):
+    target, head = made("llama")
+    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
+    found = hs.generate_batches(
+        target, rows, draft_model=head, batch_size=2, compile=True, num_draft_tokens=3, **options
+    )
+    for row, completion in zip(rows, found, strict=True):
+        assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
+    assert runs_of_head(emulated)
+
+
+def test_auto_takes_a_file_that_is_there(emulated):
+    target, head = made("llama")
+    same_as_plain(target, tiny.prompts(2), draft_model=head, compile="auto")
+    assert not emulated.runs
+    artifacts.make(head)
+    same_as_plain(target, tiny.prompts(2), draft_model=head, compile="auto", tree_top_k=1)
+    assert runs_of_head(emulated) == emulated.runs != [], "the target's is not there"
+
+
+def test_trees_are_drafted_eagerly(emulated):
+    target, head = made("llama")
+    artifacts.make(head)
+    options = {"num_draft_tokens": 6, "tree_top_k": 3}
+    eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
+    partly = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, compile="auto")
+    assert partly.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    assert 0 < len(runs_of_head(emulated)) < partly.num_draft_forwards
+
+
+@pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+def test_on_packed_weights(emulated):
+    """And eagerly, once somebody has looked at one in the middle of a call."""
+    target, head = made("llama")
+    hs.attach(target, head, pack_weights=True, compile=True)
+    call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12, "num_draft_tokens": 3}
+
+    class Looks:
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 14:
+                head.lm_head.weight.sum()
+            return scores
+
+    expected = target.generate(**{**call, "num_draft_tokens": None}, draft_model=None)
+    assert target.generate(**call).tolist() == expected.tolist()
+    num_runs = len(runs_of_head(emulated))
+    assert target.generate(**call, logits_processor=[Looks()]).tolist() == expected.tolist()
+    assert 0 < num_runs < len(runs_of_head(emulated)) < 2 * num_runs
+    hs.detach(target)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_exported_is_the_pass_at_all_sizes(name):
+    """The graph alone, without a compiler."""
+    module = traced.HeadPass(made(name)[1])
+    program = exported.export(module)
+    with torch.no_grad():
+        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60)):
+            inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
+            found, expected = program.module()(*inputs), module(*others)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(inputs[-1], others[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "sliding windows"])
+def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
+    pool._kept.clear()
+    target, head = made(name)
+    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    for num_rows in (1, 3):
+        eager = same_as_plain(target, tiny.prompts(num_rows), **call)
+        compiled = same_as_plain(target, tiny.prompts(num_rows), **call, compile=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
+    if not packing.why_not_packed(target):
+        hs.attach(target, head, pack_weights=True, compile=True)
+        same_as_plain(target, tiny.prompts(2), num_draft_tokens=3)
+        assert "-packed-" in artifacts.path_of(head).name and pool.kept(head).artifacts
+        hs.detach(target)
