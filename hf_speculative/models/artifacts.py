@@ -220,7 +220,7 @@ def pays(model: PreTrainedModel) -> bool:
 
 def is_head(model: PreTrainedModel) -> bool:
     """A draft head, which goes on from a target's states: no language model by itself."""
-    return not model.can_generate()
+    return model.main_input_name == "inputs_embeds" and not model.can_generate()
 
 
 def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
