@@ -67,8 +67,16 @@ def compile_to(
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+        _forget_tracing()
         say("comparing with the model")
         check(load(path, module), module)
+
+
+def _forget_tracing() -> None:
+    """torch keeps the nodes of the last graph that it traced, and thus the model's weights, until it traces another."""
+    from torch.fx.experimental import proxy_tensor
+
+    getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
 
 
 def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: TracedPass) -> None:

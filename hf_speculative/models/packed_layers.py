@@ -24,6 +24,8 @@ from .shallow import duplicate
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
 MOST_RESTORED = 3
+#: why a weight stays plain that an optimizer, another model, autograd or NumPy has as well
+HELD = "whose weights something else has as well"
 
 
 class Packed(nn.Module):
@@ -168,7 +170,7 @@ def why_not(module: nn.Module, is_shared: bool) -> str | None:
         return "in training, or made in inference mode"
     del weight
     if not is_shared and is_held(module._parameters):
-        return "whose weights something else has as well"
+        return HELD
     return None
 
 

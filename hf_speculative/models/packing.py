@@ -7,6 +7,7 @@ next call begins. docs/packed-weights.md has the figures, and what was tried bes
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ..reports.timing import timed
 from . import pool
-from .packed_layers import PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
+from .packed_layers import HELD, PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
 from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .sharding import group_of, is_sharded
 
@@ -116,6 +117,8 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Coll
     pool.release_artifact(model)  # which holds weights
     alike: dict[tuple, list[tuple[nn.Module, bool]]] = defaultdict(list)
     among = None if only is None else {model.get_submodule(name) for name in only}
+    if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in _linear_layers(model)):
+        gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
     for layer, is_shared in _linear_layers(model):
         if among is not None and layer not in among:
             packing.left["not faster packed"] += 1
@@ -135,7 +138,7 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Coll
                 if is_packed(layer) or pack(layer, packed_weight(layer), is_shared):
                     packing.add(layer, is_shared, times)
                 else:
-                    packing.left["whose weights something else has as well"] += 1
+                    packing.left[HELD] += 1
     _give_back_memory()
     return packing
 

@@ -133,6 +133,7 @@ def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
     if not packing.why_not_packed(target):
         hs.attach(target, head, pack_weights=True, compile=True)
+        assert packing.are_packed(target) and packing.are_packed(head), "nothing of the compiler's has the weights"
         same_as_plain(target, tiny.prompts(2), num_draft_tokens=3)
         assert "-packed-" in artifacts.path_of(head).name and pool.kept(head).artifacts
         hs.detach(target)

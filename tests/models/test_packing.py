@@ -201,6 +201,19 @@ def test_weights_that_something_else_has_stay_plain(model, holder):
         assert is_packed(model.lm_head)
 
 
+def test_what_is_garbage_holds_no_weights(model):
+    """torch.export leaves such cycles, and Python finds them when it happens to look."""
+    cycle = [model.lm_head.weight]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        del cycle
+        packing.pack_weights(model, only_if_faster=False)
+    finally:
+        gc.enable()
+    assert is_packed(model.lm_head)
+
+
 @pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2)])
 def test_a_shared_head_is_a_checked_copy(write):
     """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
