@@ -16,6 +16,7 @@ from hf_speculative.models.capture import CudaGraphs
 from hf_speculative.types import read_later, uploaded
 from tests.architectures.check import build
 from tests.support import fake_cuda, tied, tiny, tongues
+from tests.support.cases import slow_but
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 8}
 THREE = {"num_draft_tokens": 3}
@@ -106,9 +107,7 @@ ONE_READ = {
 SLOW = ("token rule", "copies of a prompt", "scores", "guidance", "early exit", "auto, trees", "graphs")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ONE_READ]
-)
+@pytest.mark.parametrize("name", slow_but(ONE_READ, *(name for name in ONE_READ if name not in SLOW)))
 def test_a_round_reads_once(name, gpus, monkeypatch):
     drafts, options = ONE_READ[name]
     model = DEEPER if name == "early exit" else TARGET
@@ -183,9 +182,7 @@ class TestMoreReads:
             assert self.most(monkeypatch, gpus, target, call) == 2
 
 
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dflash", "gemma4")), "bloom"]
-)
+@pytest.mark.parametrize("kind", slow_but(["dflash", "gemma4", "bloom"], "bloom"))
 def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
     if kind == "bloom":
         model = build("causal", "bloom")
@@ -208,7 +205,7 @@ def test_target_and_draft_apart(places, cuda_graphs, gpus):
     assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
 
 
-@pytest.mark.parametrize("draft_place", ["cuda:1", pytest.param("cuda:0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draft_place", slow_but(["cuda:1", "cuda:0"], "cuda:1"))
 def test_a_target_spread_over_two_devices(draft_place, gpus):
     places = {"model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
     places |= dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.layers.0"), "cuda:0")
@@ -222,7 +219,7 @@ def test_a_target_spread_over_two_devices(draft_place, gpus):
         assert ids(found) == ids(DEEPER.generate(**prompts("cpu"), **SETTINGS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", slow_but([torch.float16, torch.bfloat16], torch.float16))
 @pytest.mark.parametrize(
     "options", [THREE, SAMPLED, THREE | {"cuda_graphs": True}], ids=["greedy", "sampled", "graphs"]
 )

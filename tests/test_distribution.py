@@ -17,6 +17,7 @@ from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification, token
 from hf_speculative.verification.residual import draw_next_token
 from tests.support import tiny, trees
+from tests.support.cases import slow_but
 from tests.support.distributions import (
     NEW,
     PROMPTS,
@@ -70,9 +71,7 @@ def broken(pair):
     return draft
 
 
-@pytest.mark.parametrize(
-    "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES if rule != "block")]
-)
+@pytest.mark.parametrize("rule", slow_but(RULES, "block"))
 def test_a_broken_draft(pair, broken, rule):
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)

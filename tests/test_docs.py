@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support import call_path, notebooks
+from tests.support.cases import slow_but
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,9 +42,6 @@ def test_there_is_code_to_run():
 QUICK = (
     "README.md",
     "quickstart.md",
-    "add-a-drafter.md",
-    "add-a-rule.md",
-    "add-a-source.md",
     "no-draft-model.md",
     "trees.md",
 )
@@ -51,7 +49,7 @@ QUICK = (
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.name not in QUICK)) for page in CODE],
+    slow_but(CODE, *(page for page in CODE if page.name in QUICK)),
     ids=lambda page: page.name,
 )
 def test_code_blocks_run(page, tmp_path):
@@ -95,16 +93,20 @@ ARGUMENTS = {
 }
 
 
-SLOW_EXAMPLES = ("quality_unchanged", "compare_encoder_decoder", "evaluate_with_trainer", "serve_under_load")
+QUICK_EXAMPLES = (
+    "quickstart",
+    "streaming",
+    "custom_drafter",
+    "with_pipeline",
+    "compare_batching",
+    "train_with_generation",
+)
+SOME_EXAMPLES = [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE]
 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW_EXAMPLES))
-        for path in EXAMPLES
-        if path.name not in RUN_ELSEWHERE
-    ],
+    slow_but(SOME_EXAMPLES, *(path for path in SOME_EXAMPLES if path.stem in QUICK_EXAMPLES)),
     ids=lambda path: path.name,
 )
 def test_examples_run(path, tmp_path):

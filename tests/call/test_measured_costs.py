@@ -29,6 +29,7 @@ from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Constant
 from hf_speculative.types import Costs
 from tests.support import tiny
+from tests.support.cases import slow_but
 
 pytestmark = pytest.mark.measures
 SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))
@@ -141,7 +142,7 @@ SPEEDS = {
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("num_new", [16, 64, 110])
+@pytest.mark.parametrize("num_new", slow_but([16, 64, 110], 64))
 @pytest.mark.parametrize("speed", SPEEDS)
 def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_new, batch_size):
     ours = machine(*small, **SPEEDS[speed])
@@ -153,7 +154,7 @@ def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_n
     assert seconds == 0, "in the end all is known that this budget reaches"
 
 
-@pytest.mark.parametrize("num_new", [48, 128, 1000])
+@pytest.mark.parametrize("num_new", slow_but([48, 128, 1000], 128))
 @pytest.mark.parametrize("speed", SPEEDS)
 def test_calls_together_measure_no_longer_than_their_share(small, machine, monkeypatch, speed, num_new):
     monkeypatch.setattr(costs, "SHARE", 0.02)

@@ -20,6 +20,7 @@ from hf_speculative.schedules import (
 )
 from hf_speculative.verification import RULES, SampledVerification
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.drafters import MAKE_DRAFTER
 
 CHEAP = Costs({1: {0: 1.0, 8: 1.1}}, {1: {1: {4: 1.02, 8: 1.03}, 3: {8: 1.05}}})
@@ -35,17 +36,12 @@ MAKE_SCHEDULE = {
 }
 
 
-OTHER_RULES = [rule for rule in RULES.values() if rule is not SampledVerification]  # than the one that greedy calls get
-
-
 def test_every_shipped_part_is_in_the_matrix():
     assert set(MAKE_DRAFTER) == set(DRAFTERS) and set(MAKE_SCHEDULE) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "rule", [SampledVerification, *(pytest.param(rule, marks=pytest.mark.slow) for rule in OTHER_RULES)]
-)
+@pytest.mark.parametrize("rule", slow_but(RULES.values(), SampledVerification))  # which greedy calls get
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())
@@ -55,7 +51,7 @@ def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop, ChainOrTree))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
     config = SpeculativeConfig(

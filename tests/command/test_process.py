@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hf_speculative.cli import app
+from tests.support.cases import slow_but
 
 COMMANDS = [command.name for command in app.registered_commands]
 #: runs the command, where Ctrl-C may have been ignored by whoever started the tests
@@ -106,9 +107,7 @@ def stopped(process, is_ready):
     return output, messages
 
 
-@pytest.mark.parametrize(
-    "command", ["generate", *(pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name != "generate")]
-)
+@pytest.mark.parametrize("command", slow_but(COMMANDS, "generate"))
 def test_ctrl_c_while_it_imports(command, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("a\n")

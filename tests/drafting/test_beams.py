@@ -11,11 +11,12 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant
 from tests.support import distributions, tied, tiny, trees
+from tests.support.cases import slow_but
 from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("model_type", slow_but(["llama", "mistral", "gemma3_text", "gpt2"], "mistral"))
 def test_the_drafts_cache_is_right_after_every_round(model_type):
     """Greedy, unequal rows that end one by one, past a window of 8; sizes that leave expanded nodes out, and the reverse."""
     model = tiny.build(model_type)

@@ -14,6 +14,7 @@ from hf_speculative.drafting.raw_embedding import raw_embedding
 from hf_speculative.heads import load_head
 from hf_speculative.types import Batch
 from tests.support import blocks, distributions, tiny
+from tests.support.cases import slow_but
 from tests.support.plain import reproduces_plain, same_as_plain
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
@@ -157,10 +158,9 @@ def test_greedy_and_reproducible(kind, folders, target):
     reproduces_plain(target, (1, 4), draft_model=head)
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("JetSpec", "DSpark, gated")]
-
-
-@pytest.mark.parametrize("kind", ["DFlash 2", "DSpark, rnn", *SLOW])
+@pytest.mark.parametrize(
+    "kind", slow_but(["DFlash 2", "DSpark, rnn", "JetSpec", "DSpark, gated"], "DFlash 2", "DSpark, rnn")
+)
 def test_trees_of_a_block(kind, folders, target):
     """Levels come from the block, corrected by what is on the way to each node."""
     head = load_head(folders / kind)

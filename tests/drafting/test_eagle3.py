@@ -16,6 +16,7 @@ from hf_speculative.schedules import Constant
 from hf_speculative.types import Batch
 from hf_speculative.verification import BlockVerification
 from tests.support import distributions, heads, tiny, trees
+from tests.support.cases import slow_but
 from tests.support.compared import compared
 from tests.support.plain import reproduces_plain, same_as_plain
 
@@ -179,11 +180,7 @@ def fresh(target, head, text, path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("eagle 3.1", "narrow", "parallel", "llama") else ())
-        for name in KINDS
-    ],
+    "name", slow_but(KINDS, *(name for name in KINDS if name not in ("eagle 3.1", "narrow", "parallel", "llama")))
 )
 def test_proposals_equal_those_of_fresh_passes(name):
     """Chains and trees: after every round, in unequal rows that end one by one, past windows of 4 and 8."""

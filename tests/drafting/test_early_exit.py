@@ -16,6 +16,7 @@ from hf_speculative.models import EarlyExitModel, probe
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
+from tests.support.cases import slow_but
 from tests.support.plain import NEW, reproduces_plain, same_as_plain, state_of
 
 LAYERS, EXIT = 4, 2
@@ -52,7 +53,7 @@ def deep(model_type="llama", factor=0.35, attention="sdpa", **overrides):
 # Early exit
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
 @pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
 def test_early_exit_greedy_on_every_architecture(model_type, attention):
     """Three unequal rows, past any sliding window; no layer, module or number is changed in the model."""

@@ -15,6 +15,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import ChainOrTree, Constant, Costs, FreeOrPaid
 from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
+from tests.support.cases import slow_but
 from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain
 
@@ -81,7 +82,7 @@ class Watched(Beams):
 
 
 @pytest.mark.parametrize("top_k, depth", [(3, 4), (2, 1), (1, None)], ids=["tree", "one level", "chain"])
-@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+@pytest.mark.parametrize("model_type", slow_but(["llama", "mistral"], "mistral"))
 def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, depth):
     """Greedy, unequal rows, past a window of 8: each logit of the draft is that of a fresh pass over the text."""
     model = tiny.build(model_type)

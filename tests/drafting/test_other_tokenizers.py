@@ -20,6 +20,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
 from tests.architectures import check as architectures
 from tests.support import tiny, tongues
+from tests.support.cases import slow_but
 from tests.support.distributions import SETTINGS, VOCAB, assert_exact
 
 TARGET, DRAFT, TOKENIZER = tongues.pair()
@@ -64,9 +65,7 @@ def call(name, mapping, **config):
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (i > 1)) for i, name in enumerate(PAIRS)]
-)
+@pytest.mark.parametrize("name", slow_but(PAIRS, "metaspace draft, BOS"))
 def test_greedy_equals_plain(name, mapping):
     target, inputs, draft, least = call(name, mapping)
     settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
@@ -121,7 +120,9 @@ def letters():
     return target, tokenizer, draft, draft_tokenizer
 
 
-@pytest.mark.parametrize("name", ["temperature and top_k", "top_p", "repetition penalty", "a stop"])
+@pytest.mark.parametrize(
+    "name", slow_but(["temperature and top_k", "top_p", "repetition penalty", "a stop"], "top_p", "a stop")
+)
 def test_the_distribution_of_token_intersection(letters, name):
     kwargs = tongues.speaking(letters[2], letters[1], letters[3], "intersection", num_draft_tokens=3)
     assert_exact(letters[0], kwargs, **SETTINGS[name])

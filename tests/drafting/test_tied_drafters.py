@@ -17,6 +17,7 @@ from hf_speculative.drafting.stepwise import Stepwise
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 from tests.support import distributions, tied, tiny
+from tests.support.cases import slow_but
 from tests.support.emulated_compiler import install
 from tests.support.plain import reproduces_plain, same_as_plain, state_of
 
@@ -67,7 +68,7 @@ def test_every_tied_drafter_is_tested():
     assert {*KINDS.values(), EarlyExit} | of_other_files == set(TIED_DRAFTERS)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
 @pytest.mark.parametrize("name", KINDS)
 def test_greedy(make, name, attention):
     """Three unequal rows, each of which drafts and accepts what it does alone; nothing is changed in either model."""
@@ -87,7 +88,7 @@ def test_greedy(make, name, attention):
     assert [state_of(each) for each in models] == before
 
 
-@pytest.mark.parametrize("schedule", ["constant", "heuristic", "confidence"])
+@pytest.mark.parametrize("schedule", slow_but(["constant", "heuristic", "confidence"], "confidence"))
 @pytest.mark.parametrize("rule", [SampledVerification, TokenVerification, BlockVerification])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_every_rule_and_schedule(make, name, rule, schedule):

@@ -14,6 +14,7 @@ from hf_speculative.drafting.chances import Chances
 from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
+from tests.support.cases import slow_but
 
 SAMPLER = type("Sampler", (), {"vocab_size": 10})
 #: a pass over many columns costs as much as one over one
@@ -135,7 +136,9 @@ GUESSERS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["greedy", "reproducible", "windows", "penalties", "prompts repeated"])
+@pytest.mark.parametrize(
+    "mode", slow_but(["greedy", "reproducible", "windows", "penalties", "prompts repeated"], "reproducible", "windows")
+)
 @pytest.mark.parametrize("guessers", GUESSERS)
 def test_calls_give_plain_tokens(guessers, mode):
     model = tiny.build("mistral") if mode == "windows" else tiny.llama()

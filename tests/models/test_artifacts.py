@@ -13,6 +13,7 @@ import hf_speculative as hs
 from hf_speculative.call import measured_costs
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, exported, pool, running, traced
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.emulated_compiler import install
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
@@ -261,7 +262,7 @@ class TestWhatCannotBeCompiled:
                 exported.check(with_noise(0.5, num_wrong=1), module)
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", slow_but(["llama", "gemma3_text"], "llama"))
 def test_what_is_exported_serves_all_sizes(kind):
     """The graph alone, without a compiler."""
     module = traced.Pass(tiny.build(kind))

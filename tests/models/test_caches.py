@@ -11,6 +11,7 @@ import hf_speculative as hs
 from hf_speculative.models.rollback import copy_of
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import ours, plain, same
 
 # Mllama's own, in older transformers
@@ -147,7 +148,7 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
 
 
 @pytest.mark.parametrize("shows_pads", [True, False])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "bloom"])
+@pytest.mark.parametrize("name", slow_but(["llama", "gemma3_text", "gpt2", "bloom"], "gemma3_text", "bloom"))
 def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
     """Rows that ended early hold pad tokens, which the longer mask shows or hides; each row goes on as after plain decoding."""
     model = build("causal", name)

@@ -8,6 +8,7 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.models import artifacts, exported, packing, pool, traced
 from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
+from tests.support.cases import slow_but
 from tests.support.emulated_compiler import install
 from tests.support.plain import reproduces_plain, same_as_plain
 
@@ -106,7 +107,7 @@ def test_on_packed_weights(emulated):
     hs.detach(target)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slow_but(KINDS, "eagle 3.1"))
 def test_what_is_exported_is_the_pass_at_all_sizes(name):
     """The graph alone, without a compiler."""
     module = traced.HeadPass(made(name)[1])

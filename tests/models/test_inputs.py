@@ -15,6 +15,7 @@ import hf_speculative as hs
 from hf_speculative.models import Inputs, inputs_for_draft
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import same
 
 # Mllama's own, in older transformers
@@ -189,8 +190,10 @@ ODD_SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", ODD_SOURCES)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "opt", "bloom", "qwen3_next"])
+@pytest.mark.parametrize("source", slow_but(ODD_SOURCES, "a ragged draft", "a draft of its own path"))
+@pytest.mark.parametrize(
+    "name", slow_but(["llama", "gemma3_text", "gpt2", "opt", "bloom", "qwen3_next"], "llama", "bloom")
+)
 def test_masks_that_hide_more_than_left_padding(name, source):
     """Row by row and as a batch, greedy with processors and sampled, several times a prompt."""
     model = build("causal", name)
@@ -251,7 +254,7 @@ def test_a_prompt_in_chunks(decoder):
 NEGATIVE = torch.randint(1, 60, (3, 4), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("do_sample", slow_but([False, True], True))
 @pytest.mark.parametrize("negative", [None, NEGATIVE], ids=["last token", "negative prompt"])
 def test_guidance(decoder, negative, do_sample):
     model, inputs = decoder
@@ -319,7 +322,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("do_sample", slow_but([False, True], True))
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_on_every_path(option, do_sample):
     for mapping, name in (("causal", "llama"), ("causal", "qwen3_next"), ("seq2seq", "bart")):

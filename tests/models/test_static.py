@@ -16,6 +16,7 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, pool, running, static, why_eager
 from tests.architectures.check import build
 from tests.support import distributions, tiny
+from tests.support.cases import slow_but
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -251,7 +252,7 @@ class TestCompile:
     def no_files(self, monkeypatch):
         monkeypatch.setattr(artifacts, "why_not", lambda model: "is compiled in the process")
 
-    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("backend", slow_but(["eager", "inductor"], "eager"))
     def test_equals_plain_without_recompiling(self, backend, monkeypatch):
         from torch._dynamo.utils import counters
 

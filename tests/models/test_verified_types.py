@@ -7,6 +7,7 @@ import pytest
 from tests.architectures import page
 from tests.architectures.check import MAPPINGS, examine, types_of
 from tests.architectures.runner import run
+from tests.support.cases import slow_but
 
 #: what people run, and layouts that differ: latent attention, experts, windows, ALiBi, recurrence, encoders, images
 SAMPLE = {
@@ -32,8 +33,13 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize("mapping, model_type", [(mapping, name) for mapping in SAMPLE for name in SAMPLE[mapping]])
-def test_a_sample_is_exact_by_the_path_it_is_known_to_take(mapping, model_type):
+TYPES = [(mapping, model_type) for mapping in SAMPLE for model_type in SAMPLE[mapping]]
+QUICK = ("gemma3_text", "llama", "bloom", "qwen3_next", "mamba", "bart", "llava")
+
+
+@pytest.mark.parametrize("case", slow_but(TYPES, *(case for case in TYPES if case[1] in QUICK)), ids="-".join)
+def test_a_sample_is_exact_by_the_path_it_is_known_to_take(case):
+    mapping, model_type = case
     result = examine(mapping, model_type)
     assert result.outcome == SAMPLE[mapping][model_type], result.message
 

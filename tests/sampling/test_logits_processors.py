@@ -13,6 +13,7 @@ import hf_speculative as hs
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.types import Batch, Tree
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import NEW, ours, plain
 from tests.support.trees import depth_of, path_to, random_parents
 
@@ -223,7 +224,7 @@ def some_batch(generator, shortest):
     return batch
 
 
-@pytest.mark.parametrize("pass_over", ["chain", "tree", "draft", "tree beside a memory"])
+@pytest.mark.parametrize("pass_over", slow_but(["chain", "tree", "draft", "tree beside a memory"], "tree", "draft"))
 @pytest.mark.parametrize("name", MEMORYLESS)
 def test_all_positions_at_once_are_as_one_by_one(name, pass_over):
     generator, is_draft = random.Random(0), pass_over == "draft"

@@ -21,6 +21,7 @@ from hf_speculative.schedules.remaining import Remaining
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
+from tests.support.cases import slow_but
 
 #: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any
 COSTS = {
@@ -68,7 +69,7 @@ def simulate(schedule, costs, accepts, num_tokens, seed) -> tuple[float, list[in
 
 
 @pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95])
+@pytest.mark.parametrize("alpha", slow_but([0.3, 0.5, 0.7, 0.8, 0.9, 0.95], 0.3, 0.8))
 def test_within_five_percent_of_the_best_constant_length(name, alpha):
     curve = Costs({1: COSTS[name]}).curve(1, 16)
     best = min(time / theory.expected_tokens(alpha, n) for n, time in enumerate(curve))
