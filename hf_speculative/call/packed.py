@@ -22,8 +22,9 @@ def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *con
     )
     if not value or not takes_packed(model, compile, cuda_graphs):
         return
-    is_first = value == "auto" and bool(compile) and not packing.was_asked_for(model)
-    packing.pack_weights(model, value == "auto", only=artifacts.chosen(model) if is_first else None)
+    # What a packed layer costs more than a plain one in an eager pass, it does not cost where Python does not run.
+    is_timed = value == "auto" and not (compile and artifacts.why_not(model) is None)
+    packing.pack_weights(model, only_if_faster=is_timed)
 
 
 def check_pack_weights(value: bool | str, target: PreTrainedModel, config: SpeculativeConfig) -> None:

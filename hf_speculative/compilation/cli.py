@@ -16,9 +16,6 @@ from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
-#: what `attach` calls them
-PACK_WEIGHTS: dict[str, bool | str] = {"auto": "auto", "all": True}
-
 
 def compile_command(
     model: Annotated[
@@ -32,11 +29,8 @@ def compile_command(
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
     ] = "",
     pack_weights: Annotated[
-        str,
-        typer.Option(
-            help='For weights that `attach` packs: "auto" for pack_weights="auto", "all" for pack_weights=True.'
-        ),
-    ] = "",
+        bool, typer.Option("--pack-weights", help="For weights that `attach(..., pack_weights=...)` packs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
@@ -54,13 +48,11 @@ def compile_command(
     For a draft head, the target's passes give the hidden states that the head reads; of heads, EAGLE-3's own are compiled:
     hf-speculative compile meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
 
-    On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights auto
+    On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights
 
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
     check_dtype(dtype)
-    if pack_weights not in ("", *PACK_WEIGHTS):
-        raise ValueError(f"--pack-weights {pack_weights}: choose one of {', '.join(PACK_WEIGHTS)}.")
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.packed import pack
@@ -71,12 +63,10 @@ def compile_command(
         names = ("MODEL", "--draft-model")
         target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
         if pack_weights and (reason := packing.why_not_packed(target)):
-            raise ValueError(
-                f"`--pack-weights {pack_weights}` has no effect: {type(target).__name__} {reason}. Leave it out."
-            )
+            raise ValueError(f"`--pack-weights` has no effect: {type(target).__name__} {reason}. Leave it out.")
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, PACK_WEIGHTS.get(pack_weights, False), {"compile": True})
+        pack(one, pack_weights, {"compile": True})
         is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
             if reason := why_eager(one):
@@ -93,7 +83,7 @@ def compile_command(
         if not as_json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
             states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
-            on_packed = f", {num_packed} linear layers packed" * bool(pack_weights)
+            on_packed = f", {num_packed} linear layers packed" * pack_weights
             Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {path}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))

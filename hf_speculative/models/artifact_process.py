@@ -24,7 +24,7 @@ def main(place: Path) -> None:
         dtype = getattr(torch, asked["dtype"])
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
         if asked["packed"]:
-            packing.pack_weights(model, only=asked["packed"], only_if_faster=asked["chosen"])
+            packing.pack_weights(model, only=asked["packed"])
         path, recorded = Path(asked["path"]), tuple(asked["recorded"])
         if artifacts.path_of(model, recorded) != path:
             path.parent.mkdir(parents=True, exist_ok=True)

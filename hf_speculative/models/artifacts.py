@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..version import __version__
-from . import exported, packing
+from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved
 from .packed_layers import PLAIN, packed_of
@@ -92,18 +92,6 @@ def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     packed = sorted(packed_of(model))
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
     return folder() / f"{_described(model)}{states}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
-
-
-def chosen(model: PreTrainedModel) -> list[str] | None:
-    """The layers that `pack_weights="auto"` had packed where a file was made for `model`; `None` if none was.
-
-    What is faster packed is measured. So it may be another choice in another process, for which there is no file.
-    """
-    for path in sorted(folder().glob(f"{_described(model)}*-packed-*.pt2")):
-        notes = exported.notes_of(path)
-        if notes["is_chosen"] == "True":
-            return json.loads(notes["packed"])
-    return None
 
 
 def _described(model: PreTrainedModel) -> str:
@@ -199,8 +187,7 @@ def make(
         with tempfile.TemporaryDirectory(dir=path.parent) as place:
             begun = Path(place) / "pass.pt2"
             try:
-                notes = {"is_chosen": str(packing.are_chosen(model))}
-                exported.compile_to(begun, _pass(model, recorded), say, notes)
+                exported.compile_to(begun, _pass(model, recorded), say)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
@@ -237,7 +224,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
     asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
-    asked |= {"path": str(path), "packed": sorted(packed_of(model)), "chosen": packing.are_chosen(model)}
+    asked |= {"path": str(path), "packed": sorted(packed_of(model))}
     asked["recorded"] = recorded
     (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,14 +39,11 @@ def export(module: TracedPass):
         return torch.export.export(module, module.sample(3, 5, 300), dynamic_shapes=module.shapes(), strict=False)
 
 
-def compile_to(
-    path: Path, module: TracedPass, say: Callable[[str], None] = lambda step: None, notes: Mapping[str, str] = {}
-) -> None:
+def compile_to(path: Path, module: TracedPass, say: Callable[[str], None] = lambda step: None) -> None:
     """Exports and compiles `module` and writes it to `path`, if it does what the model does.
 
     Args:
         say: is told what is done.
-        notes: kept in the file beside the packed layers, for `notes_of`.
 
     Raises:
         Differs: it does not.
@@ -60,10 +57,9 @@ def compile_to(
         warnings.simplefilter("ignore")  # what torch deprecates of its own is not for our users to mend
         program = export(module.for_compiler())
         say("compiling")
-        notes = {**notes, "packed": json.dumps(sorted(module.packed))}
         settings = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.metadata": notes,
+            "aot_inductor.metadata": {"packed": json.dumps(sorted(module.packed))},
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
@@ -109,11 +105,6 @@ def flat(*inputs) -> list[Tensor]:
 def open_package(path: Path):
     """torch's loader of a compiled file: `get_constant_fqns`, `get_metadata`, `load_constants` and `run`."""
     return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-
-
-def notes_of(path: Path) -> dict[str, str]:
-    """What the file says of itself, without loading it."""
-    return torch._C._aoti.AOTIModelPackageLoader.load_metadata_from_package(str(path), "model")
 
 
 def load(path: Path, module: TracedPass) -> BoundPass:

@@ -43,7 +43,7 @@ class Packing:
         left: why others stay plain: how many by reason.
         seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
-        is_chosen: the layers are those for which it is faster.
+        is_chosen: the layers are those for which it is faster in eager passes.
     """
 
     layers: list[tuple[nn.Module, bool]] = field(default_factory=list)
@@ -103,12 +103,12 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
 
 
 def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Collection[str] | None = None) -> Packing:
-    """Packs what can be packed of `model`, and by default what is faster so.
+    """Packs what can be packed of `model`, and by default what is faster so in eager passes; and the rest, if asked later.
 
     Args:
-        only: the layers for which this is known to be so, by name.
+        only: these layers, by name, and no others.
     """
-    if (known := _packings.get(model)) is not None:
+    if (known := _packings.get(model)) is not None and (only_if_faster or not known.is_chosen):
         renew(model)
         return known
     packing = _packings[model] = Packing(is_chosen=only_if_faster)
@@ -178,16 +178,6 @@ def keep_plain(model: PreTrainedModel, reason: str) -> None:
 def is_partial(model: PreTrainedModel) -> bool:
     """Some layers that were packed once are plain now."""
     return model in _packings and not all(is_packed(layer) for layer, _ in _packings[model].layers)
-
-
-def was_asked_for(model: PreTrainedModel) -> bool:
-    """It is known which of its layers are to be packed, if any."""
-    return model in _packings
-
-
-def are_chosen(model: PreTrainedModel) -> bool:
-    """Those of its layers are packed that are faster so."""
-    return model in _packings and _packings[model].is_chosen
 
 
 def are_packed(model: PreTrainedModel | None) -> bool:

@@ -190,7 +190,7 @@ class TestAuto:
 
 class TestWhatCannotBeCompiled:
     def test_says_why_and_is_not_tried_again(self, target, emulated, monkeypatch):
-        def refuse(path, module, say, notes):
+        def refuse(path, module, say):
             emulated.num_made += 1
             raise exported.Differs("other logits")
 

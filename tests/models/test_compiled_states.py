@@ -85,7 +85,7 @@ def test_auto_moves_over(pair, emulated, monkeypatch):
 def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkeypatch):
     model, head = pair
 
-    def refuse(path, module, say, notes):
+    def refuse(path, module, say):
         raise exported.Differs("other logits")
 
     monkeypatch.setattr(exported, "compile_to", refuse)

@@ -17,11 +17,11 @@ _loaded: list[dict] = []
 class Package:
     """What torch's loader of a compiled file does, by the traced module itself on the constants it was given."""
 
-    def __init__(self, compiler, module, notes):
-        self.compiler, self.module, self.notes = compiler, module, notes
+    def __init__(self, compiler, module, packed):
+        self.compiler, self.module, self.packed = compiler, module, packed
 
     def get_metadata(self):
-        return self.notes
+        return {"packed": json.dumps(self.packed)}
 
     def get_constant_fqns(self):
         return [name for named in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in named]
@@ -44,19 +44,15 @@ class Emulated:
     """A compiler whose passes are the model's own, and see what a compiled one does: flat tensors, its own constants."""
 
     def __init__(self):
-        self.num_made, self.runs, self.modules, self.notes = 0, [], {}, {}
+        self.num_made, self.runs, self.modules = 0, [], {}
 
-    def compile_to(self, path, module, say=lambda step: None, notes=None):
+    def compile_to(self, path, module, say=lambda step: None):
         self.num_made += 1
         path.write_text(str(self.num_made))
-        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler())
-        self.notes[str(self.num_made)] = (notes or {}) | {"packed": json.dumps(list(module.packed))}
+        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler()), list(module.packed)
 
     def open_package(self, path):
-        return Package(self, self.modules[path.read_text()], self.notes_of(path))
-
-    def notes_of(self, path):
-        return self.notes[path.read_text()]
+        return Package(self, *self.modules[path.read_text()])
 
 
 def install(folder, monkeypatch) -> Emulated:
@@ -65,7 +61,6 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setenv(artifacts.FOLDER, str(folder))
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "open_package", compiler.open_package)
-    monkeypatch.setattr(exported, "notes_of", compiler.notes_of)
     monkeypatch.setattr(artifacts, "_started", set())
     pool._kept.clear()
     return compiler
