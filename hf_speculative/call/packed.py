@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..models import artifacts, packing, takes_packed
+from ..models import artifacts, packing
 from .configuration import SpeculativeConfig
 from .generation_settings import first_given
 
@@ -20,11 +20,18 @@ def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *con
         first_given(kwargs.get(name), *(getattr(one, name, None) for one in configs))
         for name in ("compile", "cuda_graphs")
     )
-    if not value or not takes_packed(model, compile, cuda_graphs):
+    if not value:
+        return
+    is_ahead = bool(compile) and artifacts.why_not(model) is None
+    if not _takes_packed(compile, cuda_graphs, is_ahead):
         return
     # What a packed layer costs more than a plain one in an eager pass, it does not cost where Python does not run.
-    is_timed = value == "auto" and not (compile and artifacts.why_not(model) is None)
-    packing.pack_weights(model, only_if_faster=is_timed)
+    packing.pack_weights(model, only_if_faster=value == "auto" and not is_ahead)
+
+
+def _takes_packed(compile: bool | str | None, cuda_graphs: bool | None, is_ahead: bool) -> bool:
+    """Passes that run as asked read packed weights: eager ones do, and those compiled ahead of time, if these `is_ahead`."""
+    return not cuda_graphs and (compile is not True or is_ahead)
 
 
 def check_pack_weights(value: bool | str, target: PreTrainedModel, config: SpeculativeConfig) -> None:
@@ -37,7 +44,8 @@ def check_pack_weights(value: bool | str, target: PreTrainedModel, config: Specu
         raise ValueError(f'`pack_weights={value!r}`: give True, False or "auto".')
     if value is not True:
         return
-    is_static = not takes_packed(target, config.compile, config.cuda_graphs)
+    is_ahead = config.compile is True and artifacts.why_not(target) is None
+    is_static = not _takes_packed(config.compile, config.cuda_graphs, is_ahead)
     static = "is to run passes that are captured, or compiled in the process, which take plain weights"
     if (reason := static if is_static else packing.why_not_packed(target)) is not None:
         name = type(target).__name__

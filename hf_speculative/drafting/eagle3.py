@@ -55,6 +55,8 @@ class Eagle3(Stepwise):
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.cache = RaggedCache([None] * len(self.model.layers))
+        #: what a compiled pass is told of the cache's slots: all of them, and the last one
+        self.slots = self.bounds = torch.empty(0, dtype=torch.long)
         #: slots of each row that hold pairs with the target's states
         self.seen = [0] * len(batch.rows)
 
@@ -161,9 +163,11 @@ class Eagle3(Stepwise):
                 layer.lazy_initialization(nothing, nothing)
         keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
         fed = (self._embedded(tokens), states.contiguous(), first.contiguous(), seen)
-        bounds = uploaded([cache.capacity - 1, cache.capacity - 1], self.device)
-        columns = torch.arange(width - num_last, width)
-        found = self.one_pass([*fed, bounds, torch.arange(cache.end), columns, *keys, *values])
+        if len(self.slots) != cache.capacity:  # made once, not in each step
+            self.slots = torch.arange(cache.capacity)
+            self.bounds = torch.full((2,), cache.capacity - 1)
+        slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
+        found = self.one_pass([*fed, self.bounds, slots, columns, *keys, *values])
         if found is None:
             self.one_pass = None
             return None

@@ -12,7 +12,7 @@ from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, why_no_states
-from .running import head_pass, how_passes_run, ragged_model, recording_model, takes_packed, why_eager
+from .running import head_pass, how_passes_run, ragged_model, recording_model, why_eager
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -72,7 +72,6 @@ __all__ = [
     "ragged_deviation",
     "ragged_model",
     "recording_model",
-    "takes_packed",
     "text_inputs",
     "tolerance",
     "universal_deviation",

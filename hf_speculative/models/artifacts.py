@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -28,9 +29,9 @@ from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved
 from .packed_layers import PLAIN, packed_of
-from .packed_parameters import WEIGHT, named_parameters_of, parameters_of
+from .packed_parameters import WEIGHT, named_parameters_of, own_parameters, parameters_of
 from .shallow import has_own_forward, install_capturing_hooks
-from .states import only_captures
+from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass
 
 FOLDER = "HF_SPECULATIVE_PASSES"
@@ -69,9 +70,10 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "runs under autocast"
     if any(module.training for module in modules):
         return "is in training mode"
-    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_captures(model):
+    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
         return "has hooks, or a `forward` of its own"
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in (*parameters_of(model), *model.buffers())):
+    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors if tensor is not None):
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"

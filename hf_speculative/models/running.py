@@ -96,11 +96,6 @@ def why_eager(model: PreTrainedModel) -> str | None:
     return None
 
 
-def takes_packed(model: PreTrainedModel, compile: bool | str | None, cuda_graphs: bool | None) -> bool:
-    """Passes that run as asked read packed weights: eager ones do, and those compiled ahead of time."""
-    return not cuda_graphs and (compile is not True or artifacts.why_not(model) is None)
-
-
 def _ahead_of_time(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()) -> artifacts.Run | None:
     """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 
@@ -18,7 +19,7 @@ def joined(outputs, layers: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
 
 
-def only_captures(model: PreTrainedModel) -> bool:
-    """The model's hooks, if it has any, are those by which transformers captures states, which change nothing."""
-    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]
+def only_capture(modules: Iterable[nn.Module]) -> bool:
+    """Their hooks, if they have any, are those by which transformers captures states, which change nothing."""
+    hooks = [hook for module in modules for hook in module._forward_hooks.values()]
     return all(getattr(hook, "__module__", None) == output_capturing.__name__ for hook in hooks)
