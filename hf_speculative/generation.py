@@ -188,9 +188,9 @@ def attach(
             model's `generation_config` names a source of drafts, as `assistant_early_exit` does.
         config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
         pack_weights: on a CPU, keep the weights of linear layers in the order that the processor reads fastest, in place of the
-            plain ones, until `detach` or somebody looks at them: `"auto"` where that is faster, `True` wherever it can be done.
-            In float32 the last bits of products change. Plain `generate` of the attached model gets faster, too: see
-            docs/packed-weights.md.
+            plain ones, until `detach` or somebody looks at them: `True` wherever it can be done, `"auto"` where that is faster
+            in eager passes, and everywhere for compiled ones. In float32 the last bits of products change. Plain `generate` of
+            the attached model gets faster, too: see docs/packed-weights.md.
         **settings: fields of `SpeculativeConfig`, instead of a `config` or before it: `method="suffix"` needs no draft.
 
     Returns:
