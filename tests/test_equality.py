@@ -10,7 +10,6 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from tests.support import tiny
-from tests.support.cases import slow_but
 
 NEW = 24
 
@@ -25,7 +24,7 @@ def same_as_plain(model, inputs, **kwargs):
     return found
 
 
-@pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
 def test_greedy_on_every_architecture(model_type, attention):
     """Three unequal rows, past any sliding window, and each row of the batch as it is on its own."""
