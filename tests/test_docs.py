@@ -39,12 +39,7 @@ def test_there_is_code_to_run():
     assert {page.name for page in CODE} >= {"README.md", "add-a-drafter.md", "add-a-rule.md", "correctness.md"}
 
 
-QUICK = (
-    "README.md",
-    "quickstart.md",
-    "no-draft-model.md",
-    "trees.md",
-)
+QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 
 
 @pytest.mark.parametrize(
@@ -93,20 +88,13 @@ ARGUMENTS = {
 }
 
 
-QUICK_EXAMPLES = (
-    "quickstart",
-    "streaming",
-    "custom_drafter",
-    "with_pipeline",
-    "compare_batching",
-    "train_with_generation",
-)
-SOME_EXAMPLES = [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE]
+RUN_HERE = [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE]
+QUICK_HERE = ("quickstart", "streaming", "custom_drafter", "with_pipeline", "compare_batching", "train_with_generation")
 
 
 @pytest.mark.parametrize(
     "path",
-    slow_but(SOME_EXAMPLES, *(path for path in SOME_EXAMPLES if path.stem in QUICK_EXAMPLES)),
+    slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)),
     ids=lambda path: path.name,
 )
 def test_examples_run(path, tmp_path):

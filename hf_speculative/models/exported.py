@@ -62,8 +62,10 @@ def compile_to(path: Path, module: TracedPass, say: Callable[[str], None] = lamb
             "aot_inductor.metadata": {"packed": json.dumps(sorted(module.packed))},
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-        _forget_tracing()
+        try:
+            aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+        finally:
+            _forget_tracing()
         say("comparing with the model")
         check(load(path, module), module)
 
