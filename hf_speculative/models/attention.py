@@ -49,7 +49,7 @@ def folded_attention(
         query.reshape(batch, heads // groups, groups * width, dim),
         key,
         value,
-        attn_mask=_fold_mask(attention_mask, groups, width),
+        attn_mask=_folded_mask(attention_mask, groups, query),
         scale=kwargs.get("scaling"),
     )
     return output.reshape(batch, heads, width, value.shape[-1]).transpose(1, 2).contiguous(), None
@@ -65,8 +65,22 @@ def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
     return is_narrow and mask.ndim == 4 and device in ("cpu", "cuda")
 
 
-def _fold_mask(mask: Tensor | None, groups: int, width: int) -> Tensor | None:
-    if mask is None or mask.shape[1:3] == (1, 1):
+def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | None:
+    """`mask` for a group's queries side by side. On a CPU as it is added to scores, made once for all layers that get `mask`."""
+    width, dtype = query.shape[2], query.dtype
+    if mask is None or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return None if mask is None else _fold(mask, groups, width)
+    made, kind = vars(mask).setdefault("folded", {}), (groups, width, dtype)
+    if kind not in made:
+        folded = _fold(mask, groups, width)
+        # What torch makes of it anew in each layer.
+        added = torch.zeros((), dtype=dtype).where(folded, float("-inf")) if folded.dtype == torch.bool else folded
+        made[kind] = added
+    return made[kind]
+
+
+def _fold(mask: Tensor, groups: int, width: int) -> Tensor:
+    if mask.shape[1:3] == (1, 1):
         return mask
     batch, heads, _, slots = mask.shape
     rows = mask.expand(-1, -1, width, -1)

@@ -53,6 +53,22 @@ def test_the_same_as_transformers(groups):
                 assert weights is None and found.is_contiguous()
 
 
+def test_a_mask_is_made_once_for_all_layers():
+    """As it is added to scores: torch makes that of a boolean mask in each layer."""
+    groups, dtypes = 2, (torch.float32, torch.bfloat16)
+    module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+    mask = masks(groups * KEY_HEADS, 3)[0]
+    for dtype in dtypes:
+        query, keys = (torch.randn(BATCH, heads, n, DIM, dtype=dtype) for heads, n in ((4, 3), (KEY_HEADS, SLOTS)))
+        expected = sdpa_attention_forward(module, query, keys, keys, mask.clone())[0]
+        num_made = []
+        for _ in range(3):
+            with Allocations() as made:
+                torch.testing.assert_close(folded_attention(module, query, keys, keys, mask)[0], expected)
+            num_made.append(sum(size == BATCH * groups * 3 * SLOTS for size in made.sizes))
+        assert num_made[0] > 0 and num_made[1:] == [0, 0]
+
+
 def test_one_graph_under_compile():
     groups = 2
     module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
