@@ -80,7 +80,7 @@ def serve(
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         drafts = dict(drafting or {})
         if model is None:
-            target, draft, processor = embedded_pair(dtype=getattr(torch, dtype or "float32"))
+            target, draft, processor = embedded_pair(getattr(torch, dtype or "float32"), head=True)
             target, drafts = target.to(device), {"draft_model": draft.to(device)} | drafts
         else:
             target = load_named("MODEL", model, dtype, device)
