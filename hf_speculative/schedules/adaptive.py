@@ -7,7 +7,8 @@ tell less about it. What counts is when the last row is done (`remaining.py`).
 
 If no draft seems to pay, the length is 0, plain decoding, unless there is credit: a little at the start, a little more with
 each round, and some of the time that drafting has saved, in earlier calls too. So bad luck at the start of a text does not end
-drafting, a text that becomes predictable is noticed, and a useless draft costs little.
+drafting, a text that becomes predictable is noticed, and a useless draft costs little. Calls keep an account of what drafting
+has saved and lost: after those in which it lost, there is no try until others have put in enough.
 
 The decision depends only on earlier rounds and on costs fixed for the call, not on the round it is about. So the output stays
 exact.
@@ -34,8 +35,14 @@ POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
 FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 3.0, 8.0, 0.015
 #: and of the plain steps that a call asks for, this share at the start
 FIRST_SHARE = 0.02
+#: what the first draft of a call takes besides its round: it reads the prompts, and from then on rows differ in length
+FIRST_DRAFT = 2.0
+#: the most that calls leave to later ones
+MOST_SAVED = 16.0
 #: what an earlier call has seen counts as so many tokens of each position at most
 START_WEIGHT = 8.0
+#: rounds for which a decision to draft nothing holds, if nothing happens: making it takes a part of a small model's pass
+RESTS = 8
 
 
 class Evidence:
@@ -102,21 +109,30 @@ class Adaptive(Schedule):
         self.all_rows = Evidence(max_tokens)
         self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
         self.times: Floats = np.empty((0, max_tokens + 1))
-        self.credit = FIRST_CREDIT
+        self.credit = self.saved = self.given = FIRST_CREDIT
+        self.can_pay, self.has_drafted = True, False
+        self.rests_left, self.resting = 0, list[int]()
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.costs = self.costs or costs()
-        self.credit = min(self.credit, FIRST_SHARE * (batch.max_length - batch.prompt_width))
+        self._give(min(self.credit, FIRST_SHARE * (batch.max_length - batch.prompt_width)))
 
     @property
     def learned(self) -> tuple[Evidence, float]:  # type: ignore[override]
-        """Of all rows together, and the credit that is left: a draft that did not pay is not tried at the same length again."""
-        return self.all_rows.faded(), min(max(self.credit, 0.0), FIRST_CREDIT)
+        """Of all rows together, and plain steps that calls have saved, less what they lost."""
+        saved = self.saved + self.credit - self.given - FIRST_DRAFT * self.has_drafted
+        return self.all_rows.faded(), min(saved, MOST_SAVED)
 
     @learned.setter
     def learned(self, learned: object) -> None:
-        evidence, credit = cast(tuple[Evidence, float], learned)
-        self.all_rows, self.credit = evidence.faded(), credit
+        evidence, saved = cast(tuple[Evidence, float], learned)
+        self.all_rows = evidence.faded()
+        self._give(saved)
+
+    def _give(self, saved: float) -> None:
+        """A call begins with as much credit of what is `saved` as one call may lose."""
+        self.saved = saved
+        self.credit = self.given = min(saved, FIRST_CREDIT)
 
     def see(self, batch: Batch) -> None:
         """The rows that the next round is about."""
@@ -124,12 +140,24 @@ class Adaptive(Schedule):
             del self.rows[row]
         self.remaining = Remaining(batch)
 
+    def rests(self, batch: Batch) -> bool:
+        """Nothing was worth a draft a few rounds ago, and these are the same rows."""
+        self.rests_left -= 1
+        return self.rests_left >= 0 and not self._may_try() and batch.rows == self.resting
+
+    def rest(self, batch: Batch) -> None:
+        self.rests_left, self.resting = RESTS, [*batch.rows]
+
     def plan(self, batch: Batch) -> list[int]:
+        if self.rests(batch):
+            return [0] * len(batch.rows)
         self.see(batch)
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
         gains = expected_tokens([self.survival(row) for row in batch.rows], rooms, longest)
         length, _ = self.choose(gains) if longest else (0, 0.0)
+        if longest and not length:
+            self.rest(batch)
         self.speed = float(gains[:, length].sum() / self.times_of(len(rooms))[-1, length])
         return [min(length, room) for room in rooms]
 
@@ -142,11 +170,19 @@ class Adaptive(Schedule):
         num_rows, num_lengths = gains.shape
         times = self.times_of(num_rows)[:, :num_lengths]
         seconds = self.remaining.seconds(gains, times)
+        seconds[1:] += self.seconds_to_begin(num_rows)
         best = 1 + int(seconds[1:].argmin())
         # A draft that takes longer than what it could bring at best is not worth a try either.
-        can_pay = bool((np.arange(1, num_lengths + 1) * times[-1, 0] > times[-1])[1:].any())
-        pays = seconds[best] < seconds[0] or (self.credit > 0 and can_pay)
+        self.can_pay = bool((np.arange(1, num_lengths + 1) * times[-1, 0] > times[-1])[1:].any())
+        pays = seconds[best] < seconds[0] or self._may_try()
         return (best if pays else 0), float(seconds.min())
+
+    def seconds_to_begin(self, num_rows: int) -> float:
+        """What drafting takes before it brings anything: nothing, once the call has drafted."""
+        return 0.0 if self.has_drafted else FIRST_DRAFT * float(self.times_of(num_rows)[-1, 0])
+
+    def _may_try(self) -> bool:
+        return self.credit > 0 and self.can_pay
 
     def survival(self, row: int) -> list[float]:
         """The chances of a row that its first, its first two, ... draft tokens are kept."""
@@ -170,10 +206,11 @@ class Adaptive(Schedule):
             self._evidence(row).add([survival])
 
     def earn(self, gains: list[float], seconds: float) -> None:
-        """A round brought each row so many tokens, and took so long."""
+        """A round with drafts brought each row so many tokens, and took so long."""
+        self.has_drafted = True
         plain = self.times_of(len(gains))[:, 0]
         saved = self.remaining.saved(np.array(gains), plain) - seconds
-        self.credit = min(self.credit + saved / plain[-1], MOST_CREDIT)
+        self.credit = min(self.credit + float(saved / plain[-1]), MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:
         return self.rows.setdefault(row, Evidence(self.max_tokens))

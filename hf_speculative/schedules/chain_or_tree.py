@@ -65,6 +65,8 @@ class ChainOrTree(Schedule):
         self.levels, self.speed, rooms = 0, 0.0, batch.rooms
         if batch.is_unread or not any(rooms):
             return [0] * len(rooms)
+        if self.chains.rests(batch):
+            return [0] * len(rooms)
         for kind in (self.chains, self.trees):
             kind.see(batch)
         longest = min(self.chains.max_tokens, max(rooms))
@@ -76,6 +78,8 @@ class ChainOrTree(Schedule):
             self.levels = self._levels_below(seconds, batch, rooms)
         if self.levels:
             return [min(self.max_nodes, room) for room in self.rooms(batch)]
+        if not length:
+            self.chains.rest(batch)
         return [min(length, room) for room in rooms]
 
     def _levels_below(self, seconds: float, batch: Batch, rooms: list[int]) -> int:
@@ -86,7 +90,7 @@ class ChainOrTree(Schedule):
         plain = self.chains.times_of(len(rooms))[:, :1]
         of_all_rows = np.array([self._times(len(rooms), n)[nodes] for n in range(1, deepest + 1)])
         times = of_all_rows * plain / plain[-1]  # of fewer rows in proportion to a plain step
-        needed = self.trees.remaining.seconds(gains, times)
+        needed = self.trees.remaining.seconds(gains, times) + self.chains.seconds_to_begin(len(rooms))
         best = int(needed.argmin())
         if needed[best] >= seconds:
             return 0

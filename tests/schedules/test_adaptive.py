@@ -17,6 +17,7 @@ from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
 from hf_speculative.schedules import Adaptive, ChainOrTree, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.schedules.adaptive import CREDIT_A_ROUND, FIRST_CREDIT, MOST_SAVED, RESTS
 from hf_speculative.schedules.remaining import Remaining
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
@@ -41,16 +42,22 @@ def batch_at(lengths, max_length=10_000, refills=False):
         is_unread=is_unread,
         rooms=rooms,
         branches=False,
+        grows_levels=False,
         max_length=max_length,
         prompt_width=0,
         refills=refills,
     )
 
 
-def simulate(schedule, costs, accepts, num_tokens, seed) -> tuple[float, list[int]]:
-    """Time a token, and the lengths drafted. `accepts(position)` is the chance that a draft token there is kept."""
+def simulate(schedule, costs, accepts, num_tokens, seed, learned=None) -> tuple[float, list[int]]:
+    """Time a token, and the lengths drafted. `accepts(position)` is the chance that a draft token there is kept.
+
+    Args:
+        learned: what an earlier call has left.
+    """
     rng, curve = random.Random(seed), Costs({1: costs}).curve(1, 16)
     schedule.begin(batch_at([0], num_tokens), lambda: Costs({1: costs}))
+    schedule.learned = learned or schedule.learned
     position, time, lengths = 0, 0.0, []
     while position < num_tokens:
         (length,) = schedule.plan(batch_at([1 + position]))
@@ -105,15 +112,19 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert schedule.plan(batch_at([0, 0])) == [0, 0], "the prompt's round"
     for _ in range(20):
         schedule.update(SimpleNamespace(rows=[0, 1], survival=[[1.0, 1.0], [0.0, 0.0]]))
-    refilled = schedule.plan(batch_at([5, 5], refills=True))
-    assert schedule.plan(batch_at([5, 5])) == [0, 0], "the row that is never right would be done later"
-    assert schedule.plan(batch_at([9_000, 5])) == [0, 0]
-    assert min(schedule.plan(batch_at([5, 9_000]))) >= 1, "the row that is never right has little left"
+
+    def plan(lengths, **batch):
+        return copy.deepcopy(schedule).plan(batch_at(lengths, **batch))
+
+    refilled = plan([5, 5], refills=True)
+    assert plan([5, 5]) == [0, 0], "the row that is never right would be done later"
+    assert plan([9_000, 5]) == [0, 0]
+    assert min(plan([5, 9_000])) >= 1, "the row that is never right has little left"
     (one,) = schedule.plan(batch_at([5]))
     assert refilled[0] == refilled[1] and 1 <= refilled[0] < one == 8, "it shares the cost, not the gain"
-    assert schedule.plan(batch_at([5, 5], max_length=7)) == [1, 1]
-    assert schedule.plan(batch_at([5, 6], max_length=7)) == [1, 0]
-    assert schedule.plan(batch_at([6, 6], max_length=7)) == [0, 0]
+    assert plan([5, 5], max_length=7) == [1, 1]
+    assert plan([5, 6], max_length=7) == [1, 0]
+    assert plan([6, 6], max_length=7) == [0, 0]
 
 
 def simulate_batch(schedule, costs, accepts, num_tokens, seed) -> float:
@@ -292,9 +303,7 @@ def times_of_calls(name, alpha, learns, num_tokens=48):
     learned, times = None, []
     for seed in range(44):
         schedule = Adaptive()
-        if learns and learned is not None:
-            schedule.learned = learned
-        time, _ = simulate(schedule, COSTS[name], lambda _: alpha, num_tokens, seed)
+        time, _ = simulate(schedule, COSTS[name], lambda _: alpha, num_tokens, seed, learned if learns else None)
         learned = ConfidenceStop(schedule, 0.1).learned
         times.append(time)
     return times
@@ -311,21 +320,81 @@ def test_what_drafts_have_won_may_be_lost_in_a_later_call():
     """Where they pay on the whole, a text with a bad start is not given up for good."""
     times = {0.0: 0.0, 3.0: 0.0}  # by the credit that an earlier call has left
     for credit, seed in itertools.product(times, range(30)):
-        schedule = Adaptive()
-        begin = schedule.begin
-
-        def later(*args, schedule=schedule, begin=begin, credit=credit):
-            begin(*args)
-            schedule.learned = (Adaptive().all_rows, credit)
-
-        schedule.begin = later
-        times[credit] += simulate(schedule, COSTS["a jump"], lambda position: 0.85 * (position > 12), 96, seed)[0]
+        learned = (Adaptive().all_rows, credit)
+        accepts = lambda position: 0.85 * (position > 12)  # noqa: E731
+        times[credit] += simulate(Adaptive(), COSTS["a jump"], accepts, 96, seed, learned)[0]
     assert times[3.0] < 0.95 * times[0.0]
     short = Adaptive(costs=Costs({1: COSTS["even"]}))
     short.begin(batch_at([0], 48), lambda: None)
     assert short.credit < 1, "of its own"
     short.learned = (Adaptive().all_rows, 3.0)
     assert short.credit == 3.0
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_useless_draft_is_tried_in_few_calls(name):
+    """For its first try a call reads the prompts, and its rows get out of step."""
+    learned, tried = None, []
+    for seed in range(44):
+        schedule = Adaptive()
+        _, lengths = simulate(schedule, COSTS[name], lambda _: 0.0, 48, seed, learned)
+        learned = schedule.learned
+        tried.append(any(lengths))
+    assert 3 <= sum(tried[4:]) <= 16
+
+
+def test_one_bad_text_among_good_ones_does_not_end_drafting():
+    """Nor do many good ones pay for a long row of bad ones."""
+    learned, saved = None, []
+    for seed in range(30):
+        schedule = Adaptive()
+        simulate(schedule, COSTS["even"], lambda _, seed=seed: 0.9 if seed < 20 else 0.0, 48, seed, learned)
+        learned = schedule.learned
+        saved.append(learned[1])
+    assert saved[19] == MOST_SAVED and saved[20] > FIRST_CREDIT and saved[-1] < 0
+    schedule.learned = learned[0], MOST_SAVED
+    assert schedule.credit == FIRST_CREDIT, "what one text may lose"
+
+
+@pytest.mark.parametrize("kind", [Adaptive, ChainOrTree])
+def test_drafting_is_not_begun_for_less_than_its_start_takes(kind):
+    def plan(num_tokens, has_drafted=False):
+        schedule = kind(costs=Costs({1: {0: 1.0, 1: 1.65, 8: 9.0}}))
+        schedule.begin(batch_at([0], num_tokens), lambda: None)
+        schedule.learned = Adaptive().all_rows, 0.0
+        getattr(schedule, "chains", schedule).has_drafted = has_drafted
+        return schedule.plan(batch_at([1], 1 + num_tokens))
+
+    assert plan(48) == [0] and plan(1000) == [1], "it saves 3 %"
+    assert plan(48, has_drafted=True) == [1]
+
+
+@pytest.mark.parametrize("kind", [Adaptive, ChainOrTree])
+def test_a_decision_not_to_draft_holds_for_some_rounds(kind, monkeypatch):
+    """Making it takes a few percent of a small model's pass."""
+    num_made, choose = [], Adaptive.choose
+    monkeypatch.setattr(Adaptive, "choose", lambda self, gains: num_made.append(1) or choose(self, gains))
+    schedule = kind(costs=Costs({1: {0: 1.0, 1: 2.5}}))
+    schedule.begin(batch_at([0, 0]), lambda: None)
+    for length in range(10 * (1 + RESTS)):
+        assert schedule.plan(batch_at([2 + length, 2 + length])) == [0, 0]
+    assert len(num_made) == 10
+    others = batch_at([5, 5])
+    others.rows = [0, 7]
+    for batch, expected in ((others, 11), (others, 11), (batch_at([92, 92]), 12)):
+        schedule.plan(batch)
+        assert len(num_made) == expected, "a row that leaves or comes changes it"
+
+
+def test_credit_ends_a_rest():
+    schedule = Adaptive(costs=Costs({1: COSTS["dear"]}))
+    schedule.begin(batch_at([0], 48), lambda: None)
+    never = Adaptive().all_rows
+    never.kept[0] = 0.0
+    schedule.learned = never, -0.5 * CREDIT_A_ROUND
+    assert schedule.plan(batch_at([1])) == [0]
+    schedule.update(SimpleNamespace(rows=[0], survival=[[]]))
+    assert schedule.plan(batch_at([2])) == [1]
 
 
 def test_later_calls_start_from_what_earlier_ones_have_learned():
