@@ -1,9 +1,11 @@
 import os
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 import transformers
 
+from hf_speculative.call import kept
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.types import Costs
 from tests.support import tiny
@@ -28,6 +30,12 @@ def fixed_costs(request, monkeypatch):
     """The adaptive schedule decides by these costs, not by the clock; a test marked `measures` asks the clock."""
     if request.node.get_closest_marker("measures") is None:
         monkeypatch.setattr(costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}}))
+
+
+@pytest.fixture(autouse=True)
+def nothing_learned(monkeypatch):
+    """Of models that tests share: after calls whose drafts did not pay, later ones might not draft."""
+    monkeypatch.setattr(kept, "_kept", WeakKeyDictionary())
 
 
 @pytest.fixture(scope="session")

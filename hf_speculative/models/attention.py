@@ -66,7 +66,7 @@ def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
 
 
 def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | None:
-    """`mask` for a group's queries side by side. On a CPU as it is added to scores, made once for all layers that get `mask`."""
+    """`mask` for a group's queries side by side. On a CPU as it is added to scores, made once for all layers that get it."""
     width, dtype = query.shape[2], query.dtype
     if mask is None or query.device.type != "cpu" or torch.compiler.is_compiling():
         return None if mask is None else _fold(mask, groups, width)
