@@ -19,8 +19,8 @@ EVEN = Costs(CHAINS, {1: {2: {4: 1.36, 8: 1.42, 32: 1.9}, 5: {8: 1.84}}})
 DEAR = Costs(CHAINS, {1: {2: {4: 1.8, 8: 2.4, 32: 6.0}, 5: {8: 3.9}}})
 
 
-def batch_at(position, branches=True):
-    batch = Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=10_000)
+def batch_at(position, branches=True, max_length=10_000):
+    batch = Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=max_length)
     batch.host_lengths, batch.is_unread = [position], False
     batch.branches = batch.grows_levels = branches
     return batch
@@ -244,3 +244,17 @@ def test_drafts_that_end_early_are_chains(method):
     options |= {"method": method} if method else {}
     stats = same_as_plain(target, tiny.prompts(2), **options)
     assert stats.num_accepted_draft_tokens > 20
+
+
+def test_a_tree_is_not_begun_for_less_than_its_start_takes():
+    costs = Costs({1: {0: 1.0, 1: 3.0, 8: 12.0}}, {1: {1: {8: 1.8}, 4: {8: 5.0}}})
+
+    def levels(num_tokens, has_drafted=False):
+        schedule, batch = ChainOrTree(costs=costs), batch_at(1, max_length=1 + num_tokens)
+        schedule.begin(batch, lambda: costs)
+        schedule.chains.credit, schedule.chains.has_drafted = 0.0, has_drafted
+        schedule.plan(batch)
+        return schedule.num_levels(batch)
+
+    assert levels(48) == 0 and levels(1000) == 1, "it saves 3 %"
+    assert levels(48, has_drafted=True) == 1
