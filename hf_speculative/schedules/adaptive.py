@@ -86,7 +86,9 @@ def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int
     """`(rows, longest + 1)`: what a round brings each row, with drafts of 0, 1, ... tokens or as many as it has room for."""
     kept = np.array(survivals)[:, :longest]
     kept[np.arange(longest) >= np.array(rooms)[:, None]] = 0.0
-    return 1.0 + np.cumsum(np.pad(kept, ((0, 0), (1, 0))), 1)
+    gains = np.ones((len(rooms), longest + 1))
+    gains[:, 1:] += kept.cumsum(1)
+    return gains
 
 
 class Adaptive(Schedule):

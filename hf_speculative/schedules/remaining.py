@@ -53,4 +53,5 @@ class Remaining:
 def _until_last(num_rounds: Floats, times: Floats) -> Floats:
     """The time of as many rounds as the last row takes, over the rows that are left in each of them."""
     done = np.sort(num_rounds, 0)
-    return (np.diff(done, axis=0, prepend=0.0) * times[::-1]).sum(0)
+    done[1:] -= done[:-1].copy()
+    return (done * times[::-1]).sum(0)
