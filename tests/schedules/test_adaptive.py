@@ -311,9 +311,9 @@ def times_of_calls(name, alpha, learns, num_tokens=48):
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_useless_draft_costs_little_in_short_texts(name):
-    """At most 4.5 % of 48 plain steps in the first call of a pair, and 2.5 % in the others."""
+    """At most 4.5 % of 48 plain steps in the first call of a pair, and 1 % in the others."""
     assert sum(times_of_calls(name, 0.0, learns=False)) / 44 < 1.045
-    assert sum(times_of_calls(name, 0.0, learns=True)) / 44 < 1.025
+    assert sum(times_of_calls(name, 0.0, learns=True)) / 44 < 1.01
 
 
 def test_what_drafts_have_won_may_be_lost_in_a_later_call():
