@@ -67,15 +67,14 @@ def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
 
 def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | None:
     """`mask` for a group's queries side by side. On a CPU as it is added to scores, made once for all layers that get it."""
+    if mask is None:
+        return None
     width, dtype = query.shape[2], query.dtype
-    if mask is None or query.device.type != "cpu" or torch.compiler.is_compiling():
-        return None if mask is None else _fold(mask, groups, width)
+    if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_compiling():
+        return _fold(mask, groups, width)
     made, kind = vars(mask).setdefault("folded", {}), (groups, width, dtype)
-    if kind not in made:
-        folded = _fold(mask, groups, width)
-        # What torch makes of it anew in each layer.
-        added = torch.zeros((), dtype=dtype).where(folded, float("-inf")) if folded.dtype == torch.bool else folded
-        made[kind] = added
+    if kind not in made:  # torch would make the same of it in each layer
+        made[kind] = torch.zeros((), dtype=dtype).where(_fold(mask, groups, width), float("-inf"))
     return made[kind]
 
 

@@ -111,7 +111,7 @@ class Adaptive(Schedule):
         self.all_rows = Evidence(max_tokens)
         self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
         self.times: Floats = np.empty((0, max_tokens + 1))
-        self.credit = self.saved = self.given = FIRST_CREDIT
+        self.credit, self.reserve = FIRST_CREDIT, 0.0
         self.can_pay, self.has_drafted = True, False
         self.rests_left, self.resting = 0, list[int]()
 
@@ -122,7 +122,7 @@ class Adaptive(Schedule):
     @property
     def learned(self) -> tuple[Evidence, float]:  # type: ignore[override]
         """Of all rows together, and plain steps that calls have saved, less what they lost."""
-        saved = self.saved + self.credit - self.given - FIRST_DRAFT * self.has_drafted
+        saved = self.reserve + self.credit - FIRST_DRAFT * self.has_drafted
         return self.all_rows.faded(), min(saved, MOST_SAVED)
 
     @learned.setter
@@ -132,9 +132,9 @@ class Adaptive(Schedule):
         self._give(saved)
 
     def _give(self, saved: float) -> None:
-        """A call begins with as much credit of what is `saved` as one call may lose."""
-        self.saved = saved
-        self.credit = self.given = min(saved, FIRST_CREDIT)
+        """A call begins with as much credit of what is `saved` as one call may lose; the rest is for later ones."""
+        self.credit = min(saved, FIRST_CREDIT)
+        self.reserve = saved - self.credit
 
     def see(self, batch: Batch) -> None:
         """The rows that the next round is about."""

@@ -63,9 +63,7 @@ class ChainOrTree(Schedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.levels, self.speed, rooms = 0, 0.0, batch.rooms
-        if batch.is_unread or not any(rooms):
-            return [0] * len(rooms)
-        if self.chains.rests(batch):
+        if batch.is_unread or not any(rooms) or self.chains.rests(batch):
             return [0] * len(rooms)
         for kind in (self.chains, self.trees):
             kind.see(batch)

@@ -1,8 +1,10 @@
 """Attention over grouped keys: the same numbers as transformers', no copy of the context, and nothing of the user's changed."""
 
 import copy
+import gc
 import itertools
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -55,10 +57,10 @@ def test_the_same_as_transformers(groups):
 
 def test_a_mask_is_made_once_for_all_layers():
     """As it is added to scores: torch makes that of a boolean mask in each layer."""
-    groups, dtypes = 2, (torch.float32, torch.bfloat16)
+    groups = 2
     module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     mask = masks(groups * KEY_HEADS, 3)[0]
-    for dtype in dtypes:
+    for dtype in (torch.float32, torch.bfloat16):
         query, keys = (torch.randn(BATCH, heads, n, DIM, dtype=dtype) for heads, n in ((4, 3), (KEY_HEADS, SLOTS)))
         expected = sdpa_attention_forward(module, query, keys, keys, mask.clone())[0]
         num_made = []
@@ -67,6 +69,23 @@ def test_a_mask_is_made_once_for_all_layers():
                 torch.testing.assert_close(folded_attention(module, query, keys, keys, mask)[0], expected)
             num_made.append(sum(size == BATCH * groups * 3 * SLOTS for size in made.sizes))
         assert num_made[0] > 0 and num_made[1:] == [0, 0]
+    gone = weakref.ref(mask)
+    gc.disable()
+    try:
+        del mask
+        assert gone() is None, "what was made of it does not keep it"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("heads", [1, 2 * KEY_HEADS])
+def test_what_is_added_already_is_kept_nowhere(heads):
+    """It would keep itself: a cycle, and the memory of a mask a pass until Python looks for garbage."""
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    query, keys = torch.randn(BATCH, 2 * KEY_HEADS, 1, DIM), torch.randn(BATCH, KEY_HEADS, SLOTS, DIM)
+    mask = torch.randn(BATCH, heads, 1, SLOTS)
+    folded_attention(module, query, keys, keys, mask)
+    assert not vars(mask)
 
 
 def test_one_graph_under_compile():

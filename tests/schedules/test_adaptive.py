@@ -321,8 +321,8 @@ def test_what_drafts_have_won_may_be_lost_in_a_later_call():
     times = {0.0: 0.0, 3.0: 0.0}  # by the credit that an earlier call has left
     for credit, seed in itertools.product(times, range(30)):
         learned = (Adaptive().all_rows, credit)
-        accepts = lambda position: 0.85 * (position > 12)  # noqa: E731
-        times[credit] += simulate(Adaptive(), COSTS["a jump"], accepts, 96, seed, learned)[0]
+        time, _ = simulate(Adaptive(), COSTS["a jump"], lambda at: 0.85 * (at > 12), 96, seed, learned)
+        times[credit] += time
     assert times[3.0] < 0.95 * times[0.0]
     short = Adaptive(costs=Costs({1: COSTS["even"]}))
     short.begin(batch_at([0], 48), lambda: None)
