@@ -28,7 +28,7 @@ from ..version import __version__
 from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved
-from .packed_layers import PLAIN, packed_of
+from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of, own_parameters, parameters_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
@@ -50,7 +50,7 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: modules whose source decides what is compiled
-OWN_SOURCES = ("exported.py", "traced.py", "masks.py", "attention.py", "packed_layers.py", "places.py", "states.py")
+OWN_SOURCES = ("exported.py", "traced.py", "masks.py", "attention.py", "packed_layers.py", "packed_together.py", "places.py", "states.py")
 
 #: gives `None` where it was made for other weights than the model has now
 Run = Callable[[list[Tensor]], list[Tensor] | None]
@@ -91,7 +91,7 @@ def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     """Where the file of `model` is, if it is there: named by its description, which hidden states it gives, and which of its
     layers are packed.
     """
-    packed = sorted(packed_of(model))
+    packed = layout_of(packed_of(model))
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
     return folder() / f"{_described(model)}{states}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .bound import BoundPass, Moved
+from .packed_layers import layout_of
 from .packed_parameters import WEIGHT, named_parameters_of
 from .traced import TracedPass
 
@@ -59,7 +60,7 @@ def compile_to(path: Path, module: TracedPass, say: Callable[[str], None] = lamb
         say("compiling")
         settings = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.metadata": {"packed": json.dumps(sorted(module.packed))},
+            "aot_inductor.metadata": {"packed": json.dumps(layout_of(module.packed))},
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         try:
@@ -121,7 +122,7 @@ def load(path: Path, module: TracedPass) -> BoundPass:
     names = compiled.get_constant_fqns()
     if missing := [name for name in names if name not in own]:
         raise Differs(f"it needs {', '.join(missing)}, which the model does not have")
-    if module.packed.keys() != set(json.loads(compiled.get_metadata()["packed"])):
+    if layout_of(module.packed) != json.loads(compiled.get_metadata()["packed"]):
         raise Differs("other layers of the model are packed than those that it was compiled for")
     packed = {f"model.{name}.{WEIGHT}": parameters for name, parameters in module.packed.items()}
     packed = {name: packed[name] for name in names if name in packed}  # a head's pass does not read all of them

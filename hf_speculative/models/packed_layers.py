@@ -11,13 +11,17 @@ before each use (`Stamp`).
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .packed_parameters import PackedParameters, is_held, weight_of
+from .packed_parameters import PackedParameters, hold, is_held, weight_of
+from .packed_together import Together
 from .shallow import duplicate
 
 #: columns of a pass for which weights are packed; passes of any number read them, and fastest so (docs/packed-weights.md)
@@ -38,11 +42,25 @@ class Packed(nn.Module):
         packed = getattr(parameters, "packed", None)
         if packed is None or not _computes(cast(PackedParameters, parameters), input, packed):
             return super().forward(input)
-        return linear(input, packed, dict.get(parameters, "bias"))
+        if (together := parameters.together) is None:
+            return linear(input, packed, dict.get(parameters, "bias"))
+        if together.is_apart:
+            parameters.separate()
+            return super().forward(input)
+        return together.part(parameters.index, input, partial(linear, packed=packed, bias=_bias_of(together)))
 
     def __reduce_ex__(self, protocol):
         # A copy, and what is loaded from a file, is an ordinary layer.
         return _empty, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
+
+
+def _bias_of(together: Together) -> Tensor | None:
+    return joined([dict.get(reference(), "bias") for reference in together.members])
+
+
+def joined(biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of layers whose product is one, all of which have one, or none."""
+    return None if biases[0] is None else torch.cat(cast("list[Tensor]", biases))
 
 
 def _empty(kind: type) -> nn.Module:
@@ -69,10 +87,23 @@ class PackedConv1D(Packed, Conv1D):
 
 
 class Traced(nn.Module):
-    """A packed layer as a compiler sees it: its weight has oneDNN's shape, `(out, in)`, and no numbers."""
+    """A packed layer as a compiler sees it: its weight has oneDNN's shape, `(out, in)`, and no numbers.
+
+    Attributes:
+        together: those that it is packed with, if there are some, the first of which, of `twins`, has the weight.
+    """
+
+    together: Together | None = None
+    index: int
+    twins: list[nn.Module]
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
+        if self.together is None:
+            return linear(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
+        bias = joined([cast("Tensor | None", twin.bias) for twin in self.twins])
+        return self.together.part(
+            self.index, input, partial(linear, packed=cast(Tensor, self.twins[0].weight), bias=bias)
+        )
 
 
 class TracedLinear(Traced, nn.Linear):
@@ -112,21 +143,23 @@ def is_packed(module: nn.Module) -> bool:
     return getattr(module._parameters, "packed", None) is not None
 
 
-def packed_weight(module: nn.Module) -> Tensor:
-    """A plain layer's weight, as `(out, in)`, in oneDNN's order."""
-    weight = weight_of(module).detach()
-    if issubclass(type(module), Conv1D):
+def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
+    """A plain layer's weight, as `(out, in)`, in oneDNN's order; of several, one below the other."""
+    weights = [weight_of(module).detach() for module in modules]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if issubclass(type(modules[0]), Conv1D):
         weight = weight.t().contiguous()
     return torch.ops.mkldnn._reorder_linear_weight(weight, COLUMNS)
 
 
-def pack(module: nn.Module, packed: Tensor, is_shared: bool) -> bool:
-    """Give a layer its `packed_weight` in place of the plain one, or beside it, if it `is_shared`; whether that went well."""
-    if not isinstance(module._parameters, PackedParameters):
-        module._parameters = PackedParameters(module._parameters)
-        module._parameters.is_transposed = issubclass(type(module), Conv1D)
-        module.__class__ = PACKED[type(module)]
-    return cast(PackedParameters, module._parameters).hold(packed, is_shared)
+def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
+    """Give layers their `packed_weight` in place of the plain ones, or beside it, if it `is_shared`; whether that went well."""
+    for module in modules:
+        if not isinstance(module._parameters, PackedParameters):
+            module._parameters = PackedParameters(module._parameters)
+            module._parameters.is_transposed = issubclass(type(module), Conv1D)
+            module.__class__ = PACKED[type(module)]
+    return hold([cast(PackedParameters, module._parameters) for module in modules], packed, is_shared)
 
 
 def unpack(module: nn.Module) -> None:
@@ -136,15 +169,38 @@ def unpack(module: nn.Module) -> None:
         module.__class__ = PLAIN[type(module)]
 
 
-def traced(module: nn.Module) -> nn.Module:
-    """A packed layer's twin for the compiler; the memory of its weight is never touched."""
-    twin = duplicate(module)
-    twin.__class__ = TRACED[PLAIN[type(module)]]
-    packed = cast(PackedParameters, module._parameters).packed
-    assert packed is not None
-    weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
-    twin._parameters = {"weight": weight, "bias": dict.get(module._parameters, "bias")}
-    return twin
+def traced(model: nn.Module) -> dict[str, nn.Module]:
+    """Twins of packed layers for the compiler, by the layer's name; the memory of their weights is never touched."""
+    twins: dict[str, nn.Module] = {}
+    for names in layout_of(packed_of(model)):
+        layers = [model.get_submodule(name) for name in names]
+        packed = cast(PackedParameters, layers[0]._parameters).packed
+        assert packed is not None
+        weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
+        family = [_twin(layer, weight if index == 0 else None) for index, layer in enumerate(layers)]
+        if len(family) > 1:
+            together = Together([len(weight_of(layer)) for layer in layers])
+            for index, twin in enumerate(family):
+                twin.together, twin.index, twin.twins = together, index, family
+        twins |= zip(names, family, strict=True)
+    return twins
+
+
+def _twin(layer: nn.Module, weight: nn.Parameter | None) -> Traced:
+    twin = duplicate(layer)
+    twin.__class__ = TRACED[PLAIN[type(layer)]]
+    twin._parameters = {"weight": weight, "bias": dict.get(layer._parameters, "bias")}
+    return cast(Traced, twin)
+
+
+def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
+    """The names of layers in `packed_of`, in the lists in which they are packed together."""
+    lists: dict[tuple, dict[int, str]] = defaultdict(dict)
+    for name, parameters in packed.items():
+        parent, _, own = name.rpartition(".")
+        together = parameters.together
+        lists[(parent, own if together is None else id(together))][parameters.index] = name
+    return sorted([names[index] for index in sorted(names)] for names in lists.values())
 
 
 def packed_of(model: nn.Module) -> dict[str, PackedParameters]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+
+from .packed_together import Together
 
 #: numbers of a shared weight that are compared at the start of a call
 NUM_SAMPLES = 4096
@@ -50,7 +53,10 @@ class PackedParameters(dict):
     """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
 
     Attributes:
-        packed: the weight as oneDNN has it, `(out, in)`; `None` while the plain one is there.
+        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`; `None` while the plain
+            one is there.
+        together: the layers that this one is packed with, if there are some; it is the one at `index`.
+        is_apart: it is packed alone, whatever its name says.
         is_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
         num_restored: how often somebody has asked.
@@ -58,6 +64,9 @@ class PackedParameters(dict):
     """
 
     packed: Tensor | None = None
+    together: Together | None = None
+    index: int = 0
+    is_apart: bool = False
     is_transposed: bool = False
     stamp: Stamp | None = None
     num_restored: int = 0
@@ -66,20 +75,6 @@ class PackedParameters(dict):
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
         return cast(Tensor, dict.__getitem__(self, WEIGHT))
-
-    def hold(self, packed: Tensor, is_shared: bool) -> bool:
-        """Have `packed` in place of the plain weight, or beside one that `is_shared`; not if somebody has that."""
-        with _lock:
-            self.stamp = Stamp.of(self.peek()) if is_shared else None
-            # From here on who reads the weight waits for the lock; who has read it before is found to have it.
-            self.packed = packed
-            if self.stamp is None and is_held(self):
-                self.packed = None
-            elif self.stamp is None:
-                weight = self.peek()
-                # Right in shape, type and place for whoever asks for these only; NaN, and not to be written to, otherwise.
-                self._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
-        return self.packed is not None
 
     def read_by(self, reader: Reader) -> Tensor | None:
         """The packed weight, if it is there, for somebody who is told when it ends."""
@@ -94,16 +89,30 @@ class PackedParameters(dict):
         return self.stamp is None or self.stamp.fits(self.peek())
 
     def restore(self) -> None:
-        """The plain weight again, as it was."""
+        """The plain weight again, as it was, and those that are packed together with it."""
         with _lock:
-            for reader in tuple(self.readers):
-                reader.release()
-            self.readers = cast("WeakSet[Reader]", ())
-            if self.packed is not None and self.stamp is None:
-                plain = self.packed.to_dense()
-                self._write((plain.t() if self.is_transposed else plain).contiguous())
-                self.num_restored += 1
-            self.packed = self.stamp = None
+            together, packed = self.together, self.packed
+            members = [self] if together is None else [reference() for reference in together.members]
+            for member in filter(None, members):
+                for reader in tuple(member.readers):
+                    reader.release()
+            if packed is not None and self.stamp is None:
+                plain = packed.to_dense().t() if self.is_transposed else packed.to_dense()
+                parts = [plain] if together is None else together.split(plain, 0)
+                for member, part in zip(members, parts, strict=True):
+                    if member is not None:
+                        member._write(part.contiguous() if together is None else part.clone())
+                        member.num_restored += 1
+            for member in filter(None, members):
+                member.packed = member.together = member.stamp = None
+                member.readers = cast("WeakSet[Reader]", ())
+
+    def separate(self) -> None:
+        """Plain weights again, to be packed each alone from now on."""
+        members = [] if self.together is None else self.together.members
+        for one in filter(None, (reference() for reference in members)):
+            one.is_apart = True
+        self.restore()
 
     def check(self) -> None:
         """Ends the packing of a shared weight that was written to."""
@@ -199,6 +208,27 @@ class PackedParameters(dict):
     def clear(self):
         self._end()
         super().clear()
+
+
+def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:
+    """Have `packed` in place of the plain weights, or beside one that `is_shared`; not if somebody has one of them."""
+    with _lock:
+        together = None if len(members) == 1 else Together([len(one.peek()) for one in members])
+        for index, one in enumerate(members):
+            one.stamp = Stamp.of(one.peek()) if is_shared else None
+            # From here on who reads the weight waits for the lock; who has read it before is found to have it.
+            one.packed, one.together, one.index = packed, together, index
+            if together is not None:
+                together.members.append(weakref.ref(one))
+        if not is_shared and any(map(is_held, members)):
+            for one in members:
+                one.packed = one.together = None
+            return False
+        for one in () if is_shared else members:
+            weight = one.peek()
+            # Right in shape, type and place for whoever asks for these only; NaN, and not to be written to, otherwise.
+            one._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
+        return True
 
 
 def is_held(parameters: dict) -> bool:

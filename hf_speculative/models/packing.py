@@ -10,7 +10,7 @@ import ctypes
 import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from ..reports.timing import timed
 from . import pool
 from .packed_layers import HELD, PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
 from .packed_parameters import PackedParameters, parameters_of, weight_of
+from .packed_together import families
 from .sharding import group_of, is_sharded
 
 #: "auto" packs a layer if products of so many columns take at most this share of the time that they take with plain weights
@@ -34,35 +35,64 @@ REPEATS = 3
 NUM_BYTES = 2**26
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Layers that are packed as one weight: one that stands alone, or several that read the same input.
+
+    Attributes:
+        is_shared: an embedding has the weight as well.
+    """
+
+    layers: tuple[nn.Module, ...]
+    is_shared: bool = False
+
+    def why_not(self) -> str | None:
+        """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
+        reasons = (None if is_packed(layer) else why_not(layer, self.is_shared) for layer in self.layers)
+        return next(filter(None, reasons), None)
+
+    def pack(self) -> bool:
+        """Whether it is packed now."""
+        return all(map(is_packed, self.layers)) or pack(self.layers, packed_weight(self.layers), self.is_shared)
+
+    @property
+    def num_bytes(self) -> int:
+        weights = map(weight_of, self.layers)
+        return sum(weight.nelement() * weight.element_size() for weight in weights)
+
+
 @dataclass
 class Packing:
     """What was packed of one model.
 
     Attributes:
-        layers: the linear layers chosen, each with whether an embedding has its weight as well.
+        units: the linear layers chosen.
         left: why others stay plain: how many by reason.
         seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
         is_chosen: the layers are those for which it is faster in eager passes.
     """
 
-    layers: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
     seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
     num_bytes: int = 0
     num_copied: int = 0
     is_chosen: bool = False
 
-    def add(self, layer: nn.Module, is_shared: bool, times: list[tuple[float, float]]) -> None:
-        weight = weight_of(layer)
-        self.layers.append((layer, is_shared))
-        self.num_bytes += weight.nelement() * weight.element_size()
-        self.num_copied += weight.nelement() * weight.element_size() * is_shared
+    @property
+    def layers(self) -> list[nn.Module]:
+        return [layer for unit in self.units for layer in unit.layers]
+
+    def add(self, unit: Unit, times: list[tuple[float, float]]) -> None:
+        self.units.append(unit)
+        self.num_bytes += unit.num_bytes
+        self.num_copied += unit.num_bytes * unit.is_shared
         for width, seconds in zip(WIDTHS, times, strict=True):
             self.seconds[width] = [a + b for a, b in zip(self.seconds[width], seconds, strict=True)]
 
     def __str__(self) -> str:
-        num_packed, num_plain = sum(is_packed(layer) for layer, _ in self.layers), self.left.total()
+        num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
         left = "".join(f"; {num} stay plain, {reason}" for reason, num in self.left.items())
         if not self.layers:
             return f"none of {num_plain} linear layers is packed{left}"
@@ -115,30 +145,31 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Coll
     if why_not_packed(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights
-    alike: dict[tuple, list[tuple[nn.Module, bool]]] = defaultdict(list)
+    alike: dict[tuple, list[Unit]] = defaultdict(list)
     among = None if only is None else {model.get_submodule(name) for name in only}
-    if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in _linear_layers(model)):
+    layers = _linear_layers(model)
+    if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in layers.items()):
         gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
-    for layer, is_shared in _linear_layers(model):
-        if among is not None and layer not in among:
-            packing.left["not faster packed"] += 1
-            continue
-        reason = None if is_packed(layer) else why_not(layer, is_shared)  # else as a part of another model
-        if reason is None:
-            alike[_kind(layer)].append((layer, is_shared))
+    if among is not None and (others := layers.keys() - among):
+        packing.left["not faster packed"] += len(others)
+        layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
+    for unit in _units(model, layers):
+        if (reason := unit.why_not()) is None:
+            alike[_kind(unit)].append(unit)
         else:
-            packing.left[reason] += 1
+            packing.left[reason] += len(unit.layers)
     with torch.no_grad(), torch.inference_mode(False):
-        for kind, layers in alike.items():
-            times = _times(kind, [layer for layer, _ in layers])
+        for kind, units in alike.items():
+            times = _times(kind, units)
+            num_layers = len(units[0].layers)
             if only is None and only_if_faster and not _is_faster(kind, times):
-                packing.left["not faster packed"] += len(layers)
+                packing.left["not faster packed"] += num_layers * len(units)
                 continue
-            for layer, is_shared in layers:
-                if is_packed(layer) or pack(layer, packed_weight(layer), is_shared):
-                    packing.add(layer, is_shared, times)
+            for unit in units:
+                if unit.pack():
+                    packing.add(unit, times)
                 else:
-                    packing.left[HELD] += 1
+                    packing.left[HELD] += num_layers
     _give_back_memory()
     return packing
 
@@ -149,12 +180,14 @@ def renew(model: PreTrainedModel | None) -> None:
     if packing is None or model is None:
         return
     num_renewed = 0
+    packing.units = [unit for whole in packing.units for unit in _parts(whole)]
     with torch.no_grad(), torch.inference_mode(False):
-        for layer, is_shared in packing.layers:
-            if is_shared and isinstance(layer._parameters, PackedParameters):
+        for unit in packing.units:
+            layer = unit.layers[0]
+            if unit.is_shared and isinstance(layer._parameters, PackedParameters):
                 layer._parameters.check()
-            if not is_packed(layer) and is_linear(layer) and why_not(layer, is_shared) is None:
-                num_renewed += pack(layer, packed_weight(layer), is_shared)
+            if not any(map(is_packed, unit.layers)) and all(map(is_linear, unit.layers)) and unit.why_not() is None:
+                num_renewed += unit.pack()
     if num_renewed:
         _give_back_memory()
 
@@ -163,7 +196,7 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
     """All of `model` as it was before `pack_weights`; a model that was not packed stays as it is."""
     packing = None if model is None else _packings.pop(model, None)
     if packing is not None:
-        for layer, _ in packing.layers:
+        for layer in packing.layers:
             unpack(layer)
         _give_back_memory()
 
@@ -177,12 +210,12 @@ def keep_plain(model: PreTrainedModel, reason: str) -> None:
 
 def is_partial(model: PreTrainedModel) -> bool:
     """Some layers that were packed once are plain now."""
-    return model in _packings and not all(is_packed(layer) for layer, _ in _packings[model].layers)
+    return model in _packings and not all(map(is_packed, _packings[model].layers))
 
 
 def are_packed(model: PreTrainedModel | None) -> bool:
     """Some of its weights are packed whenever a call begins."""
-    return model in _packings and bool(_packings[model].layers)
+    return model in _packings and bool(_packings[model].units)
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -193,7 +226,7 @@ def describe(model: PreTrainedModel) -> str:
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
 
 
-def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, bool]]:
+def _linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
     """Those that may be packed, each with whether an embedding has its weight as well.
 
     Not those whose weight is the first of a model's parameters, which is read whenever somebody asks for its device or type.
@@ -201,33 +234,46 @@ def _linear_layers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, bool]]:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     firsts = {id(next(parameters_of(part), None)) for part in parts}
     shared = {id(weight_of(module)) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for module in model.modules():
-        if is_linear(module):
-            place = id(weight_of(module))
-            if place in shared or place not in firsts:
-                yield module, place in shared
+    places = {module: id(weight_of(module)) for module in model.modules() if is_linear(module)}
+    return {module: place in shared for module, place in places.items() if place in shared or place not in firsts}
 
 
-def _kind(layer: nn.Module) -> tuple:
-    """What the time of a layer's product depends on."""
-    weight = weight_of(layer)
-    return PLAIN.get(type(layer), type(layer)), tuple(weight.shape), weight.dtype, torch.get_num_threads()
+def _units(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterator[Unit]:
+    """What of `layers` is packed together: those that read the same input, if all of them can be."""
+    for family in families(model, layers):
+        unit = Unit(tuple(family), layers[family[0]])
+        num_packed = sum(map(is_packed, family))  # as parts of another model
+        is_whole = not any(layers[layer] for layer in family) and num_packed in (0, len(family)) and not unit.why_not()
+        yield from _parts(unit) if is_whole else [Unit((layer,), layers[layer]) for layer in family]
 
 
-def _times(kind: tuple, layers: list[nn.Module]) -> list[tuple[float, float]]:
-    """Seconds of a layer's product with its plain and with its packed weight, for each of `WIDTHS`; of `layers` that are alike.
+def _parts(unit: Unit) -> list[Unit]:
+    """The unit, or its layers, if they are to be packed each alone."""
+    are_apart = any(getattr(layer._parameters, "is_apart", False) for layer in unit.layers)
+    return [Unit((layer,), unit.is_shared) for layer in unit.layers] if are_apart else [unit]
+
+
+def _kind(unit: Unit) -> tuple:
+    """What the time of a unit's product depends on."""
+    layer, weights = unit.layers[0], list(map(weight_of, unit.layers))
+    shapes = tuple(tuple(weight.shape) for weight in weights)
+    return PLAIN.get(type(layer), type(layer)), shapes, weights[0].dtype, torch.get_num_threads()
+
+
+def _times(kind: tuple, units: list[Unit]) -> list[tuple[float, float]]:
+    """Seconds of a unit's products with plain and with packed weights, for each of `WIDTHS`; of `units` that are alike.
 
     Several of them in turn, for in a pass weights come from memory and not from the processor's caches.
     """
     if kind not in _measured:
-        plain_kind, shape, dtype, _ = kind
-        some = layers[: max(1, NUM_BYTES // (shape[0] * shape[1] * dtype.itemsize))]
-        packed = [packed_weight(layer) for layer in some]
+        plain_kind, _, dtype, _ = kind
+        some = units[: max(1, NUM_BYTES // units[0].num_bytes)]
+        packed = [packed_weight(unit.layers) for unit in some]
         _measured[kind] = []
         for width in WIDTHS:
             input = torch.ones(width, packed[0].shape[1], dtype=dtype)
             products = (
-                [partial(plain_kind.forward, layer) for layer in some],
+                [partial(plain_kind.forward, layer) for unit in some for layer in unit.layers],
                 [partial(linear, packed=p) for p in packed],
             )
             spent: tuple[list[float], list[float]] = [], []
@@ -242,7 +288,9 @@ def _times(kind: tuple, layers: list[nn.Module]) -> list[tuple[float, float]]:
 
 def _is_faster(kind: tuple, times: list[tuple[float, float]]) -> bool:
     """In bfloat16 the products are the same ones, less the way to oneDNN's order. Float32's plain ones are MKL's."""
-    return kind[2] == torch.bfloat16 or all(fast + OVERHEAD <= SHARE * plain for plain, fast in times)
+    _, shapes, dtype, _ = kind
+    overhead = OVERHEAD * len(shapes)
+    return dtype == torch.bfloat16 or all(fast + overhead <= SHARE * plain for plain, fast in times)
 
 
 def _each(products: Sequence[Callable[[Tensor], Tensor]], input: Tensor) -> None:

@@ -125,8 +125,7 @@ class TracedPass(nn.Module):
 
     def for_compiler(self) -> TracedPass:
         """The same, with packed layers as oneDNN's product of their input and a parameter."""
-        model = self.model
-        return self.of(exchanged(model, {name: traced(model.get_submodule(name)) for name in self.packed}))
+        return self.of(exchanged(self.model, traced(self.model)))
 
 
 class Pass(TracedPass):

@@ -248,7 +248,7 @@ class TestTheName:
 def test_auto_packs_all_layers_for_compiled_passes(model, emulated, monkeypatch):
     """Those too that are slower packed in eager passes, which the first call here runs."""
     monkeypatch.setattr(
-        packing, "_times", lambda kind, layers: [(2e-3, 1e-3 if kind[1][0] == tiny.VOCAB else 3e-3)] * 2
+        packing, "_times", lambda kind, units: [(2e-3, 1e-3 if kind[1][0][0] == tiny.VOCAB else 3e-3)] * 2
     )
     hs.attach(model, tiny.noisy_copy(model), pack_weights="auto")
     eager = generate(model)

@@ -4,6 +4,9 @@ import copy
 import gc
 import io
 import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +14,9 @@ from torch import nn
 from torch.func import functional_call
 
 import hf_speculative as hs
-from hf_speculative.models import packing
-from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
+from hf_speculative.models import packed_layers, packing
+from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed, linear
+from hf_speculative.models.packed_together import MOST_WASTED
 from tests.support import tiny
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
@@ -269,8 +273,8 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
 def test_only_what_is_faster(model, monkeypatch):
     """`"auto"` takes a layer if all widths gain more than the layer's own Python costs."""
 
-    def times(kind, layers):
-        is_head = kind[1][0] == tiny.VOCAB
+    def times(kind, units):
+        is_head = kind[1][0][0] == tiny.VOCAB
         return [(2e-3, 1e-3), (2e-3, 1e-3 if is_head else 2e-3)]
 
     monkeypatch.setattr(packing, "_times", times)
@@ -349,3 +353,126 @@ def test_check_says_so(packed):
     assert answer.draft.weights == "plain; `attach(model, pack_weights='auto')` packs them"
     packed.lm_head.weight.sum()
     assert "1 more when the next call begins" in hs.check(packed).target.weights
+
+
+class TestTogether:
+    """Layers that read the same input are packed as one weight, and computed as one product."""
+
+    @pytest.fixture
+    def products(self, monkeypatch):
+        """The shapes of the packed weights of all products."""
+        shapes = []
+
+        def counted(input, packed, bias=None):
+            shapes.append(tuple(packed.shape))
+            return linear(input, packed, bias)
+
+        monkeypatch.setattr(packed_layers, "linear", counted)
+        return shapes
+
+    @pytest.fixture
+    def plain(self):
+        return tiny.llama()
+
+    @staticmethod
+    def logits(model, ids=None):
+        with torch.no_grad():
+            return model(tiny.prompts(2)["input_ids"] if ids is None else ids).logits
+
+    def test_one_product(self, packed, products):
+        attention, mlp = packed.model.layers[0].self_attn, packed.model.layers[0].mlp
+        self.logits(packed)
+        rows = attention.q_proj.out_features + attention.k_proj.out_features + attention.v_proj.out_features
+        of_a_layer = [(rows, 32), (32, 32), (2 * mlp.up_proj.out_features, 32), (32, mlp.up_proj.out_features)]
+        assert products == 2 * of_a_layer + [(tiny.VOCAB, 32)]
+        assert not attention.k_proj._parameters.together.kept, "inputs and products are let go"
+
+    @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+    def test_who_looks_at_one_sees_all(self, plain, packed, name):
+        attention = packed.model.layers[1].self_attn
+        getattr(attention, name).weight.sum()
+        assert num_packed(packed) == 12
+        assert have_equal_weights(attention, weights(plain.model.layers[1].self_attn))
+        packed.generate(**tiny.prompts(1), **KWARGS)
+        assert num_packed(packed) == 15
+
+    def test_who_holds_one_keeps_it(self, model, products):
+        held = model.model.layers[0].self_attn.k_proj.weight
+        packing.pack_weights(model, only_if_faster=False)
+        assert num_packed(model) == 14
+        self.logits(model)
+        assert (held.shape[1], held.shape[1]) in products, "the others are packed each alone"
+        assert len(products) == 4 + 5 + 1 and held.isfinite().all()
+
+    def test_with_biases(self, products):
+        model = tiny.build("qwen2")
+        assert model.model.layers[0].self_attn.k_proj.bias is not None
+        for layer in model.model.layers:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                nn.init.normal_(getattr(layer.self_attn, name).bias)
+        expected = self.logits(model)
+        packing.pack_weights(model, only_if_faster=False)
+        torch.testing.assert_close(self.logits(model), expected)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.v_proj.bias.add_(1)
+        found, num_before = self.logits(model), len(products)
+        packing.unpack_weights(model)
+        torch.testing.assert_close(found, self.logits(model))
+        assert len(products) == num_before == 2 * (4 * 2 + 1)
+
+    def test_layers_that_read_other_inputs_are_packed_alone(self, plain, packed):
+        """Whatever their names say: that is found out, and right before it is."""
+        expected = self.logits(plain)
+        attention = packed.model.layers[0].self_attn
+        attention.k_proj.register_forward_pre_hook(lambda module, args: (args[0].clone(),))
+        for _ in range(MOST_WASTED + 2):
+            torch.testing.assert_close(self.logits(packed), expected)
+        assert not is_packed(attention.q_proj)
+        packed.generate(**tiny.prompts(1), **KWARGS)
+        assert num_packed(packed) == 15 and attention.q_proj._parameters.together is None
+        assert packed.model.layers[1].self_attn.q_proj._parameters.together is not None
+        torch.testing.assert_close(self.logits(packed), expected)
+        hs.detach(packed)
+        assert have_equal_weights(packed, weights(plain))
+
+    def test_an_input_that_is_written_to_is_another_one(self, plain, packed):
+        for one in (plain, packed):
+            query = one.model.layers[0].self_attn.q_proj
+            query.register_forward_hook(lambda module, args, output: (args[0].mul_(2), None)[1])
+        torch.testing.assert_close(self.logits(packed), self.logits(plain))
+
+    def test_in_inference_mode(self, plain, packed):
+        with torch.inference_mode():
+            torch.testing.assert_close(packed(torch.arange(4)[None]).logits, plain(torch.arange(4)[None]).logits)
+
+    def test_a_layer_that_is_exchanged(self, plain, packed):
+        expected = self.logits(plain)
+        attention = packed.model.layers[0].self_attn
+        other = nn.Linear(32, attention.q_proj.out_features, bias=False)
+        other.load_state_dict(plain.model.layers[0].self_attn.q_proj.state_dict())
+        packing._packings.pop(packed)  # which has the layer, too
+        with torch.no_grad():
+            attention.q_proj = other
+        for _ in range(MOST_WASTED + 2):
+            torch.testing.assert_close(self.logits(packed), expected)
+
+    def test_threads(self, plain, packed):
+        """Each has its own inputs."""
+        texts = [torch.randint(tiny.VOCAB, (1, 3 + num), generator=torch.Generator().manual_seed(num)) for num in range(6)]
+        expected = [self.logits(plain, ids) for ids in texts]
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(20):
+                for found, like in zip(pool.map(partial(self.logits, packed), texts), expected, strict=True):
+                    torch.testing.assert_close(found, like)
+        assert num_packed(packed) == 15
+
+    def test_weights_are_let_go_with_the_model(self, model):
+        packing.pack_weights(model, only_if_faster=False)
+        reference = weakref.ref(model.model.layers[0].self_attn.q_proj._parameters)
+        gc.disable()
+        try:
+            del model.model.layers[0].self_attn
+            packing._packings.pop(model)
+            assert reference() is None, "without a cycle that waits for the garbage collector"
+        finally:
+            gc.enable()

@@ -9,6 +9,7 @@ import torch
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, exported, pool
+from hf_speculative.models.packed_layers import layout_of
 
 #: torch keeps what is loaded for ever
 _loaded: list[dict] = []
@@ -49,7 +50,7 @@ class Emulated:
     def compile_to(self, path, module, say=lambda step: None):
         self.num_made += 1
         path.write_text(str(self.num_made))
-        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler()), list(module.packed)
+        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler()), layout_of(module.packed)
 
     def open_package(self, path):
         return Package(self, *self.modules[path.read_text()])
