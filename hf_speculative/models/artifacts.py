@@ -50,7 +50,16 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: modules whose source decides what is compiled
-OWN_SOURCES = ("exported.py", "traced.py", "masks.py", "attention.py", "packed_layers.py", "packed_together.py", "places.py", "states.py")
+OWN_SOURCES = (
+    "exported.py",
+    "traced.py",
+    "masks.py",
+    "attention.py",
+    "packed_layers.py",
+    "packed_together.py",
+    "places.py",
+    "states.py",
+)
 
 #: gives `None` where it was made for other weights than the model has now
 Run = Callable[[list[Tensor]], list[Tensor] | None]

@@ -55,7 +55,8 @@ class Packed(nn.Module):
 
 
 def _bias_of(together: Together) -> Tensor | None:
-    return joined([dict.get(reference(), "bias") for reference in together.members])
+    members = (cast(PackedParameters, reference()) for reference in together.members)
+    return joined([dict.get(parameters, "bias") for parameters in members])
 
 
 def joined(biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -53,8 +53,8 @@ class PackedParameters(dict):
     """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
 
     Attributes:
-        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`; `None` while the plain
-            one is there.
+        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`; `None` while the
+            plain one is there.
         together: the layers that this one is packed with, if there are some; it is the one at `index`.
         is_apart: it is packed alone, whatever its name says.
         is_transposed: the plain one is `(in, out)`.

@@ -17,7 +17,7 @@ MOST_WASTED = 3
 
 
 def families(model: nn.Module, among: Mapping[nn.Module, Any]) -> list[list[nn.Module]]:
-    """The modules in `among`, in their order; those that read the same input as far as their names and shapes say as one list."""
+    """The modules in `among`, in their order; as one list those that, by names and shapes, read the same input."""
     family_of: dict[nn.Module, list[nn.Module]] = {}
     for parent in model.modules():
         for names in NAMES:

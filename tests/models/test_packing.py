@@ -458,7 +458,9 @@ class TestTogether:
 
     def test_threads(self, plain, packed):
         """Each has its own inputs."""
-        texts = [torch.randint(tiny.VOCAB, (1, 3 + num), generator=torch.Generator().manual_seed(num)) for num in range(6)]
+        texts = [
+            torch.randint(tiny.VOCAB, (1, 3 + num), generator=torch.Generator().manual_seed(num)) for num in range(6)
+        ]
         expected = [self.logits(plain, ids) for ids in texts]
         with ThreadPoolExecutor(6) as pool:
             for _ in range(20):
