@@ -56,6 +56,13 @@ class CachedModel:
         """
         raise NotImplementedError
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        """`(batch, num_tokens)` tokens, each where the logits after those before it are largest.
+
+        `None` where that is not faster than a pass at a time, or tokens could be `vocab_size` or more.
+        """
+        return None
+
     def rollback(self, batch: Batch) -> None:
         """Forget all but the tokens of `batch`, the newest of which has not been fed; what was kept of a tree moves up."""
         raise NotImplementedError
@@ -143,6 +150,7 @@ class Sampler:
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
         drafts_trees: and so may a draft's, see `level_scores`.
         measures_drafts: it wants to hear of `Verdict.chances`.
+        proposes_argmax: a draft token is where the draft's logits are largest, as they are: nothing is drawn or processed.
         proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
             gives beside them (`Draft.likeliest_of`).
     """
@@ -153,6 +161,7 @@ class Sampler:
     takes_trees: bool = False
     drafts_trees: bool = False
     measures_drafts: bool = False
+    proposes_argmax: bool = False
     proposes_likeliest: bool = False
 
     @property

@@ -55,6 +55,9 @@ class DraftModel(Stepwise):
         )
         return as_proposed(tokens, distributions, uploaded(num_tokens, tokens.device), sampler)
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        return self.model.greedy_chain(batch, num_tokens, vocab_size)
+
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
 

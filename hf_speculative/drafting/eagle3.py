@@ -44,6 +44,8 @@ class Eagle3(Stepwise):
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
         #: the weights themselves: some targets scale or norm what they look up there, no head does
         self.embeddings: Tensor = embeddings.weight
+        #: width of its logits by the target's ids
+        self.num_logits = model.config.transformer_layer_config.vocab_size
 
     @staticmethod
     def layers_read(config, target_config) -> tuple[int, ...]:
@@ -85,19 +87,31 @@ class Eagle3(Stepwise):
         self.states = torch.cat([self.states, own], 1)
         return logits
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        before = self.seen
+        if self.one_pass is None or self.num_logits > vocab_size:
+            return None
+        tokens, states, slots, _ = self._pairs(batch)
+        first, seen, chain = slots[:, 0], uploaded(before, self.device), []
+        for ahead in range(num_tokens):
+            self._reserve(batch, max(self.host_ends) + ahead)
+            found = self._compiled(tokens, states, first, seen, 1)
+            if found is None:
+                self.seen = before  # to be read again
+                return None
+            _, tokens, states = found
+            chain.append(tokens)
+            first = seen = self.ends + ahead
+        return torch.cat(chain, 1).to(batch.tokens.device)
+
     def catch_up(self, batch: Batch, num_last: int) -> tuple[Tensor, Tensor]:
         """Of the last columns, once the pairs are read that it has not read yet: the head's states and logits.
 
         Args:
             num_last: so many columns, all but the first of them of tokens and states that are not known, see `PEagle`.
         """
-        num_unknown = num_last - 1
-        self.host_ends = [len(history) - 1 for history in batch.history]
-        self.ends = (batch.lengths - batch.padding - 1).to(self.device)
-        slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
-        known = slots.masked_fill(is_filler, 0)
-        tokens = batch.tokens.gather(1, batch.padding[:, None] + known.to(batch.padding.device) + 1)
-        states = self.model.fuse(self.target.hidden_states(known).to(self.device, self.dtype))
+        num_unknown, before = num_last - 1, self.seen
+        tokens, states, slots, is_filler = self._pairs(batch)
         behind = self.ends[:, None] + torch.arange(num_unknown, device=self.device)
         if num_unknown:
             masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
@@ -106,12 +120,24 @@ class Eagle3(Stepwise):
             states = torch.cat([states, unknown.expand(len(tokens), num_unknown, -1)], 1)
         end = max(self.host_ends) + num_unknown
         self._reserve(batch, end)
+        found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
+        if found is not None:
+            return found[2], self.model.over_target(found[0])
         spare = self.cache.capacity - 1
         places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
-        seen, self.seen = self.seen, self.host_ends
-        if (found := self._compiled(tokens, states, slots[:, 0], uploaded(seen, self.device), num_last)) is not None:
-            return found
-        return self._pass(tokens, states, places, torch.cat([known, behind], 1), num_last)
+        positions = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
+        return self._pass(tokens, states, places, positions, num_last)
+
+    def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What is known and not read yet: tokens, states before them, their slots, and which of them are filler."""
+        self.host_ends = [len(history) - 1 for history in batch.history]
+        self.ends = (batch.lengths - batch.padding - 1).to(self.device)
+        slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
+        self.seen = self.host_ends
+        known = slots.masked_fill(is_filler, 0)
+        tokens = batch.tokens.gather(1, batch.padding[:, None] + known.to(batch.padding.device) + 1)
+        states = self.model.fuse(self.target.hidden_states(known).to(self.device, self.dtype))
+        return tokens, states, slots, is_filler
 
     def _go_on(
         self, batch: Batch, states: Tensor, slots: Tensor, positions: Tensor, end: int, nodes: Nodes | None = None
@@ -121,7 +147,7 @@ class Eagle3(Stepwise):
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
         if nodes is None and (found := self._compiled(tokens, states, slots[:, 0], self.ends, 1)) is not None:
-            return found
+            return found[2], self.model.over_target(found[0])
         return self._pass(tokens, states, slots, positions, slots.shape[1], nodes)
 
     def _reserve(self, batch: Batch, end: int) -> None:
@@ -150,8 +176,8 @@ class Eagle3(Stepwise):
 
     def _compiled(
         self, tokens: Tensor, states: Tensor, first: Tensor, seen: Tensor, num_last: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """The same of columns one after another, from slot `first (batch,)` on; those below `seen (batch,)` are filler."""
+    ) -> list[Tensor] | None:
+        """What a `HeadPass` gives of columns from slot `first (batch,)` on, of which those below `seen (batch,)` are filler."""
         width = tokens.shape[1]
         if self.one_pass is None or width > MAX_COLUMNS:
             return None
@@ -162,18 +188,20 @@ class Eagle3(Stepwise):
             for layer in cache.layers:
                 layer.lazy_initialization(nothing, nothing)
         keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
-        fed = (self._embedded(tokens), states.contiguous(), first.contiguous(), seen)
         if len(self.slots) != cache.capacity:  # made once, not in each step
             self.slots = torch.arange(cache.capacity)
             self.bounds = torch.full((2,), cache.capacity - 1)
         slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
-        found = self.one_pass([*fed, self.bounds, slots, columns, *keys, *values])
+        table = self.embeddings
+        if table.dtype != self.dtype or table.device != self.device or not table.is_contiguous():
+            table, tokens = self._embedded(tokens).flatten(0, 1), torch.arange(tokens.numel()).view_as(tokens)
+        fed = (tokens.to(self.device), states.contiguous(), first.contiguous(), seen)
+        found = self.one_pass([*fed, self.bounds, slots, columns, table, *keys, *values])
         if found is None:
             self.one_pass = None
             return None
         self.num_forwards += 1
-        own, logits = found
-        return own[:, -num_last:], self.model.over_target(logits)
+        return found
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         # A target may have padded its vocabulary further than the head has embeddings.
@@ -196,6 +224,9 @@ class PEagle(Eagle3):
         num_tokens = [min(n, self.config.num_depths) for n in super().limit(batch, num_tokens)]
         self.num_ahead = max(num_tokens)
         return num_tokens
+
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
+        return None  # one pass as it is
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:

@@ -19,6 +19,10 @@ class Stepwise(Drafter):
         """
         raise NotImplementedError
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        """All steps of a round, as `CachedModel.greedy_chain`, where that is faster."""
+        return None
+
     #: `level` is there
     scores_levels: bool = False
 
@@ -49,6 +53,10 @@ class Stepwise(Drafter):
             limits = torch.full_like(batch.lengths, width)
         else:
             limits = uploaded(num_tokens, batch.lengths.device)
+        if sampler.proposes_argmax and not schedule.may_stop:
+            chain = self.greedy_chain(batch, width, sampler.vocab_size)
+            if chain is not None:
+                return Draft(chain, None, limits)
         tokens, probs = [], []
         for ahead in range(width):
             logits = self.step(batch, ahead)

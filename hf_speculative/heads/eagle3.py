@@ -162,6 +162,10 @@ class Eagle3Model(PreTrainedModel):
         """`logits (..., draft vocabulary)` by the target's ids, `(..., target vocabulary)`: -inf where no draft token is."""
         if self.d2t is None:
             return logits
-        ids = torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        ids = self.of_target(torch.arange(len(self.d2t), device=self.d2t.device))
         full = logits.new_full((*logits.shape[:-1], len(self.t2d)), -torch.inf)
         return full.index_copy(-1, ids.to(logits.device), logits)
+
+    def of_target(self, tokens: Tensor) -> Tensor:
+        """The target's ids of its own `tokens`, of any shape."""
+        return tokens if self.d2t is None else tokens + self.d2t[tokens]

@@ -107,6 +107,9 @@ class RecordingModel(RaggedModel):
 class AheadRecordingModel(RecordingModel, AheadModel):
     """Likewise one whose passes run from a file that was compiled ahead of time, and gives these states as well."""
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
+        return None  # its file gives states, in place of tokens
+
     def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
         input_ids, first, seen, bounds, _ = inputs
         logits, states = found

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ..types import Batch, uploaded
 from . import pool
 from .artifacts import Run
+from .cached_model import num_logits
 from .capture import Capture
 from .masks import AttentionLayers
 from .places import fed_places
@@ -236,22 +237,42 @@ class AheadModel(StaticModel):
         return end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        width = inputs[0].shape[1]
-        columns = torch.arange(max(0, width - num_last), width)
-        if not self.cache.layers[0].is_initialized:
-            self._allocate(len(inputs[0]))
-        caches = [layer.filled() for layer in self.cache.layers]
-        keys, values = zip(*caches, strict=True)
-        assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
-        keep = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
+        caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            found = self.one_pass([*(t.contiguous() for t in tensors), columns, *keys, *values])
+            found = self.one_pass([*(t.contiguous() for t in tensors), _last_columns(tensors[0], num_last), *caches])
             if found is None:
                 return ragged_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
             return self._logits_of(found, tensors)
 
         return one_pass
+
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        ends, widths = self._begin(batch, ahead=0)
+        if not self._is_static(max(widths)) or num_logits(self.original) > vocab_size:
+            return None
+        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens - 1)
+        caches, drawn = self._caches(inputs), []
+        tokens, first, seen, bounds, slots = (tensor.contiguous() for tensor in inputs)
+        for _ in range(num_tokens):
+            found = self.one_pass([tokens, first, seen, bounds, slots, _last_columns(tokens, 1), *caches])
+            if found is None:
+                return None  # what it has written is not counted as seen
+            first = seen = first + tokens.shape[1]
+            tokens = found[1]
+            drawn.append(tokens)
+        ahead = num_tokens - 1  # the last one was not fed
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
+        self.num_forwards += num_tokens - 1
+        return torch.cat(drawn, 1)
+
+    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """Keys and then values of all layers."""
+        if not self.cache.layers[0].is_initialized:
+            self._allocate(len(inputs[0]))
+        keys, values = zip(*(layer.filled() for layer in self.cache.layers), strict=True)
+        assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
+        return [*keys, *values]
 
     def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
         """Of what the file's pass has given."""
@@ -263,3 +284,8 @@ class AheadModel(StaticModel):
         nothing = torch.empty(num_rows, heads, 0, dim, dtype=self.dtype, device=self.device)
         for layer in self.cache.layers:
             layer.lazy_initialization(nothing, nothing)
+
+
+def _last_columns(tokens: Tensor, num_last: int) -> Tensor:
+    width = tokens.shape[1]
+    return torch.arange(max(0, width - num_last), width)

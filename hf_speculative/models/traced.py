@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -19,6 +20,8 @@ from .states import asked_for, joined
 
 #: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
 MAX_COLUMNS = 512
+#: rows of the embeddings of a pass that is tried out
+NUM_SAMPLED = 100
 
 
 class TracedLayer(CacheLayerMixin):
@@ -80,6 +83,10 @@ class TracedPass(nn.Module):
         super().__init__()
         self.model, self.packed, self.layers = model, packed_of(model), AttentionLayers(model)
 
+    def given(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Tensors of any number of rows that are the caller's, the same in each pass."""
+        return ()
+
     @abstractmethod
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """What a pass of random tokens reads of them, each `(rows, columns, ...)`."""
@@ -104,6 +111,7 @@ class TracedPass(nn.Module):
             torch.tensor([capacity - 1, end]),
             torch.arange(end),
             torch.arange(num_columns),
+            *self.given(generator),
             *caches,
         )
 
@@ -113,11 +121,18 @@ class TracedPass(nn.Module):
 
         batch, width, end = Dim("batch", min=2), Dim("width", min=2, max=MAX_COLUMNS), Dim("end", min=2)
         capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
-        num_fed = len(self.fed(1, 1, torch.Generator()))
+        generator = torch.Generator()
+        num_fed, num_given = len(self.fed(1, 1, generator)), len(self.given(generator))
+        of_given = [{0: Dim(f"of_{name}", min=2)} for name in range(num_given)]
         of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
         return (
-            *[{0: batch, 1: width}] * num_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, of_caches, of_caches,
+            *[{0: batch, 1: width}] * num_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, *of_given, of_caches,
+            of_caches,
         )  # fmt: skip
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Where `logits (batch, m, vocab)` are largest, as ids of the target."""
+        return logits.argmax(-1)
 
     @abstractmethod
     def of(self, model: PreTrainedModel) -> TracedPass:
@@ -163,7 +178,8 @@ class Pass(TracedPass):
             columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
 
         Returns:
-            Logits `(batch, m, vocab)`, and of all columns, if any are `recorded`, the states `(batch, width, states * hidden)`.
+            Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`; or, if states are `recorded`, those of all
+            columns, `(batch, width, states * hidden)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
         positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
@@ -178,46 +194,57 @@ class Pass(TracedPass):
             **({"output_hidden_states": asked_for(self.recorded)} if self.recorded else {}),
         )
         logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
-        return (logits, joined(outputs, self.recorded, logits.device)) if self.recorded else (logits,)
+        states = joined(outputs, self.recorded, logits.device) if self.recorded else None
+        return logits, self.likeliest(logits) if states is None else states
 
 
 class HeadPass(TracedPass):
-    """A pass of a draft head, from tokens' embeddings and states to states and logits; see `forward`."""
+    """A pass of a draft head, from tokens and states to tokens and states; see `forward`."""
 
     def of(self, model: PreTrainedModel) -> HeadPass:
         return HeadPass(model)
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         shape = (num_rows, num_columns, self.layers.config.hidden_size)
-        embeddings, states = (torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(2))
-        return embeddings, states
+        tokens = torch.randint(NUM_SAMPLED, shape[:2], generator=generator)
+        return tokens, torch.randn(shape, generator=generator).to(self.model.dtype)
+
+    def given(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return (torch.randn(NUM_SAMPLED, self.layers.config.hidden_size, generator=generator).to(self.model.dtype),)
 
     def forward(
         self,
-        embeddings: Tensor,
+        tokens: Tensor,
         states: Tensor,
         first: Tensor,
         seen: Tensor,
         bounds: Tensor,
         slots: Tensor,
         columns: Tensor,
+        embeddings: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """
         Args:
-            embeddings, states: `(batch, width, hidden)`, as the head takes them; the others as those of `Pass`.
+            tokens, states: `(batch, width)` ids of rows of `embeddings (n, hidden)`, those past the last one read as that, and
+                `(batch, width, hidden)`, as the head takes them; the others as those of `Pass`.
 
         Returns:
-            The head's own states `(batch, width, hidden)`, and logits `(batch, m, vocab)` over its own vocabulary.
+            Of `m` columns logits `(batch, m, vocab)` over its own vocabulary, the likeliest tokens `(batch, m)` as ids of the
+            target, and the head's own states `(batch, m, hidden)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
-        positions, cache.slots = fed_places(first, seen, bounds, embeddings.shape[1])
+        positions, cache.slots = fed_places(first, seen, bounds, tokens.shape[1])
         own = self.model(
-            inputs_embeds=embeddings,
+            inputs_embeds=functional.embedding(tokens.clamp(max=embeddings.shape[0] - 1), embeddings),
             states=states,
             position_ids=positions,
             attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
             past_key_values=cache,
-        )
-        return own, self.model.logits(own[:, columns])
+        )[:, columns]
+        logits = self.model.logits(own)
+        return logits, self.likeliest(logits), own
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        return self.model.of_target(super().likeliest(logits))

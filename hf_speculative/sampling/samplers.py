@@ -105,6 +105,10 @@ class Greedy(ProcessedSampler):
     def settings(self) -> Hashable | None:
         return self.processors.settings and ("greedy", self.processors.settings)
 
+    @property
+    def proposes_argmax(self) -> bool:  # type: ignore[override]
+        return not self.processors.steps  # guidance is of the target's scores alone
+
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 

@@ -30,6 +30,10 @@ class WrappedSampler(Sampler):
         self.sampler.end_round(batch, tokens, chances)
 
     @property
+    def proposes_argmax(self) -> bool:  # type: ignore[override]
+        return self.sampler.proposes_argmax
+
+    @property
     def proposes_likeliest(self) -> bool:  # type: ignore[override]
         return self.sampler.proposes_likeliest
 

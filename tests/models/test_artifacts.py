@@ -223,11 +223,13 @@ class TestWhatCannotBeCompiled:
         with torch.no_grad():
             exported.check(good, module)
             for wrong in (
-                lambda inputs: [1.01 * good(inputs)[0]],
+                lambda inputs: [1.01 * good(inputs)[0], good(inputs)[1]],
                 lambda inputs: good([*inputs[:6], *(t.clone() for t in inputs[6:])]),
             ):
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
                     exported.check(wrong, module)
+            with pytest.raises(exported.Differs, match="tokens are not those of the largest logits"):
+                exported.check(lambda inputs: [good(inputs)[0], good(inputs)[0].argmin(-1)], module)
 
     @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 0.01), (torch.bfloat16, 1.5)])
     def test_one_number_that_is_wrong_is_enough(self, dtype, wrong):
@@ -235,9 +237,9 @@ class TestWhatCannotBeCompiled:
         module = traced.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
-            (logits,) = module(*inputs[:6], inputs[6:8], inputs[8:])
+            logits, _ = module(*inputs[:6], inputs[6:8], inputs[8:])
             logits[-1, -1, -1] += wrong * logits.std()
-            return [logits]
+            return [logits, logits.argmax(-1)]
 
         with torch.no_grad(), pytest.raises(exported.Differs):
             exported.check(run, module)
@@ -249,10 +251,11 @@ class TestWhatCannotBeCompiled:
 
         def with_noise(size, num_wrong):
             def run(inputs):
-                (logits,) = good(inputs)
+                logits, _ = good(inputs)
                 noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
                 noise.flatten(0, 1)[num_wrong:] = 0
-                return [logits + (size * logits.std() * noise).to(logits.dtype)]
+                logits = logits + (size * logits.std() * noise).to(logits.dtype)
+                return [logits, logits.argmax(-1)]
 
             return run
 

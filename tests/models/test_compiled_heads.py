@@ -35,11 +35,6 @@ def emulated(tmp_path, monkeypatch):
     return install(tmp_path, monkeypatch)
 
 
-def runs_of_head(emulated):
-    """Shapes of what the head's passes were fed: embeddings, where a language model is fed ids."""
-    return [shape for shape in emulated.runs if len(shape) == 3]
-
-
 @pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager")])
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
     """Counted: a draft that differs is accepted otherwise. In rows of unequal length, some of which leave."""
@@ -49,10 +44,10 @@ def test_drafts_are_those_of_eager_passes(name, attention, emulated):
         eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
         compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, compile=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        assert compiled.num_draft_forwards == eager.num_draft_forwards == len(runs_of_head(emulated))
-        emulated.runs.clear()
+        assert compiled.num_draft_forwards == eager.num_draft_forwards == emulated.runs_of_heads
+        emulated.runs_of_heads = 0
     reproduces_plain(target, (3, 2), **call, compile=True)
-    assert runs_of_head(emulated) and emulated.num_made == 2
+    assert emulated.runs_of_heads and emulated.num_made == 2
 
 
 def test_rows_that_take_the_place_of_others(emulated):
@@ -64,7 +59,7 @@ def test_rows_that_take_the_place_of_others(emulated):
     )
     for row, completion in zip(rows, found, strict=True):
         assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
-    assert runs_of_head(emulated)
+    assert emulated.runs_of_heads
 
 
 def test_auto_takes_a_file_that_is_there(emulated):
@@ -73,7 +68,7 @@ def test_auto_takes_a_file_that_is_there(emulated):
     assert not emulated.runs
     artifacts.make(head)
     same_as_plain(target, tiny.prompts(2), draft_model=head, compile="auto", tree_top_k=1)
-    assert runs_of_head(emulated) == emulated.runs != [], "the target's is not there"
+    assert emulated.runs_of_heads == len(emulated.runs) > 0, "the target's is not there"
 
 
 def test_trees_are_drafted_eagerly(emulated):
@@ -83,7 +78,7 @@ def test_trees_are_drafted_eagerly(emulated):
     eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
     partly = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, compile="auto")
     assert partly.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-    assert 0 < len(runs_of_head(emulated)) < partly.num_draft_forwards
+    assert 0 < emulated.runs_of_heads < partly.num_draft_forwards
 
 
 @pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
@@ -101,9 +96,9 @@ def test_on_packed_weights(emulated):
 
     expected = target.generate(**{**call, "num_draft_tokens": None}, draft_model=None)
     assert target.generate(**call).tolist() == expected.tolist()
-    num_runs = len(runs_of_head(emulated))
+    num_runs = emulated.runs_of_heads
     assert target.generate(**call, logits_processor=[Looks()]).tolist() == expected.tolist()
-    assert 0 < num_runs < len(runs_of_head(emulated)) < 2 * num_runs
+    assert 0 < num_runs < emulated.runs_of_heads < 2 * num_runs
     hs.detach(target)
 
 

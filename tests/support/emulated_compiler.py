@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 
-import torch
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, exported, pool
 from hf_speculative.models.packed_layers import layout_of
+from hf_speculative.models.traced import HeadPass
 
 #: torch keeps what is loaded for ever
 _loaded: list[dict] = []
@@ -35,7 +35,8 @@ class Package:
     def run(self, inputs):
         assert all(tensor.is_contiguous() for tensor in inputs)
         self.compiler.runs.append(tuple(inputs[0].shape))
-        num = 5 + len(self.module.fed(1, 1, torch.Generator()))
+        self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
+        num = len(self.module.sample(1, 1, 1)) - 2
         *tensors, caches = *inputs[:num], inputs[num:]
         half = len(caches) // 2
         return list(functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:])))
@@ -45,7 +46,7 @@ class Emulated:
     """A compiler whose passes are the model's own, and see what a compiled one does: flat tensors, its own constants."""
 
     def __init__(self):
-        self.num_made, self.runs, self.modules = 0, [], {}
+        self.num_made, self.runs, self.modules, self.runs_of_heads = 0, [], {}, 0
 
     def compile_to(self, path, module, say=lambda step: None):
         self.num_made += 1
