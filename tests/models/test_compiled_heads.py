@@ -6,10 +6,11 @@ import torch
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.models import artifacts, exported, packing, pool, traced
+from hf_speculative.sampling.samplers import ProcessedSampler
 from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
 from tests.support.cases import slow_but
-from tests.support.emulated_compiler import install
+from tests.support.emulated_compiler import Package, install
 from tests.support.plain import reproduces_plain, same_as_plain
 
 SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
@@ -100,6 +101,75 @@ def test_on_packed_weights(emulated):
     assert target.generate(**call, logits_processor=[Looks()]).tolist() == expected.tolist()
     assert 0 < num_runs < emulated.runs_of_heads < 2 * num_runs
     hs.detach(target)
+
+
+class TestGreedyChains:
+    """Where nothing is drawn or processed, tokens come from the passes themselves."""
+
+    @pytest.fixture(params=["head", "head of a reduced vocabulary", "draft model"])
+    def pair(self, request):
+        if request.param == "draft model":
+            target = tiny.llama()
+            return target, tiny.noisy_copy(target)
+        return made("reduced vocabulary" if "reduced" in request.param else "llama")
+
+    CALL = {"num_draft_tokens": 3, "tree_top_k": 1}  # noqa: RUF012
+
+    @pytest.mark.parametrize("num_rows", [1, 3])
+    def test_no_scores_are_made(self, pair, num_rows, emulated, monkeypatch):
+        target, draft = pair
+        call = {"draft_model": draft, **self.CALL}
+        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
+        monkeypatch.setattr(ProcessedSampler, "draft_scores", lambda *args: pytest.fail("scores of a draft"))
+        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, compile=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        assert compiled.num_draft_forwards == eager.num_draft_forwards
+
+    @pytest.mark.parametrize(
+        "inputs, options", [({"repetition_penalty": 1.3}, {}), ({}, {"assistant_confidence_threshold": 0.3})]
+    )
+    def test_what_reads_scores_gets_them(self, pair, inputs, options, emulated):
+        target, draft = pair
+        call = {"draft_model": draft, **self.CALL, **options}
+        eager = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, compile=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens
+
+    def test_sampled(self, pair, emulated):
+        target, draft = pair
+        reproduces_plain(target, (2, 2), draft_model=draft, **self.CALL, compile=True)
+
+    def test_a_pass_that_ends_within_a_chain(self, pair, emulated, monkeypatch):
+        """Somebody has asked for its weights: the chain is drafted again, eagerly."""
+        target, draft = pair
+        call = {"draft_model": draft, **self.CALL}
+        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
+        run, num_runs = Package.run, iter(range(1000))
+
+        def ends(package, inputs):
+            return run(package, inputs) if next(num_runs) < 15 else None
+
+        monkeypatch.setattr(Package, "run", ends)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, compile=True)
+        assert next(num_runs) > 15
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+
+    def test_a_wider_vocabulary_than_the_targets(self, emulated):
+        target = tiny.llama()
+        draft = tiny.noisy_copy(tiny.llama(vocab_size=tiny.VOCAB + 3))
+        with torch.no_grad():
+            draft.lm_head.weight[tiny.VOCAB :] *= 9  # often the largest
+        same_as_plain(target, tiny.prompts(2), draft_model=draft, **self.CALL, compile=True)
+        assert emulated.runs
+
+    def test_embeddings_of_another_type(self, emulated):
+        target, head = made("llama")
+        head = head.double()
+        call = {"draft_model": head, **self.CALL}
+        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, compile=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        assert emulated.runs_of_heads
 
 
 @pytest.mark.parametrize("name", slow_but(KINDS, "eagle 3.1"))
