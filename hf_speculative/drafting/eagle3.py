@@ -92,16 +92,18 @@ class Eagle3(Stepwise):
         if self.one_pass is None or self.num_logits > vocab_size:
             return None
         tokens, states, slots, _ = self._pairs(batch)
-        first, seen, chain = slots[:, 0], uploaded(before, self.device), []
+        self._reserve(batch, max(self.host_ends) + num_tokens - 1)
+        found = self._compiled((tokens, states), slots[:, 0], uploaded(before, self.device))
+        chain = []
         for ahead in range(num_tokens):
-            self._reserve(batch, max(self.host_ends) + ahead)
-            found = self._compiled(tokens, states, first, seen, 1)
             if found is None:
                 self.seen = before  # to be read again
                 return None
-            _, tokens, states = found
-            chain.append(tokens)
-            first = seen = self.ends + ahead
+            _, token, own = found
+            chain.append(token)
+            if ahead < num_tokens - 1:
+                slot = self.ends + ahead
+                found = self._compiled((token, own), slot, slot, are_drafted=True)
         return torch.cat(chain, 1).to(batch.tokens.device)
 
     def catch_up(self, batch: Batch, num_last: int) -> tuple[Tensor, Tensor]:
@@ -115,29 +117,26 @@ class Eagle3(Stepwise):
         behind = self.ends[:, None] + torch.arange(num_unknown, device=self.device)
         if num_unknown:
             masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
-            unknown = self.model.fuse(self.model.mask_hidden)
             tokens = torch.cat([tokens, masks], 1)
-            states = torch.cat([states, unknown.expand(len(tokens), num_unknown, -1)], 1)
-        end = max(self.host_ends) + num_unknown
-        self._reserve(batch, end)
-        found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
+            states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
+        self._reserve(batch, max(self.host_ends) + num_unknown)
+        found = self._compiled((tokens, states), slots[:, 0], uploaded(before, self.device), num_last)
         if found is not None:
             return found[2], self.model.over_target(found[0])
         spare = self.cache.capacity - 1
         places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
         positions = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
-        return self._pass(tokens, states, places, positions, num_last)
+        return self._pass(tokens, self.model.fuse(states), places, positions, num_last)
 
     def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is known and not read yet: tokens, states before them, their slots, and which of them are filler."""
+        """What is known and not read yet: tokens, the target's states before them, slots, and which of them are filler."""
         self.host_ends = [len(history) - 1 for history in batch.history]
         self.ends = (batch.lengths - batch.padding - 1).to(self.device)
         slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
         self.seen = self.host_ends
         known = slots.masked_fill(is_filler, 0)
         tokens = batch.tokens.gather(1, batch.padding[:, None] + known.to(batch.padding.device) + 1)
-        states = self.model.fuse(self.target.hidden_states(known).to(self.device, self.dtype))
-        return tokens, states, slots, is_filler
+        return tokens, self.target.hidden_states(known).to(self.device, self.dtype), slots, is_filler
 
     def _go_on(
         self, batch: Batch, states: Tensor, slots: Tensor, positions: Tensor, end: int, nodes: Nodes | None = None
@@ -146,8 +145,10 @@ class Eagle3(Stepwise):
         self._reserve(batch, end)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
-        if nodes is None and (found := self._compiled(tokens, states, slots[:, 0], self.ends, 1)) is not None:
-            return found[2], self.model.over_target(found[0])
+        if nodes is None:
+            found = self._compiled((tokens, states), slots[:, 0], self.ends, are_drafted=True)
+            if found is not None:
+                return found[2], self.model.over_target(found[0])
         return self._pass(tokens, states, slots, positions, slots.shape[1], nodes)
 
     def _reserve(self, batch: Batch, end: int) -> None:
@@ -175,16 +176,26 @@ class Eagle3(Stepwise):
         return own, self.model.over_target(self.model.logits(own))
 
     def _compiled(
-        self, tokens: Tensor, states: Tensor, first: Tensor, seen: Tensor, num_last: int
+        self,
+        pairs: tuple[Tensor, Tensor],
+        first: Tensor,
+        seen: Tensor,
+        num_last: int = 1,
+        are_drafted: bool = False,
     ) -> list[Tensor] | None:
-        """What a `HeadPass` gives of columns from slot `first (batch,)` on, of which those below `seen (batch,)` are filler."""
-        width = tokens.shape[1]
+        """What a `HeadPass` gives of columns from slot `first (batch,)` on, of which those below `seen (batch,)` are filler.
+
+        Args:
+            pairs: tokens and states of the columns, the target's or, if they `are_drafted`, the head's own.
+        """
+        tokens, states = pairs
+        num_rows, width = tokens.shape
         if self.one_pass is None or width > MAX_COLUMNS:
             return None
         cache = self.cache
         if not cache.layers[0].is_initialized:
             heads, dim = self.attention.shape_of_keys()
-            nothing = states.new_empty(len(tokens), heads, 0, dim)
+            nothing = states.new_empty(num_rows, heads, 0, dim)
             for layer in cache.layers:
                 layer.lazy_initialization(nothing, nothing)
         keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
@@ -195,8 +206,12 @@ class Eagle3(Stepwise):
         table = self.embeddings
         if table.dtype != self.dtype or table.device != self.device or not table.is_contiguous():
             table, tokens = self._embedded(tokens).flatten(0, 1), torch.arange(tokens.numel()).view_as(tokens)
-        fed = (tokens.to(self.device), states.contiguous(), first.contiguous(), seen)
-        found = self.one_pass([*fed, self.bounds, slots, columns, table, *keys, *values])
+        fed = (tokens.to(self.device), states.contiguous())
+        fc = self.model.fc
+        size = fc.in_features if are_drafted else fc.out_features
+        none = (tokens[:, :0].contiguous(), states.new_empty(num_rows, 0, size))
+        fed = (*none, *fed) if are_drafted else (*fed, *none)
+        found = self.one_pass([*fed, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values])
         if found is None:
             self.one_pass = None
             return None

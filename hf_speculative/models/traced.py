@@ -77,7 +77,10 @@ class TracedPass(nn.Module):
 
     Attributes:
         packed: the parameters of packed layers, by the layer's name.
+        widths: what the number of columns of each tensor that is `fed` is called: those of one name have the same.
     """
+
+    widths: tuple[str, ...]
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -89,7 +92,7 @@ class TracedPass(nn.Module):
 
     @abstractmethod
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What a pass of random tokens reads of them, each `(rows, columns, ...)`."""
+        """What a pass of random tokens reads of them, each `(rows, columns, ...)`, with `num_columns` by all names together."""
 
     def sample(self, num_rows: int, num_columns: int, seen: int, capacity: int = 0, seed: int = 0) -> tuple:
         """Arguments of a pass over random tokens and caches; every other row feeds a column less than the others."""
@@ -119,14 +122,15 @@ class TracedPass(nn.Module):
         """Which sizes of the arguments may be any from 2 on, for `torch.export`."""
         from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
 
-        batch, width, end = Dim("batch", min=2), Dim("width", min=2, max=MAX_COLUMNS), Dim("end", min=2)
+        batch, end = Dim("batch", min=2), Dim("end", min=2)
+        widths = [Dim(name, min=2, max=MAX_COLUMNS) for name in sorted(set(self.widths))]
+        of_fed = [{0: batch, 1: widths[sorted(set(self.widths)).index(name)]} for name in self.widths]
         capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
-        generator = torch.Generator()
-        num_fed, num_given = len(self.fed(1, 1, generator)), len(self.given(generator))
+        num_given = len(self.given(torch.Generator()))
         of_given = [{0: Dim(f"of_{name}", min=2)} for name in range(num_given)]
         of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
         return (
-            *[{0: batch, 1: width}] * num_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, *of_given, of_caches,
+            *of_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, *of_given, of_caches,
             of_caches,
         )  # fmt: skip
 
@@ -149,6 +153,8 @@ class Pass(TracedPass):
     Args:
         recorded: which of transformers' `hidden_states` it gives as well.
     """
+
+    widths = ("width",)
 
     def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
         super().__init__(model)
@@ -204,10 +210,18 @@ class HeadPass(TracedPass):
     def of(self, model: PreTrainedModel) -> HeadPass:
         return HeadPass(model)
 
+    widths = ("known", "known", "drafted", "drafted")
+
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        shape = (num_rows, num_columns, self.layers.config.hidden_size)
-        tokens = torch.randint(NUM_SAMPLED, shape[:2], generator=generator)
-        return tokens, torch.randn(shape, generator=generator).to(self.model.dtype)
+        num_known = num_columns // 2 if num_rows % 2 else num_columns
+        fed: list[Tensor] = []
+        for width, size in (
+            (num_known, self.model.fc.in_features),
+            (num_columns - num_known, self.model.fc.out_features),
+        ):
+            fed.append(torch.randint(NUM_SAMPLED, (num_rows, width), generator=generator))
+            fed.append(torch.randn(num_rows, width, size, generator=generator).to(self.model.dtype))
+        return tuple(fed)
 
     def given(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         return (torch.randn(NUM_SAMPLED, self.layers.config.hidden_size, generator=generator).to(self.model.dtype),)
@@ -215,7 +229,9 @@ class HeadPass(TracedPass):
     def forward(
         self,
         tokens: Tensor,
-        states: Tensor,
+        target_states: Tensor,
+        drafted: Tensor,
+        own_states: Tensor,
         first: Tensor,
         seen: Tensor,
         bounds: Tensor,
@@ -227,18 +243,20 @@ class HeadPass(TracedPass):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """
         Args:
-            tokens, states: `(batch, width)` ids of rows of `embeddings (n, hidden)`, those past the last one read as that, and
-                `(batch, width, hidden)`, as the head takes them; the others as those of `Pass`.
+            tokens, target_states: `(batch, n)` and, as `Eagle3Model.fuse` takes them, `(batch, n, ...)`, of the first columns.
+            drafted, own_states: `(batch, width - n)` and `(batch, width - n, hidden)`, of the others.
+            embeddings: `(ids, hidden)`; what is past the last id reads as that. The others as those of `Pass`.
 
         Returns:
             Of `m` columns logits `(batch, m, vocab)` over its own vocabulary, the likeliest tokens `(batch, m)` as ids of the
             target, and the head's own states `(batch, m, hidden)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
-        positions, cache.slots = fed_places(first, seen, bounds, tokens.shape[1])
+        ids = torch.cat([tokens, drafted], 1).clamp(max=embeddings.shape[0] - 1)
+        positions, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
         own = self.model(
-            inputs_embeds=functional.embedding(tokens.clamp(max=embeddings.shape[0] - 1), embeddings),
-            states=states,
+            inputs_embeds=functional.embedding(ids, embeddings),
+            states=torch.cat([self.model.fuse(target_states), own_states], 1),
             position_ids=positions,
             attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
             past_key_values=cache,
