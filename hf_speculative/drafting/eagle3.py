@@ -206,12 +206,16 @@ class Eagle3(Stepwise):
         table = self.embeddings
         if table.dtype != self.dtype or table.device != self.device or not table.is_contiguous():
             table, tokens = self._embedded(tokens).flatten(0, 1), torch.arange(tokens.numel()).view_as(tokens)
-        fed = (tokens.to(self.device), states.contiguous())
         fc = self.model.fc
-        size = fc.in_features if are_drafted else fc.out_features
-        none = (tokens[:, :0].contiguous(), states.new_empty(num_rows, 0, size))
-        fed = (*none, *fed) if are_drafted else (*fed, *none)
-        found = self.one_pass([*fed, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values])
+        fed = [tokens.to(self.device), states.contiguous()]
+        none = [
+            tokens.new_empty(num_rows, 0),
+            states.new_empty(num_rows, 0, fc.in_features if are_drafted else fc.out_features),
+        ]
+        pairs_by_kind = none + fed if are_drafted else fed + none
+        found = self.one_pass(
+            [*pairs_by_kind, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values]
+        )
         if found is None:
             self.one_pass = None
             return None

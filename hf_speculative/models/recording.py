@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, without_dropout
 from .inputs import Inputs, text_inputs
-from .places import fed_places
 from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
@@ -24,6 +23,11 @@ from .static import AheadModel
 from .universal import UniversalModel
 
 _no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
+
+
+def _rows(slots: Tensor) -> Tensor:
+    """Beside `slots (batch, n)`, for an index into whole states: torch copies them several times faster than by `gather`."""
+    return torch.arange(len(slots), device=slots.device)[:, None]
 
 
 class RecordingModel(RaggedModel):
@@ -51,22 +55,25 @@ class RecordingModel(RaggedModel):
 
     def _keep(self, states: Tensor, slots: Tensor | None) -> None:
         """Those of a pass, in its slots `(batch, columns)`; `None`: the same for all rows, as the cache says."""
-        size = states.shape[2]
-        if self.states is None:
-            self.states = states.new_zeros(len(states), self.cache.capacity, size)
-        self._grow()
+        record = self._record(len(states))
         if slots is None:
-            self.states[:, self.cache.start : self.cache.end] = states
+            record[:, self.cache.start : self.cache.end] = states
         else:
-            self.states.scatter_(1, slots[..., None].expand(-1, -1, size), states)
+            record[_rows(slots), slots] = states
+
+    def _record(self, num_rows: int) -> Tensor:
+        """`(batch, capacity, layers * hidden)`."""
+        if self.states is None:
+            size = len(self.recorded) * self.layers.config.hidden_size
+            self.states = torch.zeros(num_rows, self.cache.capacity, size, dtype=self.dtype, device=self.device)
+        self._grow()
+        return self.states
 
     def _move(self, source: Tensor, goal: Tensor) -> None:
         super()._move(source, goal)
         assert self.states is not None
-        index, onto = (
-            slots.to(self.states.device)[..., None].expand(-1, -1, self.states.shape[2]) for slots in (source, goal)
-        )
-        self.states.scatter_(1, onto, self.states.gather(1, index))
+        index, onto = (slots.to(self.states.device) for slots in (source, goal))
+        self.states[_rows(onto), onto] = self.states[_rows(index), index]
 
     def select(self, indices: list[int]) -> None:
         super().select(indices)
@@ -98,24 +105,18 @@ class RecordingModel(RaggedModel):
     def hidden_states(self, positions: Tensor) -> Tensor:
         assert self.states is not None  # a drafter is first asked after the prompt's pass
         index = positions.to(self.states.device).clamp(0, self.states.shape[1] - 1)
-        return self.states.gather(1, index[..., None].expand(-1, -1, self.states.shape[2]))
+        return self.states[_rows(index), index]
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()
 
 
 class AheadRecordingModel(RecordingModel, AheadModel):
-    """Likewise one whose passes run from a file that was compiled ahead of time, and gives these states as well."""
+    """Likewise one whose passes run from a file that was compiled ahead of time, and keep these states as well."""
 
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
-        return None  # its file gives states, in place of tokens
-
-    def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        input_ids, first, seen, bounds, _ = inputs
-        logits, states = found
-        _, slots = fed_places(first, seen, bounds, input_ids.shape[1])
-        self._keep(states, slots)
-        return logits
+    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        caches = super()._caches(inputs)
+        return [self._record(len(inputs[0])), *caches]
 
 
 class RecordingUniversalModel(UniversalModel):

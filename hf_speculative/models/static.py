@@ -243,7 +243,7 @@ class AheadModel(StaticModel):
             found = self.one_pass([*(t.contiguous() for t in tensors), _last_columns(tensors[0], num_last), *caches])
             if found is None:
                 return ragged_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
-            return self._logits_of(found, tensors)
+            return found[0]
 
         return one_pass
 
@@ -267,16 +267,12 @@ class AheadModel(StaticModel):
         return torch.cat(drawn, 1)
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Keys and then values of all layers."""
+        """What a pass writes to: keys and then values of all layers."""
         if not self.cache.layers[0].is_initialized:
             self._allocate(len(inputs[0]))
         keys, values = zip(*(layer.filled() for layer in self.cache.layers), strict=True)
         assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
         return [*keys, *values]
-
-    def _logits_of(self, found: list[Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        """Of what the file's pass has given."""
-        return found[0]
 
     def _allocate(self, num_rows: int) -> None:
         """What an eager pass does when it first writes."""

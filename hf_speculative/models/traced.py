@@ -73,7 +73,7 @@ class TracedCache(Cache):
 
 
 class TracedPass(nn.Module):
-    """One pass of `model` as a function of tensors, the last two of which are lists of its caches, a layer each.
+    """One pass of `model` as a function of tensors. The last three are lists: what else is `given`, keys, values, a layer each.
 
     Attributes:
         packed: the parameters of packed layers, by the layer's name.
@@ -86,9 +86,17 @@ class TracedPass(nn.Module):
         super().__init__()
         self.model, self.packed, self.layers = model, packed_of(model), AttentionLayers(model)
 
-    def given(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Tensors of any number of rows that are the caller's, the same in each pass."""
-        return ()
+    def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
+        """Further tensors of the caller's, the same in each pass, and `shapes_of_given`, as `shapes`."""
+        return []
+
+    def shapes_of_given(self, batch, capacity) -> list[dict]:
+        return []
+
+    def written(self, inputs: tuple) -> list[Tensor]:
+        """Of the arguments of a pass that is over, all that it may have written but what it wrote to the spare slot."""
+        keys, values = inputs[-2:]
+        return [part[:, :, :-1] for part in (*keys, *values)]
 
     @abstractmethod
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -114,7 +122,7 @@ class TracedPass(nn.Module):
             torch.tensor([capacity - 1, end]),
             torch.arange(end),
             torch.arange(num_columns),
-            *self.given(generator),
+            self.given(num_rows, capacity, generator),
             *caches,
         )
 
@@ -126,12 +134,10 @@ class TracedPass(nn.Module):
         widths = [Dim(name, min=2, max=MAX_COLUMNS) for name in sorted(set(self.widths))]
         of_fed = [{0: batch, 1: widths[sorted(set(self.widths)).index(name)]} for name in self.widths]
         capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
-        num_given = len(self.given(torch.Generator()))
-        of_given = [{0: Dim(f"of_{name}", min=2)} for name in range(num_given)]
         of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
         return (
-            *of_fed, of_rows, of_rows, None, {0: end}, {0: num_kept}, *of_given, of_caches,
-            of_caches,
+            *of_fed, of_rows, of_rows, None, {0: end}, {0: num_kept},
+            self.shapes_of_given(batch, capacity), of_caches, of_caches,
         )  # fmt: skip
 
     def likeliest(self, logits: Tensor) -> Tensor:
@@ -151,7 +157,7 @@ class Pass(TracedPass):
     """A pass of a language model: see `forward`.
 
     Args:
-        recorded: which of transformers' `hidden_states` it gives as well.
+        recorded: which of transformers' `hidden_states` it keeps.
     """
 
     widths = ("width",)
@@ -168,6 +174,18 @@ class Pass(TracedPass):
         num_ids = self.model.get_input_embeddings().num_embeddings
         return (torch.randint(num_ids, (num_rows, num_columns), generator=generator),)
 
+    def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
+        size = len(self.recorded) * self.layers.config.hidden_size
+        return [torch.zeros(num_rows, capacity, size, dtype=self.model.dtype)] if self.recorded else []
+
+    def shapes_of_given(self, batch, capacity) -> list[dict]:
+        return [{0: batch, 1: capacity}] if self.recorded else []
+
+    def written(self, inputs: tuple) -> list[Tensor]:
+        input_ids, slots = inputs[0], inputs[4]
+        end = len(slots)
+        return super().written(inputs) + [states[:, end - input_ids.shape[1] : end] for states in inputs[-3]]
+
     def forward(
         self,
         input_ids: Tensor,
@@ -176,16 +194,17 @@ class Pass(TracedPass):
         bounds: Tensor,
         slots: Tensor,
         columns: Tensor,
+        record: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         """
         Args:
             columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
+            record: if states are `recorded`, one tensor `(batch, capacity, states * hidden)`, for them in their keys' slots.
 
         Returns:
-            Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`; or, if states are `recorded`, those of all
-            columns, `(batch, width, states * hidden)`.
+            Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
         positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
@@ -199,9 +218,11 @@ class Pass(TracedPass):
             **({"logits_to_keep": columns} if self.takes_columns else {}),
             **({"output_hidden_states": asked_for(self.recorded)} if self.recorded else {}),
         )
+        for states in record:
+            rows = torch.arange(states.shape[0], device=states.device)[:, None]
+            states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
         logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
-        states = joined(outputs, self.recorded, logits.device) if self.recorded else None
-        return logits, self.likeliest(logits) if states is None else states
+        return logits, self.likeliest(logits)
 
 
 class HeadPass(TracedPass):
@@ -223,8 +244,13 @@ class HeadPass(TracedPass):
             fed.append(torch.randn(num_rows, width, size, generator=generator).to(self.model.dtype))
         return tuple(fed)
 
-    def given(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return (torch.randn(NUM_SAMPLED, self.layers.config.hidden_size, generator=generator).to(self.model.dtype),)
+    def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
+        return [torch.randn(NUM_SAMPLED, self.layers.config.hidden_size, generator=generator).to(self.model.dtype)]
+
+    def shapes_of_given(self, batch, capacity) -> list[dict]:
+        from torch.export import Dim
+
+        return [{0: Dim("num_ids", min=2)}]
 
     def forward(
         self,
@@ -237,7 +263,7 @@ class HeadPass(TracedPass):
         bounds: Tensor,
         slots: Tensor,
         columns: Tensor,
-        embeddings: Tensor,
+        embeddings: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,17 +271,18 @@ class HeadPass(TracedPass):
         Args:
             tokens, target_states: `(batch, n)` and, as `Eagle3Model.fuse` takes them, `(batch, n, ...)`, of the first columns.
             drafted, own_states: `(batch, width - n)` and `(batch, width - n, hidden)`, of the others.
-            embeddings: `(ids, hidden)`; what is past the last id reads as that. The others as those of `Pass`.
+            embeddings: one tensor `(ids, hidden)`; what is past the last id reads as that. The others as those of `Pass`.
 
         Returns:
             Of `m` columns logits `(batch, m, vocab)` over its own vocabulary, the likeliest tokens `(batch, m)` as ids of the
             target, and the head's own states `(batch, m, hidden)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
-        ids = torch.cat([tokens, drafted], 1).clamp(max=embeddings.shape[0] - 1)
+        (table,) = embeddings
+        ids = torch.cat([tokens, drafted], 1).clamp(max=table.shape[0] - 1)
         positions, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
         own = self.model(
-            inputs_embeds=functional.embedding(ids, embeddings),
+            inputs_embeds=functional.embedding(ids, table),
             states=torch.cat([self.model.fuse(target_states), own_states], 1),
             position_ids=positions,
             attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ class TestWhatCannotBeCompiled:
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
         module = traced.Pass(target)
-        good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
+        good = lambda inputs: module(*inputs[:6], [], inputs[6:8], inputs[8:])  # noqa: E731
         with torch.no_grad():
             exported.check(good, module)
             for wrong in (
@@ -237,7 +237,7 @@ class TestWhatCannotBeCompiled:
         module = traced.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
-            logits, _ = module(*inputs[:6], inputs[6:8], inputs[8:])
+            logits, _ = module(*inputs[:6], [], inputs[6:8], inputs[8:])
             logits[-1, -1, -1] += wrong * logits.std()
             return [logits, logits.argmax(-1)]
 
@@ -247,7 +247,7 @@ class TestWhatCannotBeCompiled:
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
         module = traced.Pass(copy.deepcopy(target).bfloat16())
-        good = lambda inputs: module(*inputs[:6], inputs[6:8], inputs[8:])  # noqa: E731
+        good = lambda inputs: module(*inputs[:6], [], inputs[6:8], inputs[8:])  # noqa: E731
 
         def with_noise(size, num_wrong):
             def run(inputs):

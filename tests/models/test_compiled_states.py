@@ -125,12 +125,11 @@ def test_what_is_exported_gives_them_at_all_sizes(recorded):
         for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60), (2, attention.WIDEST + 20, 0)):
             inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
             found, expected = program.module()(*inputs), module(*others)
-            assert len(found) == 2 and found[1].shape == (
-                num_rows,
-                num_columns,
-                len(recorded) * model.config.hidden_size,
-            )
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            written, expected = module.written(inputs)[-1], module.written(others)[-1]
+            assert written.shape == (num_rows, num_columns, len(recorded) * model.config.hidden_size)
+            torch.testing.assert_close(written, expected, rtol=1e-4, atol=1e-4)
+            assert bool(written.any(-1)[0].all())
 
 
 def test_states_are_held_to_the_models():
@@ -138,8 +137,10 @@ def test_states_are_held_to_the_models():
     artifacts.install_capturing_hooks(module.model)
 
     def run(inputs):
-        logits, states = module(*inputs[:6], inputs[6:8], inputs[8:])
-        return [logits, 1.01 * states]
+        tensors, (record, *caches) = inputs[:6], inputs[6:]
+        outputs = module(*tensors, [record], caches[:2], caches[2:])
+        record *= 1.01
+        return outputs
 
     with torch.no_grad(), pytest.raises(exported.Differs):
         exported.check(run, module)

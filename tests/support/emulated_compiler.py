@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import islice
 
 from torch.func import functional_call
 
@@ -36,10 +37,10 @@ class Package:
         assert all(tensor.is_contiguous() for tensor in inputs)
         self.compiler.runs.append(tuple(inputs[0].shape))
         self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
-        num = len(self.module.sample(1, 1, 1)) - 2
-        *tensors, caches = *inputs[:num], inputs[num:]
-        half = len(caches) // 2
-        return list(functional_call(self.module, self.constants, (*tensors, caches[:half], caches[half:])))
+        *tensors, given, keys, values = self.module.sample(1, 1, 1)
+        left = iter(inputs)
+        lists = [list(islice(left, len(like))) for like in (tensors, given, keys, values)]
+        return list(functional_call(self.module, self.constants, (*lists[0], *lists[1:])))
 
 
 class Emulated:
