@@ -14,6 +14,8 @@ from .peers import economize, llama_cpp, openvino, why_missing
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .cells import Cell
     from .pairs import Pair
 
@@ -88,7 +90,8 @@ def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: boo
     """
     how: dict[str, Any] = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
     if head is not None:
-        how = _head_options(pair, cell, head)
+        packed = made_once(pair, f"packed {head}", weights_of(cell), partial(_packed_head, pair, head))
+        how = _head_options(pair, cell, head) | {"draft_model": packed}
     return made_once(pair, "packed", weights_of(cell), partial(_packed, pair)).generate(**call, **how)
 
 
@@ -99,6 +102,14 @@ def _packed(pair: Pair):
     target, draft = copy.deepcopy((pair.target, pair.draft))
     attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
     return target
+
+
+def _packed_head(pair: Pair, kind: str) -> PreTrainedModel:
+    from ..call.packed import pack
+
+    head = copy.deepcopy(pair.head(kind))
+    pack(head, "auto", {"compile": True})  # as `attach` does
+    return head
 
 
 def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):

@@ -5,9 +5,13 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import benchmark
-from hf_speculative.benchmark import heads, methods
+from hf_speculative.benchmark import heads, kept, methods
+from hf_speculative.models.packed_layers import dtypes
+from hf_speculative.models.packing import are_packed
+from hf_speculative.models.traced import HeadPass
 from hf_speculative.types import Draft
 from tests.support import tiny
+from tests.support.emulated_compiler import install
 
 
 class Argmax:
@@ -32,6 +36,18 @@ def test_tokens_are_kept_by_lot(chance):
 def test_the_methods_are_those_that_can_be_made():
     assert set(methods.HEADS) == set(heads.HEADS)
     assert {f"head-{kind}" for kind in heads.HEADS} <= set(methods.METHODS)
+
+
+@pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+def test_on_packed_weights_the_head_has_some_too(pair, tmp_path, monkeypatch):
+    """Those of a copy, for the head is measured on plain weights as well."""
+    emulated = install(tmp_path, monkeypatch)
+    monkeypatch.setattr(kept, "_made", {})  # and leaves nothing to other tests
+    cells = [benchmark.Cell(acceptance=1.0, context=16)]
+    report = benchmark.run(pair, cells, methods=["head-eagle3", "head-eagle3-packed"], num_new_tokens=12, repeats=1)
+    assert not report.failures and emulated.runs_of_heads
+    packed = [module for module, layout in emulated.modules.values() if isinstance(module, HeadPass) and layout]
+    assert len(packed) == 1 and not are_packed(pair.head("eagle3"))
 
 
 @pytest.mark.parametrize("kind", heads.HEADS)
