@@ -150,7 +150,8 @@ class Sampler:
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
         drafts_trees: and so may a draft's, see `level_scores`.
         measures_drafts: it wants to hear of `Verdict.chances`.
-        proposes_argmax: a draft token is where the draft's logits are largest, as they are: nothing is drawn or processed.
+        proposes_argmax: a draft token is where the draft's logits are largest, as they are, see `num_allowed`: nothing is drawn,
+            and processors do no more than forbid some tokens.
         proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
             gives beside them (`Draft.likeliest_of`).
     """
@@ -177,6 +178,10 @@ class Sampler:
 
     def finish(self) -> None:
         """The call is over."""
+
+    def num_allowed(self, tokens: Tensor) -> Tensor | None:
+        """Of each row of `tokens (batch, n)`, where logits are largest, how many come before a forbidden one; `None`: all."""
+        return None
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
         """Processed float32 logits `(batch, k + 1, vocab)` of the target's pass."""

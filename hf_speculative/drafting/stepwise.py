@@ -56,7 +56,8 @@ class Stepwise(Drafter):
         if sampler.proposes_argmax and not schedule.may_stop:
             chain = self.greedy_chain(batch, width, sampler.vocab_size)
             if chain is not None:
-                return Draft(chain, None, limits)
+                allowed = sampler.num_allowed(chain)
+                return Draft(chain, None, limits if allowed is None else torch.minimum(limits, allowed))
         tokens, probs = [], []
         for ahead in range(width):
             logits = self.step(batch, ahead)

@@ -12,6 +12,7 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,6 +66,14 @@ class Processors:
         is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
         is_alone = len(settings) == len(self.steps) and self.guidance is None
         return ("processors", *settings) if is_alone and is_plain else None
+
+    @cached_property
+    def forbidden(self) -> list[int] | None:
+        """The tokens that the processors do no more than forbid, sometimes or always; `None`: they may do more."""
+        found = [getattr(step, "forbidden", None) for step in self.steps]  # guidance is of the target's scores alone
+        if any(tokens is None for tokens in found):
+            return None
+        return [token for tokens in found for token in tokens.flatten().tolist()]
 
     @property
     def why_not_ahead(self) -> CannotCopy | None:
@@ -124,6 +133,7 @@ class Processors:
 class ContextFree:
     def __init__(self, processor):
         self.processor = processor
+        self.forbidden: Tensor | None = getattr(processor, "suppress_tokens", None)
         self.no_prefix = torch.empty(0, 0, dtype=torch.long)
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:

@@ -20,10 +20,14 @@ from .prefixes import Prefixes
 
 
 class AtWidths:
-    """Writes the same scores wherever the prefix has one of `widths`, whatever its tokens are."""
+    """Writes the same scores wherever the prefix has one of `widths`, whatever its tokens are.
 
-    def __init__(self, processor, widths: range):
-        self.processor, self.widths = processor, widths
+    Args:
+        forbidden: the tokens that it does no more than forbid, if so.
+    """
+
+    def __init__(self, processor, widths: range, forbidden: Tensor | None = None):
+        self.processor, self.widths, self.forbidden = processor, widths, forbidden
         self.written: Tensor | None = None
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
@@ -154,11 +158,15 @@ def _any_prefix(width: int, device: torch.device) -> Tensor:
 
 #: by exact type: a subclass may remember things
 MEMORYLESS: dict[type, Callable[[Any], Any]] = {
-    hf.MinLengthLogitsProcessor: lambda p: AtWidths(p, range(p.min_length)),
-    hf.MinNewTokensLengthLogitsProcessor: lambda p: AtWidths(p, range(p.prompt_length_to_skip + p.min_new_tokens)),
+    hf.MinLengthLogitsProcessor: lambda p: AtWidths(p, range(p.min_length), p.eos_token_id),
+    hf.MinNewTokensLengthLogitsProcessor: lambda p: AtWidths(
+        p, range(p.prompt_length_to_skip + p.min_new_tokens), p.eos_token_id
+    ),
     hf.ForcedBOSTokenLogitsProcessor: lambda p: AtWidths(p, range(1, 2)),
     hf.ForcedEOSTokenLogitsProcessor: lambda p: AtWidths(p, range(p.max_length - 1, p.max_length)),
-    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: AtWidths(p, range(p.begin_index, p.begin_index + 1)),
+    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: AtWidths(
+        p, range(p.begin_index, p.begin_index + 1), p.begin_suppress_tokens
+    ),
     hf.ExponentialDecayLengthPenalty: ExponentialDecay,
     hf.SequenceBiasLogitsProcessor: _of_sequences,
     hf.NoBadWordsLogitsProcessor: _of_sequences,

@@ -22,6 +22,8 @@ from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 #: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
 #: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)
 SHARPNESS = 2.0
+#: after so many rounds in a row of `Greedy.num_forbidden`, drafts are processed
+MOST_FORBIDDEN = 3
 
 
 def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
@@ -100,6 +102,8 @@ class Greedy(ProcessedSampler):
     """Temperature 0: the distribution is one-hot at the argmax of the processed logits, the first one on a tie."""
 
     one_hot_proposals = True
+    #: rounds in a row whose drafts came upon a forbidden token: the text would end, say, where it must not
+    num_forbidden = 0
 
     @property
     def settings(self) -> Hashable | None:
@@ -107,7 +111,17 @@ class Greedy(ProcessedSampler):
 
     @property
     def proposes_argmax(self) -> bool:  # type: ignore[override]
-        return not self.processors.steps  # guidance is of the target's scores alone
+        return self.num_forbidden < MOST_FORBIDDEN and self.processors.forbidden is not None
+
+    def num_allowed(self, tokens: Tensor) -> Tensor | None:
+        if not self.processors.forbidden:
+            return None
+        is_forbidden = torch.isin(tokens, torch.tensor(self.processors.forbidden, device=tokens.device))
+        if not bool(is_forbidden.any()):
+            self.num_forbidden = 0
+            return None
+        self.num_forbidden += 1
+        return (~is_forbidden).long().cumprod(1).sum(1)
 
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)

@@ -33,6 +33,9 @@ class WrappedSampler(Sampler):
     def proposes_argmax(self) -> bool:  # type: ignore[override]
         return self.sampler.proposes_argmax
 
+    def num_allowed(self, tokens: Tensor) -> Tensor | None:
+        return self.sampler.num_allowed(tokens)
+
     @property
     def proposes_likeliest(self) -> bool:  # type: ignore[override]
         return self.sampler.proposes_likeliest

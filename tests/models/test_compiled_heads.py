@@ -2,16 +2,18 @@
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.models import artifacts, exported, packing, pool, traced
-from hf_speculative.sampling.samplers import ProcessedSampler
+from hf_speculative.sampling.logits_processors import Processors
+from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
 from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
 from tests.support.cases import slow_but
 from tests.support.emulated_compiler import Package, install
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import plain, reproduces_plain, same_as_plain
 
 SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 #: heads by name: the type of their target, and their own fields
@@ -134,6 +136,34 @@ class TestGreedyChains:
         eager = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call)
         compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, compile=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens
+
+    @pytest.mark.parametrize("name", ["min_new_tokens", "min_length", "suppress_tokens"])
+    def test_processors_that_only_forbid(self, pair, name, emulated, monkeypatch):
+        """Drafts are not processed as long as they keep to what is allowed."""
+        target, draft = pair
+        inputs = tiny.prompts(2, width=9)
+        text = plain(target, inputs)[:, 9:].flatten().tolist()
+        scores, processed = ProcessedSampler.draft_scores, []
+        monkeypatch.setattr(
+            ProcessedSampler, "draft_scores", lambda self, *args: processed.append(1) or scores(self, *args)
+        )
+        unused = next(token for token in range(tiny.VOCAB) if token not in text)
+        for token in (unused, max(text, key=text.count)):
+            options = {name: [token] if name == "suppress_tokens" else 24, "eos_token_id": token}
+            stats = same_as_plain(target, inputs | options, draft_model=draft, **self.CALL, compile=True)
+            assert stats.num_accepted_draft_tokens > 0
+            assert token != unused or not processed
+
+    def test_drafts_that_keep_coming_upon_what_is_forbidden_are_processed(self):
+        processors = Processors(LogitsProcessorList([SuppressTokensLogitsProcessor([3, 5])]), 2)
+        sampler = Greedy(processors, tiny.VOCAB)
+        tokens = torch.tensor([[1, 3, 2], [4, 4, 4]])
+        for _ in range(MOST_FORBIDDEN - 1):
+            assert sampler.num_allowed(tokens).tolist() == [1, 3]
+        assert sampler.num_allowed(tokens[1:]) is None
+        for _ in range(MOST_FORBIDDEN):
+            assert sampler.proposes_argmax and sampler.num_allowed(tokens) is not None
+        assert not sampler.proposes_argmax
 
     def test_sampled(self, pair, emulated):
         target, draft = pair
