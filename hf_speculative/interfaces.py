@@ -150,8 +150,8 @@ class Sampler:
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
         drafts_trees: and so may a draft's, see `level_scores`.
         measures_drafts: it wants to hear of `Verdict.chances`.
-        proposes_argmax: a draft token is where the draft's logits are largest, as they are, see `num_allowed`: nothing is drawn,
-            and processors do no more than forbid some tokens.
+        proposes_argmax: a draft token is where the draft's logits are largest, as they are: nothing is drawn, and processors do
+            no more than forbid some tokens, see `num_allowed`.
         proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
             gives beside them (`Draft.likeliest_of`).
     """
