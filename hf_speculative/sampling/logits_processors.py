@@ -70,10 +70,12 @@ class Processors:
     @cached_property
     def forbidden(self) -> list[int] | None:
         """The tokens that the processors do no more than forbid, sometimes or always; `None`: they may do more."""
-        found = [getattr(step, "forbidden", None) for step in self.steps]  # guidance is of the target's scores alone
-        if any(tokens is None for tokens in found):
-            return None
-        return [token for tokens in found for token in tokens.flatten().tolist()]
+        ids: list[int] = []
+        for step in self.steps:  # guidance is of the target's scores alone
+            if (tokens := getattr(step, "forbidden", None)) is None:
+                return None
+            ids += tokens.flatten().tolist()
+        return ids
 
     @property
     def why_not_ahead(self) -> CannotCopy | None:
