@@ -49,7 +49,7 @@ def test_the_loop_asks_no_part_who_it_is():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_stay_small(path):
     assert path.stem != "utils"
-    limit = 390 if path.stem == "interfaces" else 300  # the seams, whole in one place
+    limit = 410 if path.stem == "interfaces" else 300  # the seams, whole in one place
     assert len(path.read_text().splitlines()) <= limit
 
 

@@ -7,20 +7,15 @@ its own, beside states of its own, stands in the slots behind, and the next roun
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import CachedModel, Sampler
-from ..models import MAX_COLUMNS, AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
+from ..models import AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
+from .compiled_head import CompiledHead, Run, embedded
 from .stepwise import Stepwise
-
-#: a compiled pass, on tensors as it takes them; `None` where it cannot be run any more
-Run = Callable[[list[Tensor]], list[Tensor] | None]
 
 
 class Eagle3(Stepwise):
@@ -36,7 +31,6 @@ class Eagle3(Stepwise):
     scores_levels = True
 
     def __init__(self, model: Eagle3Model, target_model, one_pass: Run | None = None):
-        self.one_pass = one_pass
         self.model = with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)
@@ -44,6 +38,7 @@ class Eagle3(Stepwise):
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
         #: the weights themselves: some targets scale or norm what they look up there, no head does
         self.embeddings: Tensor = embeddings.weight
+        self.compiled = None if one_pass is None else CompiledHead(one_pass, model, self.embeddings)
         #: width of its logits by the target's ids
         self.num_logits = model.config.transformer_layer_config.vocab_size
 
@@ -57,8 +52,6 @@ class Eagle3(Stepwise):
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.cache = RaggedCache([None] * len(self.model.layers))
-        #: what a compiled pass is told of the cache's slots: all of them, and the last one
-        self.slots = self.bounds = torch.empty(0, dtype=torch.long)
         #: slots of each row that hold pairs with the target's states
         self.seen = [0] * len(batch.rows)
 
@@ -88,22 +81,21 @@ class Eagle3(Stepwise):
         return logits
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
-        before = self.seen
-        if self.one_pass is None or self.num_logits > vocab_size:
+        if self.compiled is None or self.num_logits > vocab_size:
             return None
-        tokens, states, slots, _ = self._pairs(batch)
+        before, chain = self.seen, []
+        token, own, slots, _ = self._pairs(batch)
+        first, seen = slots[:, 0], uploaded(before, self.device)
         self._reserve(batch, max(self.host_ends) + num_tokens - 1)
-        found = self._compiled((tokens, states), slots[:, 0], uploaded(before, self.device))
-        chain = []
         for ahead in range(num_tokens):
+            found = self.compiled(self.cache, token, own, first, seen, are_drafted=ahead > 0)
             if found is None:
                 self.seen = before  # to be read again
                 return None
+            self.num_forwards += 1
             _, token, own = found
             chain.append(token)
-            if ahead < num_tokens - 1:
-                slot = self.ends + ahead
-                found = self._compiled((token, own), slot, slot, are_drafted=True)
+            first = seen = self.ends + ahead
         return torch.cat(chain, 1).to(batch.tokens.device)
 
     def catch_up(self, batch: Batch, num_last: int) -> tuple[Tensor, Tensor]:
@@ -120,9 +112,9 @@ class Eagle3(Stepwise):
             tokens = torch.cat([tokens, masks], 1)
             states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
         self._reserve(batch, max(self.host_ends) + num_unknown)
-        found = self._compiled((tokens, states), slots[:, 0], uploaded(before, self.device), num_last)
+        found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
         if found is not None:
-            return found[2], self.model.over_target(found[0])
+            return found
         spare = self.cache.capacity - 1
         places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
         positions = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
@@ -145,10 +137,8 @@ class Eagle3(Stepwise):
         self._reserve(batch, end)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
-        if nodes is None:
-            found = self._compiled((tokens, states), slots[:, 0], self.ends, are_drafted=True)
-            if found is not None:
-                return found[2], self.model.over_target(found[0])
+        if nodes is None and (found := self._compiled(tokens, states, slots[:, 0], self.ends, are_drafted=True)):
+            return found
         return self._pass(tokens, states, slots, positions, slots.shape[1], nodes)
 
     def _reserve(self, batch: Batch, end: int) -> None:
@@ -167,7 +157,7 @@ class Eagle3(Stepwise):
         self.cache.slots = slots
         self.num_forwards += 1
         own = self.model(
-            inputs_embeds=self._embedded(tokens),
+            inputs_embeds=embedded(tokens, self.embeddings, self.device, self.dtype),
             states=states,
             position_ids=positions,
             attention_mask=self.attention.masks(positions, self.cache, self.dtype, nodes),
@@ -175,57 +165,13 @@ class Eagle3(Stepwise):
         )[:, -num_last:]
         return own, self.model.over_target(self.model.logits(own))
 
-    def _compiled(
-        self,
-        pairs: tuple[Tensor, Tensor],
-        first: Tensor,
-        seen: Tensor,
-        num_last: int = 1,
-        are_drafted: bool = False,
-    ) -> list[Tensor] | None:
-        """What a `HeadPass` gives of columns from slot `first (batch,)` on, of which those below `seen (batch,)` are filler.
-
-        Args:
-            pairs: tokens and states of the columns, the target's or, if they `are_drafted`, the head's own.
-        """
-        tokens, states = pairs
-        num_rows, width = tokens.shape
-        if self.one_pass is None or width > MAX_COLUMNS:
-            return None
-        cache = self.cache
-        if not cache.layers[0].is_initialized:
-            heads, dim = self.attention.shape_of_keys()
-            nothing = states.new_empty(num_rows, heads, 0, dim)
-            for layer in cache.layers:
-                layer.lazy_initialization(nothing, nothing)
-        keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
-        if len(self.slots) != cache.capacity:  # made once, not in each step
-            self.slots = torch.arange(cache.capacity)
-            self.bounds = torch.full((2,), cache.capacity - 1)
-        slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
-        table = self.embeddings
-        if table.dtype != self.dtype or table.device != self.device or not table.is_contiguous():
-            table, tokens = self._embedded(tokens).flatten(0, 1), torch.arange(tokens.numel()).view_as(tokens)
-        fc = self.model.fc
-        fed = [tokens.to(self.device), states.contiguous()]
-        none = [
-            tokens.new_empty(num_rows, 0),
-            states.new_empty(num_rows, 0, fc.in_features if are_drafted else fc.out_features),
-        ]
-        pairs_by_kind = none + fed if are_drafted else fed + none
-        found = self.one_pass(
-            [*pairs_by_kind, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values]
-        )
+    def _compiled(self, tokens: Tensor, states: Tensor, *places, **kwargs) -> tuple[Tensor, Tensor] | None:
+        found = None if self.compiled is None else self.compiled(self.cache, tokens, states, *places, **kwargs)
         if found is None:
-            self.one_pass = None
             return None
         self.num_forwards += 1
-        return found
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        # A target may have padded its vocabulary further than the head has embeddings.
-        ids = tokens.to(self.embeddings.device).clamp(max=len(self.embeddings) - 1)
-        return functional.embedding(ids, self.embeddings).to(self.device, self.dtype)
+        logits, _, own = found
+        return own, self.model.over_target(logits)
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]

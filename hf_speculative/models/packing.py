@@ -10,7 +10,7 @@ import ctypes
 import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from ..reports.timing import timed
 from . import pool
-from .packed_layers import HELD, PLAIN, dtypes, is_linear, is_packed, linear, pack, packed_weight, unpack, why_not
+from .packed_layers import HELD, PLAIN, dtypes, is_linear, is_packed, linear, packed_weight, unpack, why_not
 from .packed_parameters import PackedParameters, parameters_of, weight_of
-from .packed_together import families
+from .packed_units import Unit, linear_layers, parts_of, units_of
 from .sharding import group_of, is_sharded
 
 #: "auto" packs a layer if products of so many columns take at most this share of the time that they take with plain weights
@@ -33,32 +33,6 @@ OVERHEAD = 5e-6
 REPEATS = 3
 #: layers that are alike are timed in turn, so many bytes of them: more than caches hold
 NUM_BYTES = 2**26
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Layers that are packed as one weight: one that stands alone, or several that read the same input.
-
-    Attributes:
-        is_shared: an embedding has the weight as well.
-    """
-
-    layers: tuple[nn.Module, ...]
-    is_shared: bool = False
-
-    def why_not(self) -> str | None:
-        """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
-        reasons = (None if is_packed(layer) else why_not(layer, self.is_shared) for layer in self.layers)
-        return next(filter(None, reasons), None)
-
-    def pack(self) -> bool:
-        """Whether it is packed now."""
-        return all(map(is_packed, self.layers)) or pack(self.layers, packed_weight(self.layers), self.is_shared)
-
-    @property
-    def num_bytes(self) -> int:
-        weights = map(weight_of, self.layers)
-        return sum(weight.nelement() * weight.element_size() for weight in weights)
 
 
 @dataclass
@@ -147,13 +121,13 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Coll
     pool.release_artifact(model)  # which holds weights
     alike: dict[tuple, list[Unit]] = defaultdict(list)
     among = None if only is None else {model.get_submodule(name) for name in only}
-    layers = _linear_layers(model)
+    layers = linear_layers(model)
     if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in layers.items()):
         gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
     if among is not None and (others := layers.keys() - among):
         packing.left["not faster packed"] += len(others)
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
-    for unit in _units(model, layers):
+    for unit in units_of(model, layers):
         if (reason := unit.why_not()) is None:
             alike[_kind(unit)].append(unit)
         else:
@@ -180,7 +154,7 @@ def renew(model: PreTrainedModel | None) -> None:
     if packing is None or model is None:
         return
     num_renewed = 0
-    packing.units = [unit for whole in packing.units for unit in _parts(whole)]
+    packing.units = [unit for whole in packing.units for unit in parts_of(whole)]
     with torch.no_grad(), torch.inference_mode(False):
         for unit in packing.units:
             layer = unit.layers[0]
@@ -224,33 +198,6 @@ def describe(model: PreTrainedModel) -> str:
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
-
-
-def _linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
-    """Those that may be packed, each with whether an embedding has its weight as well.
-
-    Not those whose weight is the first of a model's parameters, which is read whenever somebody asks for its device or type.
-    """
-    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    firsts = {id(next(parameters_of(part), None)) for part in parts}
-    shared = {id(weight_of(module)) for module in model.modules() if isinstance(module, nn.Embedding)}
-    places = {module: id(weight_of(module)) for module in model.modules() if is_linear(module)}
-    return {module: place in shared for module, place in places.items() if place in shared or place not in firsts}
-
-
-def _units(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterator[Unit]:
-    """What of `layers` is packed together: those that read the same input, if all of them can be."""
-    for family in families(model, layers):
-        unit = Unit(tuple(family), layers[family[0]])
-        num_packed = sum(map(is_packed, family))  # as parts of another model
-        is_whole = not any(layers[layer] for layer in family) and num_packed in (0, len(family)) and not unit.why_not()
-        yield from _parts(unit) if is_whole else [Unit((layer,), layers[layer]) for layer in family]
-
-
-def _parts(unit: Unit) -> list[Unit]:
-    """The unit, or its layers, if they are to be packed each alone."""
-    are_apart = any(getattr(layer._parameters, "is_apart", False) for layer in unit.layers)
-    return [Unit((layer,), unit.is_shared) for layer in unit.layers] if are_apart else [unit]
 
 
 def _kind(unit: Unit) -> tuple:

@@ -1,0 +1,83 @@
+"""An EAGLE-3 head's own passes, from a file that was compiled ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..heads.eagle3 import Eagle3Model
+from ..models import MAX_COLUMNS, AttentionLayers, RaggedCache
+
+#: a compiled pass, on tensors as it takes them; `None` where it cannot be run any more
+Run = Callable[[list[Tensor]], list[Tensor] | None]
+
+
+class CompiledHead:
+    """Runs a head's `HeadPass`.
+
+    Args:
+        run: the file's.
+        model: the head.
+        embeddings: the weights of the embeddings that it reads.
+    """
+
+    def __init__(self, run: Run, model: Eagle3Model, embeddings: Tensor):
+        self.run: Run | None = run
+        self.attention, self.embeddings = AttentionLayers(model), embeddings
+        self.sizes = model.fc.in_features, model.fc.out_features
+        self.dtype, self.device = model.dtype, model.device
+        is_like = (embeddings.dtype, embeddings.device) == (self.dtype, self.device)
+        self.takes_table = is_like and embeddings.is_contiguous()
+        #: what a pass is told of the cache's slots: all of them, and the last one
+        self.slots = self.bounds = torch.empty(0, dtype=torch.long)
+
+    def __call__(
+        self,
+        cache: RaggedCache,
+        tokens: Tensor,
+        states: Tensor,
+        first: Tensor,
+        seen: Tensor,
+        num_last: int = 1,
+        are_drafted: bool = False,
+    ) -> list[Tensor] | None:
+        """Logits, tokens and states of the last columns, as `HeadPass` gives them; `None`: the pass has to run eagerly.
+
+        Args:
+            cache: the head's, with room for all columns.
+            tokens, states: of the columns; the states are the target's or, if the tokens `are_drafted`, the head's own.
+            first: `(batch,)`, the slot of each row's first column; columns below `seen (batch,)` are filler.
+        """
+        num_rows, width = tokens.shape
+        if self.run is None or width > MAX_COLUMNS:
+            return None
+        if not cache.layers[0].is_initialized:
+            heads, dim = self.attention.shape_of_keys()
+            nothing = states.new_empty(num_rows, heads, 0, dim)
+            for layer in cache.layers:
+                layer.lazy_initialization(nothing, nothing)
+        keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
+        if len(self.slots) != cache.capacity:  # made once, not in each step
+            self.slots = torch.arange(cache.capacity)
+            self.bounds = torch.full((2,), cache.capacity - 1)
+        slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
+        ids, table = tokens.to(self.device), self.embeddings
+        if not self.takes_table:
+            table = embedded(tokens, self.embeddings, self.device, self.dtype).flatten(0, 1)
+            ids = torch.arange(tokens.numel()).view_as(tokens)
+        fed = [ids, states.contiguous()]
+        of_others = [ids.new_empty(num_rows, 0), states.new_empty(num_rows, 0, self.sizes[not are_drafted])]
+        pairs = of_others + fed if are_drafted else fed + of_others
+        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values])
+        if found is None:
+            self.run = None
+        return found
+
+
+def embedded(tokens: Tensor, embeddings: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`(batch, n, hidden)` of `tokens (batch, n)`; a target may have padded its vocabulary beyond the head's embeddings."""
+    ids = tokens.to(embeddings.device).clamp(max=len(embeddings) - 1)
+    return functional.embedding(ids, embeddings).to(device, dtype)

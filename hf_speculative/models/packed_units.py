@@ -1,0 +1,66 @@
+"""What of a model is packed: linear layers, those that read the same input as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from .packed_layers import is_linear, is_packed, pack, packed_weight, why_not
+from .packed_parameters import parameters_of, weight_of
+from .packed_together import families
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers that are packed as one weight: one that stands alone, or several that read the same input.
+
+    Attributes:
+        is_shared: an embedding has the weight as well.
+    """
+
+    layers: tuple[nn.Module, ...]
+    is_shared: bool = False
+
+    def why_not(self) -> str | None:
+        """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
+        reasons = (None if is_packed(layer) else why_not(layer, self.is_shared) for layer in self.layers)
+        return next(filter(None, reasons), None)
+
+    def pack(self) -> bool:
+        """Whether it is packed now."""
+        return all(map(is_packed, self.layers)) or pack(self.layers, packed_weight(self.layers), self.is_shared)
+
+    @property
+    def num_bytes(self) -> int:
+        weights = map(weight_of, self.layers)
+        return sum(weight.nelement() * weight.element_size() for weight in weights)
+
+
+def linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
+    """Those that may be packed, each with whether an embedding has its weight as well.
+
+    Not those whose weight is the first of a model's parameters, which is read whenever somebody asks for its device or type.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    firsts = {id(next(parameters_of(part), None)) for part in parts}
+    shared = {id(weight_of(module)) for module in model.modules() if isinstance(module, nn.Embedding)}
+    places = {module: id(weight_of(module)) for module in model.modules() if is_linear(module)}
+    return {module: place in shared for module, place in places.items() if place in shared or place not in firsts}
+
+
+def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterator[Unit]:
+    """What of `layers` is packed together: those that read the same input, if all of them can be."""
+    for family in families(model, layers):
+        unit = Unit(tuple(family), layers[family[0]])
+        num_packed = sum(map(is_packed, family))  # as parts of another model
+        is_whole = not any(layers[layer] for layer in family) and num_packed in (0, len(family)) and not unit.why_not()
+        yield from parts_of(unit) if is_whole else [Unit((layer,), layers[layer]) for layer in family]
+
+
+def parts_of(unit: Unit) -> list[Unit]:
+    """The unit, or its layers, if they are to be packed each alone."""
+    are_apart = any(getattr(layer._parameters, "is_apart", False) for layer in unit.layers)
+    return [Unit((layer,), unit.is_shared) for layer in unit.layers] if are_apart else [unit]
