@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .packed_parameters import PackedParameters, hold, is_held, weight_of
+from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .packed_together import Together
 from .shallow import duplicate
 
@@ -39,15 +39,15 @@ class Packed(nn.Module):
         if torch.compiler.is_compiling():
             return _uncompiled(self, input)
         parameters = self._parameters
-        packed = getattr(parameters, "packed", None)
-        if packed is None or not _computes(cast(PackedParameters, parameters), input, packed):
+        held = getattr(parameters, "held", None)
+        if held is None or not _computes(cast(PackedParameters, parameters), input, held.packed):
             return super().forward(input)
-        if (together := parameters.together) is None:
-            return linear(input, packed, dict.get(parameters, "bias"))
+        if (together := held.together) is None:
+            return linear(input, held.packed, dict.get(parameters, "bias"))
         if together.is_apart:
             parameters.separate()
             return super().forward(input)
-        return together.part(parameters.index, input, partial(linear, packed=packed, bias=_bias_of(together)))
+        return together.part(held.index, input, partial(linear, packed=held.packed, bias=_bias_of(together)))
 
     def __reduce_ex__(self, protocol):
         # A copy, and what is loaded from a file, is an ordinary layer.
@@ -199,8 +199,8 @@ def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
-        together = parameters.together
-        lists[(parent, own if together is None else id(together))][parameters.index] = name
+        held = parameters.held or Held(torch.empty(0))  # somebody has asked for it meanwhile
+        lists[(parent, own if held.together is None else id(held.together))][held.index] = name
     return sorted([names[index] for index in sorted(names)] for names in lists.values())
 
 

@@ -49,13 +49,25 @@ class Reader(Protocol):
         """Read the weight no more: it ends when this returns."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a layer computes with in place of its plain weight: read at once, for another thread may restore that meanwhile.
+
+    Attributes:
+        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`.
+        together: the layers that this one is packed with, if there are some; it is the one at `index`.
+    """
+
+    packed: Tensor
+    together: Together | None = None
+    index: int = 0
+
+
 class PackedParameters(dict):
     """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
 
     Attributes:
-        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`; `None` while the
-            plain one is there.
-        together: the layers that this one is packed with, if there are some; it is the one at `index`.
+        held: `None` while the plain weight is there.
         is_apart: it is packed alone, whatever its name says.
         is_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
@@ -63,14 +75,22 @@ class PackedParameters(dict):
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
-    packed: Tensor | None = None
-    together: Together | None = None
-    index: int = 0
+    held: Held | None = None
     is_apart: bool = False
     is_transposed: bool = False
     stamp: Stamp | None = None
     num_restored: int = 0
     readers: WeakSet[Reader] = cast("WeakSet[Reader]", ())
+
+    @property
+    def packed(self) -> Tensor | None:
+        held = self.held
+        return None if held is None else held.packed
+
+    @property
+    def together(self) -> Together | None:
+        held = self.held
+        return None if held is None else held.together
 
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
@@ -104,7 +124,7 @@ class PackedParameters(dict):
                         member._write(part.contiguous() if together is None else part.clone())
                         member.num_restored += 1
             for member in filter(None, members):
-                member.packed = member.together = member.stamp = None
+                member.held = member.stamp = None
                 member.readers = cast("WeakSet[Reader]", ())
 
     def separate(self) -> None:
@@ -217,12 +237,12 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
         for index, one in enumerate(members):
             one.stamp = Stamp.of(one.peek()) if is_shared else None
             # From here on who reads the weight waits for the lock; who has read it before is found to have it.
-            one.packed, one.together, one.index = packed, together, index
+            one.held = Held(packed, together, index)
             if together is not None:
                 together.members.append(weakref.ref(one))
         if not is_shared and any(map(is_held, members)):
             for one in members:
-                one.packed = one.together = None
+                one.held = None
             return False
         for one in () if is_shared else members:
             weight = one.peek()

@@ -55,19 +55,13 @@ class RecordingModel(RaggedModel):
 
     def _keep(self, states: Tensor, slots: Tensor | None) -> None:
         """Those of a pass, in its slots `(batch, columns)`; `None`: the same for all rows, as the cache says."""
-        record = self._record(len(states))
-        if slots is None:
-            record[:, self.cache.start : self.cache.end] = states
-        else:
-            record[_rows(slots), slots] = states
-
-    def _record(self, num_rows: int) -> Tensor:
-        """`(batch, capacity, layers * hidden)`."""
         if self.states is None:
-            size = len(self.recorded) * self.layers.config.hidden_size
-            self.states = torch.zeros(num_rows, self.cache.capacity, size, dtype=self.dtype, device=self.device)
+            self.states = states.new_zeros(len(states), self.cache.capacity, states.shape[2])
         self._grow()
-        return self.states
+        if slots is None:
+            self.states[:, self.cache.start : self.cache.end] = states
+        else:
+            self.states[_rows(slots), slots] = states
 
     def _move(self, source: Tensor, goal: Tensor) -> None:
         super()._move(source, goal)
@@ -116,7 +110,11 @@ class AheadRecordingModel(RecordingModel, AheadModel):
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         caches = super()._caches(inputs)
-        return [self._record(len(inputs[0])), *caches]
+        if self.states is None:
+            size = len(self.recorded) * self.layers.config.hidden_size
+            self.states = torch.zeros(len(inputs[0]), self.cache.capacity, size, dtype=self.dtype)
+        self._grow()
+        return [self.states, *caches]
 
 
 class RecordingUniversalModel(UniversalModel):

@@ -259,8 +259,8 @@ class AheadModel(StaticModel):
             if found is None:
                 return None  # what it has written is not counted as seen
             first = seen = first + tokens.shape[1]
-            tokens = found[1]
-            drawn.append(tokens)
+            drawn.append(found[1])
+            tokens = self.readable(drawn[-1])
         ahead = num_tokens - 1  # the last one was not fed
         self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
         self.num_forwards += num_tokens - 1

@@ -4,6 +4,8 @@ import copy
 import gc
 import io
 import pickle
+import sys
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -467,6 +469,29 @@ class TestTogether:
                 for found, like in zip(pool.map(partial(self.logits, packed), texts), expected, strict=True):
                     torch.testing.assert_close(found, like)
         assert num_packed(packed) == 15
+
+    def test_who_looks_while_others_run(self, plain, packed, monkeypatch):
+        """A layer computes with what it finds, all of it packed or all of it plain."""
+        monkeypatch.setattr(packed_layers, "MOST_RESTORED", 10**6)
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        expected, looked = self.logits(plain), threading.Event()
+
+        def look():
+            while not looked.is_set():
+                for layer in packed.model.layers:
+                    layer.self_attn.k_proj.weight.sum()
+                packing.renew(packed)
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            for _ in range(300):
+                torch.testing.assert_close(self.logits(packed), expected)
+        finally:
+            looked.set()
+            looker.join()
+            sys.setswitchinterval(before)
 
     def test_weights_are_let_go_with_the_model(self, model):
         packing.pack_weights(model, only_if_faster=False)
