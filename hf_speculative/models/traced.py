@@ -87,10 +87,11 @@ class TracedPass(nn.Module):
         self.model, self.packed, self.layers = model, packed_of(model), AttentionLayers(model)
 
     def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
-        """Further tensors of the caller's, the same in each pass, and `shapes_of_given`, as `shapes`."""
+        """Further tensors of the caller's, the same in each pass."""
         return []
 
     def shapes_of_given(self, batch, capacity) -> list[dict]:
+        """Theirs, as `shapes`; `batch` and `capacity` are `torch.export`'s."""
         return []
 
     def written(self, inputs: tuple) -> list[Tensor]:
@@ -131,8 +132,8 @@ class TracedPass(nn.Module):
         from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
 
         batch, end = Dim("batch", min=2), Dim("end", min=2)
-        widths = [Dim(name, min=2, max=MAX_COLUMNS) for name in sorted(set(self.widths))]
-        of_fed = [{0: batch, 1: widths[sorted(set(self.widths)).index(name)]} for name in self.widths]
+        widths = {name: Dim(name, min=2, max=MAX_COLUMNS) for name in dict.fromkeys(self.widths)}
+        of_fed = [{0: batch, 1: widths[name]} for name in self.widths]
         capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
         of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
         return (
@@ -228,10 +229,10 @@ class Pass(TracedPass):
 class HeadPass(TracedPass):
     """A pass of a draft head, from tokens and states to tokens and states; see `forward`."""
 
+    widths = ("known", "known", "drafted", "drafted")
+
     def of(self, model: PreTrainedModel) -> HeadPass:
         return HeadPass(model)
-
-    widths = ("known", "known", "drafted", "drafted")
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         num_known = num_columns // 2 if num_rows % 2 else num_columns
