@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,11 @@ MOST_WASTED = 3
 def families(model: nn.Module, among: Mapping[nn.Module, Any]) -> list[list[nn.Module]]:
     """The modules in `among`, in their order; as one list those that, by names and shapes, read the same input."""
     family_of: dict[nn.Module, list[nn.Module]] = {}
+    num_parents = Counter(child for parent in model.modules() for child in parent._modules.values())
     for parent in model.modules():
         for names in NAMES:
             children = [parent._modules.get(name) for name in names]
-            family = [child for child in children if child in among]
+            family = [child for child in children if child in among and num_parents[child] == 1]
             if len(family) == len(names) and len(set(map(_reads, family))) == 1:
                 family_of |= dict.fromkeys(family, family)
     lists = [family_of.get(module, [module]) for module in among]

@@ -58,6 +58,18 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, emulated, tmp_path):
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.parametrize("shared", ["q_proj", "all three"])
+def test_blocks_that_share_layers(shared, model, emulated):
+    first, second = model.model.layers
+    for name in ("q_proj", "k_proj", "v_proj") if shared == "all three" else ("q_proj",):
+        setattr(second.self_attn, name, getattr(first.self_attn, name))
+    expected = generate(model)
+    attached(model, draft=tiny.llama())
+    assert generate(model) == expected and emulated.runs
+    hs.detach(model)
+    assert generate(model) == expected
+
+
 def test_half_precision(emulated):
     if torch.bfloat16 not in dtypes():
         pytest.skip("bfloat16 is not packed on this machine")

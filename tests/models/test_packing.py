@@ -493,6 +493,18 @@ class TestTogether:
             looker.join()
             sys.setswitchinterval(before)
 
+    @pytest.mark.parametrize("names", [("q_proj", "q_proj"), ("k_proj", "v_proj")])
+    def test_layers_that_are_in_several_modules(self, model, names):
+        """Of two blocks, or under two names of one."""
+        first, second = (layer.self_attn for layer in model.model.layers)
+        setattr(second if names[0] == names[1] else first, names[1], getattr(first, names[0]))
+        expected, before = self.logits(model), weights(model)
+        packing.pack_weights(model, only_if_faster=False)
+        torch.testing.assert_close(self.logits(model), expected)
+        assert num_packed(model) == 14
+        packing.unpack_weights(model)
+        assert have_equal_weights(model, before)
+
     def test_weights_are_let_go_with_the_model(self, model):
         packing.pack_weights(model, only_if_faster=False)
         reference = weakref.ref(model.model.layers[0].self_attn.q_proj._parameters)
