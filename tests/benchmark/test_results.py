@@ -66,6 +66,22 @@ def test_a_loss_is_called_a_loss(own, assisted, words):
     assert ("\x1b[1;31m" in file.getvalue() or "\x1b[31m" in file.getvalue()) == ("LOSS" in words)
 
 
+def test_many_methods_fit_on_a_narrow_screen():
+    """Figures and names are whole: a table is continued below, and the summary has a line for each method."""
+    cells = [known_cell([240.0, 240.0, 240.0], 200.0) for _ in range(2)]
+    for cell in cells:
+        for letter in "abcdefg":
+            cell.methods[f"peer-of-a-longer-name-{letter}"] = cell.methods["speculative"]
+    environment = dict.fromkeys(("dtype", "device", "torch", "transformers", "command"), "") | {"threads": 1}
+    report = Report("known", environment, {"num_new_tokens": 64, "repeats": 3, "methods": {}}, 1.0, cells)
+    file = io.StringIO()
+    console = Console(file=file, width=80)
+    screen.print_cell(console, cells[0], report)
+    screen.print_summary(console, report, glossary=False)
+    assert "…" not in file.getvalue()
+    assert file.getvalue().count("tokens/s") == 3 and file.getvalue().count("name-g") >= 2
+
+
 def told(cell, folder):
     """What the terminal, the page and the JSON say of a cell."""
     environment = dict.fromkeys(("dtype", "device", "torch", "transformers", "command"), "") | {"threads": 1}
