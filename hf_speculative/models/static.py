@@ -240,7 +240,9 @@ class AheadModel(StaticModel):
         caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            found = self.one_pass([*(t.contiguous() for t in tensors), _last_columns(tensors[0], num_last), *caches])
+            width, slots = tensors[0].shape[1], tensors[-1]
+            columns = slots[max(0, width - num_last) : width]
+            found = self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])
             if found is None:
                 return ragged_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
             return found[0]
@@ -255,10 +257,11 @@ class AheadModel(StaticModel):
         caches, drawn = self._caches(inputs), []
         tokens, first, seen, bounds, slots = (tensor.contiguous() for tensor in inputs)
         for _ in range(num_tokens):
-            found = self.one_pass([tokens, first, seen, bounds, slots, _last_columns(tokens, 1), *caches])
+            width = tokens.shape[1]
+            found = self.one_pass([tokens, first, seen, bounds, slots, slots[width - 1 : width], *caches])
             if found is None:
                 return None  # what it has written is not counted as seen
-            first = seen = first + tokens.shape[1]
+            first = seen = first + width
             drawn.append(found[1])
             tokens = self.readable(drawn[-1])
         ahead = num_tokens - 1  # the last one was not fed
@@ -280,8 +283,3 @@ class AheadModel(StaticModel):
         nothing = torch.empty(num_rows, heads, 0, dim, dtype=self.dtype, device=self.device)
         for layer in self.cache.layers:
             layer.lazy_initialization(nothing, nothing)
-
-
-def _last_columns(tokens: Tensor, num_last: int) -> Tensor:
-    width = tokens.shape[1]
-    return torch.arange(max(0, width - num_last), width)

@@ -68,14 +68,11 @@ class Processors:
         return ("processors", *settings) if is_alone and is_plain else None
 
     @cached_property
-    def forbidden(self) -> list[int] | None:
-        """The tokens that the processors do no more than forbid, sometimes or always; `None`: they may do more."""
-        ids: list[int] = []
-        for step in self.steps:  # guidance is of the target's scores alone
-            if (tokens := getattr(step, "forbidden", None)) is None:
-                return None
-            ids += tokens.flatten().tolist()
-        return ids
+    def forbidden(self) -> list[Tensor] | None:
+        """Tokens that the processors do no more than forbid, sometimes or always; `None`: they may do more."""
+        tokens = [getattr(step, "forbidden", None) for step in self.steps]  # guidance is of the target's scores alone
+        known = [one.flatten() for one in tokens if one is not None]
+        return known if len(known) == len(tokens) else None
 
     @property
     def why_not_ahead(self) -> CannotCopy | None:

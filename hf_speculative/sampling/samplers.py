@@ -116,7 +116,7 @@ class Greedy(ProcessedSampler):
     def num_allowed(self, tokens: Tensor) -> Tensor | None:
         if not self.processors.forbidden:
             return None
-        is_forbidden = torch.isin(tokens, torch.tensor(self.processors.forbidden, device=tokens.device))
+        is_forbidden = torch.isin(tokens, torch.cat(self.processors.forbidden).to(tokens.device))
         if not bool(is_forbidden.any()):
             self.num_forbidden = 0
             return None

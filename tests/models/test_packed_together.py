@@ -28,14 +28,6 @@ def model():
 
 
 @pytest.fixture
-def packed(model):
-    """A model of which all linear layers are packed."""
-    hs.attach(model, method="suffix", pack_weights=True)
-    yield model
-    hs.detach(model)
-
-
-@pytest.fixture
 def products(monkeypatch):
     """The shapes of the packed weights of all products."""
     shapes = []

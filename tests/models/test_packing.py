@@ -25,15 +25,6 @@ def model():
     return tiny.llama()
 
 
-@pytest.fixture
-def packed(model):
-    """A model of which all linear layers are packed."""
-    hs.attach(model, method="suffix", pack_weights=True)
-    assert num_packed(model) == 15
-    yield model
-    hs.detach(model)
-
-
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
