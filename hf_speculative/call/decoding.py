@@ -16,13 +16,14 @@ from ..distributed.synced_gpus import in_step
 from ..distributed.tensor_parallel import Alone
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs
+from ..models import Inputs, warms_up
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
+from .clocked import Clocked
 from .configuration import Options
 from .learned import Learned
 from .measured_costs import Probe
@@ -181,6 +182,12 @@ class SpeculativeDecoding:
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs
         batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
+        probe = Probe(options, model, inputs, inputs_tensor, batch, logits_processor)
+        learned = Learned(options, model, inputs)
+        schedule = within_reach(make_schedule(options), processors)
+        passes = options.config.compile, options.config.cuda_graphs, model, options.source.draft_model
+        if learned.is_allowed and ranks.one_clock and not warms_up(*passes):
+            schedule = Clocked(schedule, probe)
         return Parts(
             inputs=inputs,
             cache=cache,
@@ -189,11 +196,11 @@ class SpeculativeDecoding:
             drafter=drafter,
             sampler=sampler,
             rule=rule,
-            schedule=within_reach(make_schedule(options), processors),
+            schedule=schedule,
             stopping=stopping,
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
-            probe=Probe(options, model, inputs, inputs_tensor, batch, logits_processor),
-            learned=Learned(options, model, inputs),
+            probe=probe,
+            learned=learned,
             ranks=ranks,
         )
 

@@ -27,7 +27,9 @@ class Learned:
         is_own = options.config.schedule is not None
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
         self.place: dict[tuple, Any] = {}
-        if is_alone and not (depends_on_length or is_own):
+        #: calls like this one may learn, from their own rounds as well
+        self.is_allowed = is_alone and not (depends_on_length or is_own)
+        if self.is_allowed:
             of_target = kept_with(model).setdefault(Learned, WeakKeyDictionary())
             self.place = of_target.setdefault(source.costs_end_with(model), {})
         self.kind = (source.cost_key, is_sampled, options.schedule_name, options.num_draft_tokens, *inputs.others)

@@ -2,7 +2,7 @@
 
 Measuring takes a small share of all that calls of a pair ask for; a call that does not need its share leaves it to later ones.
 So a round of it is begun only where it is expected to fit, the most telling first. What was not reached is assumed, and later
-calls go on from there until times agree; within a call the costs do not change.
+calls go on from there until times agree. Within a call only its own rounds, `clocked.py`, change what is known.
 
 What is timed are whole rounds of the loop itself, on parts of their own and the last token of each prompt, with chance of their
 own: nothing that the call will use is touched. No draft token is kept, so that each round is like the next.
@@ -32,7 +32,7 @@ from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
 from .source import Source
 from .timed_rounds import TimedRounds
-from .timings import Budget, Known, Timings, costs_of
+from .timings import Budget, Known, Session, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for, nor than
 #: that of those that all calls have asked for
@@ -60,6 +60,16 @@ def at_once() -> Iterator[None]:
         _at_once.reset(before)
 
 
+@contextmanager
+def _lock_if_free() -> Iterator[bool]:
+    is_free = _lock.acquire(blocking=False)
+    try:
+        yield is_free
+    finally:
+        if is_free:
+            _lock.release()
+
+
 def assumed_verification(num_rows: int, device: torch.device) -> float:
     """Plain steps of a token more in each row, where nothing was measured: a pass reads weights once, and computes for each."""
     share = num_rows / (BALANCE_ON_CPU if device.type == "cpu" else BALANCE)
@@ -74,9 +84,11 @@ class Probe:
 
     Attributes:
         seconds: what measuring took; 0 where nothing was measured.
+        found: what is known of calls of this kind, once it was asked for.
     """
 
     seconds: float = 0.0
+    found: Known | None = None
 
     def __init__(
         self,
@@ -88,7 +100,7 @@ class Probe:
         processors: LogitsProcessorList,
     ):
         self.options, self.model, self.inputs, self.inputs_tensor = options, model, inputs, inputs_tensor
-        self.batch = batch
+        self.batch, self.num_rows = batch, len(batch.rows)
         self.processors = LogitsProcessorList(p for p in processors if type(p) in CONTEXT_FREE)
 
     def __call__(self) -> Costs:
@@ -96,7 +108,7 @@ class Probe:
         if source.parts:
             return self._of_parts(source.parts)
         with _lock:
-            known = self._found()
+            known = self.found = self._found()
             # Ranks that wait for each other's forwards would measure each other's work.
             if not (self.options["synced_gpus"] or is_sharded(self.model) or is_sharded(source.draft_model)):
                 self._measure(known)
@@ -118,30 +130,55 @@ class Probe:
         with _lock:
             return costs_of(self._found())
 
+    def compares(self) -> bool:
+        """Whether this call is to run a few plain rounds, for those with drafts to be compared with; asked once a call."""
+        with _lock:
+            assert self.found is not None
+            return self.found.compares_next(self.batch.max_length - self.batch.prompt_width)
+
+    def keep(self, session: Session) -> bool:
+        """Rounds that the call itself has run, and will run. Not while another call measures: nothing waits for that."""
+        assert self.found is not None
+        with _lock_if_free() as is_free:
+            if is_free:
+                self.found.keep(session, self.num_rows)
+            return is_free
+
+    def so_far(self) -> Costs | None:
+        """What rounds cost by all that is known; `None` while another call measures."""
+        assert self.found is not None
+        with _lock_if_free() as is_free:
+            return costs_of(self.found) if is_free else None
+
     def _found(self) -> Known:
         of_target = _known.setdefault(self.model, WeakKeyDictionary())
         kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
         if kind not in kinds:
-            kinds[kind] = Known({(len(self.batch.rows), 0): self._timings(len(self.batch.rows))})
+            kinds[kind] = Known()
+            self._add(kinds[kind], self.num_rows)
         return kinds[kind]
+
+    def _add(self, known: Known, num_rows: int) -> None:
+        lengths = self._with_room(self.options.source.timed_lengths)
+        sessions = known.sessions_of(num_rows)
+        known.setdefault((num_rows, 0), Timings(self._assumed_per_token(num_rows), lengths, sessions))
 
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
         source, own, config, model = self.options.source, self.options.config, self.inputs.generation_config, self.model
         named = own.draft_sample_method, own.rule if isinstance(own.rule, str) else None
         sampling = (config.do_sample, own.reproducible, *named, *(type(p) for p in self.processors))
-        place = (len(self.batch.rows), model.dtype, model.device, torch.get_num_threads(), own.cuda_graphs)
+        place = (self.num_rows, model.dtype, model.device, torch.get_num_threads(), own.cuda_graphs)
         passes = how_passes_run(own.compile, model, source.draft_model)
         return (source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
-    def _timings(self, num_rows: int) -> Timings:
-        return Timings(self._assumed_per_token(num_rows), self._with_room(self.options.source.timed_lengths))
-
-    def _timings_of_trees(self, num_levels: int, plain_of: Timings) -> Timings:
+    def _add_tree(self, known: Known, num_rows: int, num_levels: int) -> None:
         lengths = self._with_room(self.options.source.timed_trees[num_levels])
         drafted = num_levels * self.options.source.cost_of_token(self.model)
-        per_node = drafted / max(1, lengths[0]) + assumed_verification(len(self.batch.rows), self.model.device)
-        return Timings(per_node, lengths, num_levels, plain_of)
+        per_node = drafted / max(1, lengths[0]) + assumed_verification(num_rows, self.model.device)
+        sessions, chains = known.sessions_of(num_rows), known[num_rows, 0]
+        timings = Timings(per_node, lengths, sessions, num_levels, depth=num_levels, chains=chains)
+        known.setdefault((num_rows, num_levels), timings)
 
     def _with_room(self, lengths: Sequence[int]) -> tuple[int, ...]:
         """Those draft lengths that the models have room for, or else the shorter ones, for which there may be none either."""
@@ -153,28 +190,30 @@ class Probe:
 
     def _measure(self, known: Known) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
-        num_lanes, waiting = len(self.batch.rows), self.batch.waiting
+        num_lanes, waiting = self.num_rows, self.batch.waiting
         rows_a_lane = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_lanes)
         asked_for = (self.batch.max_length - self.batch.prompt_width) * rows_a_lane
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
         known.saved = num_steps if _at_once.get() else known.saved + SHARE * asked_for
         # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
         # step that the prompt takes there may be time for nothing, or all is known.
-        if known.saved < num_steps or all(timings.wanted(num_steps - 1) is None for timings in known.values()):
+        sizes = [num_rows for num_rows, num_levels in known if num_levels == 0]
+        if known.saved < num_steps or known.is_vain(num_steps):
+            return
+        if all(known.next_to_time(size, num_steps - 1) is None for size in sizes):
             return
         device, start = self.model.device, time.perf_counter()
         budget = Budget(num_steps, make_ranks(self.options, self.model))
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                sizes = [num_rows for num_rows, num_levels in known if num_levels == 0]
                 for num_rows in sorted(sizes, key=lambda size: known[size, 0].are_measured):
-                    left = budget.left(known[len(self.batch.rows), 0].plain_step) - 1
-                    if any(known[shape].wanted(left) is not None for shape in known if shape[0] == num_rows):
+                    left = budget.left(known[self.num_rows, 0].plain_step) - 1
+                    if known.next_to_time(num_rows, left) is not None:
                         self._time(num_rows, known, budget)
         except (torch.OutOfMemoryError, NoDistribution, _NoRoom):
             for timings in known.values():
                 timings.can_grow = False  # nor in a later call
-        known.saved -= num_steps - budget.left(known[len(self.batch.rows), 0].plain_step)
+        known.saved -= num_steps - budget.left(known[self.num_rows, 0].plain_step)
         self.seconds = time.perf_counter() - start
 
     def _time(self, num_rows: int, known: Known, budget: Budget) -> None:
@@ -186,7 +225,7 @@ class Probe:
         # Parts that keep their rows together were prepared for these very prompts: they read them whole, which may take long.
         is_whole = target.keeps_rows_together or drafter.keeps_rows_together
         if not is_whole:
-            known.setdefault((1, 0), self._timings(1))
+            self._add(known, 1)
         elif known[num_rows, 0].wanted(budget.num_steps - self._steps_to_read()) is None:
             return
         batch = self._scratch(num_rows, self.batch.prompt_width if is_whole else min(1, self.batch.prompt_width))
@@ -198,10 +237,9 @@ class Probe:
         rule = ranks.rule(rule_for(own_rule) or default_rule(sampler, drafter))
         sampler.keeps_draft_probs = rule.reads_draft_probs
         drafter.may_branch = batch.branches = may_branch(drafter, self.model, target, sampler, rule)
-        if drafter.may_branch and num_rows == len(self.batch.rows):
+        if drafter.may_branch and num_rows == self.num_rows:
             for num_levels in options.source.timed_trees:
-                if (num_rows, num_levels) not in known:
-                    known[num_rows, num_levels] = self._timings_of_trees(num_levels, known[num_rows, 0])
+                self._add_tree(known, num_rows, num_levels)
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
         if options.config.compile is True or options.config.cuda_graphs:
@@ -209,26 +247,29 @@ class Probe:
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)
             rounds.seconds_of_next(1)
-        # Where the prompt is a token that nobody has read, this is a plain step as well.
-        known[num_rows, 0].samples[0].append(rounds.seconds_of_next(0))
-        of_size = {num_levels: timings for (size, num_levels), timings in known.items() if size == num_rows}
+        session = Session()
+        known.keep(session, num_rows)
+        # Where the prompt is a token that nobody has read, this is a plain step as well, if a slow one.
+        session.add(0, rounds.seconds_of_next(0))
+        left = budget.left(known[self.num_rows, 0].plain_step)
+        if known.next_to_time(num_rows, left - 1) is not None:
+            session.add(0, rounds.seconds_of_next(0))
         for _ in range(MAX_STEPS):
-            left = budget.left(known[len(self.batch.rows), 0].plain_step)
-            wanted = {num_levels: timings.wanted(left) for num_levels, timings in of_size.items()}
-            open_ones = [(of_size[levels].times_of(n), levels, n) for levels, n in wanted.items() if n is not None]
-            if not open_ones:
+            wanted = known.next_to_time(num_rows, budget.left(known[self.num_rows, 0].plain_step))
+            if wanted is None:
                 break
-            _, num_levels, length = min(open_ones)  # what was timed least, chains first
+            num_levels, length = wanted
             levels = num_levels if options.source.timed_trees else None  # which is not for the drafter to say
-            of_size[num_levels].samples[length].append(rounds.seconds_of_next(length, levels))
+            session.add(length, rounds.seconds_of_next(length, levels), num_levels)
         rounds.close()
+        known.settle(session, num_rows, budget.num_steps)
 
     def _steps_to_read(self) -> float:
         """Plain steps that target and draft are assumed to take for the whole prompt."""
         width = self.batch.prompt_width
         if not self.model.config.is_encoder_decoder and self.inputs_tensor is not None:
             width = max(width, self.inputs_tensor.shape[1])  # embeddings, perhaps
-        return 2 + self._assumed_per_token(len(self.batch.rows)) + 2 * ASSUMED_VERIFICATION * width
+        return 2 + self._assumed_per_token(self.num_rows) + 2 * ASSUMED_VERIFICATION * width
 
     def _scratch(self, num_rows: int, kept: int) -> Batch:
         """The last `kept` columns of the prompts."""

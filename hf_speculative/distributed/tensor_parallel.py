@@ -24,7 +24,13 @@ from ..types import Batch, Draft, Verdict
 
 
 class Alone:
-    """One process: every part decides for itself."""
+    """One process: every part decides for itself.
+
+    Attributes:
+        one_clock: what is timed within a round may decide.
+    """
+
+    one_clock: bool = True
 
     def begin(self, generator: torch.Generator | None) -> None:
         """A call begins that draws from `generator`; `None` if unknown."""
@@ -62,6 +68,8 @@ class Ranks(Alone):
     Attributes:
         decides: this is the first rank.
     """
+
+    one_clock = False
 
     def __init__(self, group, device: torch.device, all_draft: bool):
         self.group, self.device, self.all_draft = group, device, all_draft

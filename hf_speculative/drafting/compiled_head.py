@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
-from ..models import MAX_COLUMNS, AttentionLayers, RaggedCache
-
-#: a compiled pass, on tensors as it takes them; `None` where it cannot be run any more
-Run = Callable[[list[Tensor]], list[Tensor] | None]
+from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache
 
 
 class CompiledHead:
@@ -24,8 +19,8 @@ class CompiledHead:
         embeddings: the weights of the embeddings that it reads.
     """
 
-    def __init__(self, run: Run, model: Eagle3Model, embeddings: Tensor):
-        self.run: Run | None = run
+    def __init__(self, run: CompiledPass, model: Eagle3Model, embeddings: Tensor):
+        self.run: CompiledPass | None = run
         self.attention, self.embeddings = AttentionLayers(model), embeddings
         self.sizes = model.fc.in_features, model.fc.out_features
         self.dtype, self.device = model.dtype, model.device
@@ -54,12 +49,7 @@ class CompiledHead:
         num_rows, width = tokens.shape
         if self.run is None or width > MAX_COLUMNS:
             return None
-        if not cache.layers[0].is_initialized:
-            heads, dim = self.attention.shape_of_keys()
-            nothing = states.new_empty(num_rows, heads, 0, dim)
-            for layer in cache.layers:
-                layer.lazy_initialization(nothing, nothing)
-        keys, values = zip(*(layer.filled() for layer in cache.layers), strict=True)
+        caches = cache.keys_and_values(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
         if len(self.slots) != cache.capacity:  # made once, not in each step
             self.slots = torch.arange(cache.capacity)
             self.bounds = torch.full((2,), cache.capacity - 1)
@@ -71,7 +61,7 @@ class CompiledHead:
         fed = [ids, states.contiguous()]
         of_others = [ids.new_empty(num_rows, 0), states.new_empty(num_rows, 0, self.sizes[not are_drafted])]
         pairs = of_others + fed if are_drafted else fed + of_others
-        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, columns, table, *keys, *values])
+        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, columns, table, *caches])
         if found is None:
             self.run = None
         return found

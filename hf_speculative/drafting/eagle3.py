@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import CachedModel, Sampler
-from ..models import AttentionLayers, Nodes, RaggedCache, fed_slots, with_folded_attention
+from ..models import AttentionLayers, CompiledPass, Nodes, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
-from .compiled_head import CompiledHead, Run, embedded
+from .compiled_head import CompiledHead, embedded
 from .stepwise import Stepwise
 
 
@@ -30,7 +30,7 @@ class Eagle3(Stepwise):
     num_forwards = 0
     scores_levels = True
 
-    def __init__(self, model: Eagle3Model, target_model, one_pass: Run | None = None):
+    def __init__(self, model: Eagle3Model, target_model, one_pass: CompiledPass | None = None):
         self.model = with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)

@@ -1,6 +1,7 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
 from . import artifacts, packing, pool
+from .artifacts import CompiledPass
 from .attention import with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
@@ -12,7 +13,7 @@ from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, why_no_states
-from .running import head_pass, how_passes_run, ragged_model, recording_model, why_eager
+from .running import head_pass, how_passes_run, ragged_model, recording_model, warms_up, why_eager
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -33,6 +34,7 @@ __all__ = [
     "LAYER_TYPES",
     "MAX_COLUMNS",
     "AttentionLayers",
+    "CompiledPass",
     "EarlyExitModel",
     "Inputs",
     "Nodes",
@@ -75,6 +77,7 @@ __all__ = [
     "text_inputs",
     "tolerance",
     "universal_deviation",
+    "warms_up",
     "weights_of_a_pass",
     "why_eager",
     "why_no_states",

@@ -61,8 +61,8 @@ OWN_SOURCES = (
     "states.py",
 )
 
-#: gives `None` where it was made for other weights than the model has now
-Run = Callable[[list[Tensor]], list[Tensor] | None]
+#: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
+CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
 
 

@@ -25,3 +25,11 @@ def fed_places(first: Tensor, seen: Tensor, bounds: Tensor, width: int) -> tuple
     places = first[:, None] + torch.arange(width, device=first.device)
     is_filler = places < seen[:, None]
     return places.masked_fill(is_filler, 0), torch.where(is_filler, bounds[0], places)
+
+
+def in_rows(slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An index of `slots (batch, n)` in their rows, for tensors `(batch, slots, ...)` on a `device`.
+
+    Several times faster than `gather` and `scatter_` on a CPU, where the latter takes time for all slots in half precision.
+    """
+    return torch.arange(len(slots), device=device)[:, None], slots.to(device)

@@ -1,6 +1,6 @@
 """The ragged cache: preallocated keys and values in which each row has its own length.
 
-Token t of a row lives in slot t, whatever its padding. A pass scatters its entries into each row's own slots; rolling back
+Token t of a row lives in slot t, whatever its padding. A pass writes its entries to each row's own slots; rolling back
 is a smaller length, without a copy. Rows that leave free their lanes, which others may take.
 """
 
@@ -16,6 +16,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from ..types import uploaded
+from .places import in_rows
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
@@ -48,18 +49,16 @@ class RaggedLayer(CacheLayerMixin):
             keys[:, :, cache.start : cache.end] = key_states
             values[:, :, cache.start : cache.end] = value_states
         else:
-            slots = cache.slots.to(key_states.device)[:, None, :, None]  # layers may lie on several devices
-            keys.scatter_(2, slots.expand_as(key_states), key_states)
-            values.scatter_(2, slots.expand_as(value_states), value_states)
+            index = cache.index(key_states.device)
+            keys.transpose(1, 2).index_put_(index, key_states.transpose(1, 2))
+            values.transpose(1, 2).index_put_(index, value_states.transpose(1, 2))
         visible = slice(cache.first(self.sliding_window), cache.end)
         return keys[:, :, visible], values[:, :, visible]
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
-        for part in self.filled():
-            index, onto = (slots.to(part.device)[:, None, :, None] for slots in (source, goal))
-            shape = (-1, part.shape[1], -1, part.shape[3])
-            part.scatter_(2, onto.expand(shape), part.gather(2, index.expand(shape)))
+        for part in (part.transpose(1, 2) for part in self.filled()):
+            part.index_put_(in_rows(goal, part.device), part[in_rows(source, part.device)])
 
     def grow(self) -> None:
         """Make room for as many slots as the cache now has."""
@@ -142,13 +141,43 @@ class RaggedCache(Cache):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
-        self.slots: Tensor | None = None
+        self.slots = None
         super().__init__(layers=[RaggedLayer(self, window) for window in windows])
+
+    @property
+    def slots(self) -> Tensor | None:
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: Tensor | None) -> None:
+        self._slots = slots
+        self._index = None if slots is None else in_rows(slots, slots.device)
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of `slots`, for a layer on this device; made once a pass where all lie on one."""
+        assert self._index is not None and self._slots is not None
+        return self._index if self._slots.device == device else in_rows(self._slots, device)
 
     @property
     def allocated(self) -> list[RaggedLayer]:
         """Layers with keys and values of their own, from the first pass on; others may read theirs."""
         return [layer for layer in self.layers if layer.is_initialized]
+
+    def keys_and_values(
+        self, num_rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> list[Tensor]:
+        """Keys and then values of all layers and the rows running, for a pass that writes to them from outside.
+
+        Args:
+            num_rows, shape, dtype, device: of what is allocated if no pass has been run; `shape` is heads and their width.
+        """
+        if not self.layers[0].is_initialized:
+            heads, dim = shape
+            nothing = torch.empty(num_rows, heads, 0, dim, dtype=dtype, device=device)
+            for layer in self.layers:
+                layer.lazy_initialization(nothing, nothing)
+        keys, values = zip(*(layer.filled() for layer in self.layers), strict=True)
+        return [*keys, *values]
 
     def first(self, window: int | None) -> int:
         """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""

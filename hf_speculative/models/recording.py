@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, without_dropout
 from .inputs import Inputs, text_inputs
+from .places import in_rows
 from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
@@ -23,11 +24,6 @@ from .static import AheadModel
 from .universal import UniversalModel
 
 _no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
-
-
-def _rows(slots: Tensor) -> Tensor:
-    """Beside `slots (batch, n)`, for an index into whole states: torch copies them several times faster than by `gather`."""
-    return torch.arange(len(slots), device=slots.device)[:, None]
 
 
 class RecordingModel(RaggedModel):
@@ -50,24 +46,23 @@ class RecordingModel(RaggedModel):
 
     def run(self, **inputs):
         outputs = self.model(**inputs, output_hidden_states=self.selection)
-        self._keep(joined(outputs, self.recorded, self.device), self.cache.slots)
+        self._keep(joined(outputs, self.recorded, self.device))
         return outputs
 
-    def _keep(self, states: Tensor, slots: Tensor | None) -> None:
-        """Those of a pass, in its slots `(batch, columns)`; `None`: the same for all rows, as the cache says."""
+    def _keep(self, states: Tensor) -> None:
+        """Those of a pass, in the slots of its keys."""
         if self.states is None:
             self.states = states.new_zeros(len(states), self.cache.capacity, states.shape[2])
         self._grow()
-        if slots is None:
+        if self.cache.slots is None:
             self.states[:, self.cache.start : self.cache.end] = states
         else:
-            self.states[_rows(slots), slots] = states
+            self.states[self.cache.index(self.states.device)] = states
 
     def _move(self, source: Tensor, goal: Tensor) -> None:
         super()._move(source, goal)
         assert self.states is not None
-        index, onto = (slots.to(self.states.device) for slots in (source, goal))
-        self.states[_rows(onto), onto] = self.states[_rows(index), index]
+        self.states[in_rows(goal, self.states.device)] = self.states[in_rows(source, self.states.device)]
 
     def select(self, indices: list[int]) -> None:
         super().select(indices)
@@ -98,8 +93,7 @@ class RecordingModel(RaggedModel):
 
     def hidden_states(self, positions: Tensor) -> Tensor:
         assert self.states is not None  # a drafter is first asked after the prompt's pass
-        index = positions.to(self.states.device).clamp(0, self.states.shape[1] - 1)
-        return self.states[_rows(index), index]
+        return self.states[in_rows(positions.clamp(0, self.states.shape[1] - 1), self.states.device)]
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()

@@ -66,7 +66,7 @@ def recording_model(
     return RecordingModel(model, layers)
 
 
-def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.Run | None:
+def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.CompiledPass | None:
     """The compiled pass of a draft head, a `HeadPass`; `None`: it is run eagerly.
 
     Args:
@@ -80,6 +80,12 @@ def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.Run | No
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
     """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
     return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
+
+
+def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
+    """Whether passes are compiled or captured in this process, so that the first of each kind takes long."""
+    are_files = all(pool.has_artifact(model) for model in models if model is not None)
+    return bool(cuda_graphs) or (compile is True and not are_files)
 
 
 def why_eager(model: PreTrainedModel) -> str | None:
@@ -96,7 +102,9 @@ def why_eager(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _ahead_of_time(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()) -> artifacts.Run | None:
+def _ahead_of_time(
+    model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()
+) -> artifacts.CompiledPass | None:
     """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
 
     Args:

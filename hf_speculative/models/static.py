@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
 from . import pool
-from .artifacts import Run
+from .artifacts import CompiledPass
 from .cached_model import num_logits
 from .capture import Capture
 from .masks import AttentionLayers
@@ -225,7 +225,7 @@ class AheadModel(StaticModel):
         one_pass: the file's, on the weights of `model`; once it gives `None`, passes are eager.
     """
 
-    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: Run):
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: CompiledPass):
         self.one_pass = one_pass
         super().__init__(model, clamp_ids)
 
@@ -271,15 +271,6 @@ class AheadModel(StaticModel):
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """What a pass writes to: keys and then values of all layers."""
-        if not self.cache.layers[0].is_initialized:
-            self._allocate(len(inputs[0]))
-        keys, values = zip(*(layer.filled() for layer in self.cache.layers), strict=True)
-        assert all(part.is_contiguous() for part in (*keys, *values)), "compiled for strides that follow from sizes"
-        return [*keys, *values]
-
-    def _allocate(self, num_rows: int) -> None:
-        """What an eager pass does when it first writes."""
-        heads, dim = self.layers.shape_of_keys()
-        nothing = torch.empty(num_rows, heads, 0, dim, dtype=self.dtype, device=self.device)
-        for layer in self.cache.layers:
-            layer.lazy_initialization(nothing, nothing)
+        caches = self.cache.keys_and_values(len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device)
+        assert all(part.is_contiguous() for part in caches), "compiled for strides that follow from sizes"
+        return caches

@@ -10,8 +10,7 @@ each round, and some of the time that drafting has saved, in earlier calls too. 
 drafting, a text that becomes predictable is noticed, and a useless draft costs little. Calls keep an account of what drafting
 has saved and lost: after those in which it lost, there is no try until others have put in enough.
 
-The decision depends only on earlier rounds and on costs fixed for the call, not on the round it is about. So the output stays
-exact.
+The decision depends only on earlier rounds, what they took included, not on the round it is about. So the output stays exact.
 """
 
 from __future__ import annotations
@@ -35,8 +34,10 @@ POSITION_WEIGHT, ROW_WEIGHT = 8.0, 2.0
 FIRST_CREDIT, MOST_CREDIT, CREDIT_A_ROUND = 3.0, 8.0, 0.015
 #: and of the plain steps that a call asks for, this share at the start
 FIRST_SHARE = 0.02
-#: what the first draft of a call takes besides its round: it reads the prompts, and from then on rows differ in length
+#: what the first draft of a call takes besides its round, in plain steps: it reads the prompts
 FIRST_DRAFT = 2.0
+#: and from then on rows that were equally long differ in length: so much of each plain step to come
+UNEQUAL = 0.02
 #: the most that calls leave to later ones
 MOST_SAVED = 16.0
 #: what an earlier call has seen counts as so many tokens of each position at most
@@ -111,19 +112,23 @@ class Adaptive(Schedule):
         self.all_rows = Evidence(max_tokens)
         self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_RATE
         self.times: Floats = np.empty((0, max_tokens + 1))
-        self.credit, self.reserve = FIRST_CREDIT, 0.0
-        self.can_pay, self.has_drafted = True, False
+        self.credit = FIRST_CREDIT
+        self.can_pay, self.has_drafted, self.are_equal = True, False, False
+        self.saved = 0.0
         self.rests_left, self.resting = 0, list[int]()
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.costs = self.costs or costs()
+        self.are_equal = len(batch.rows) > 1 and len({*batch.host_padding}) == 1 and not batch.refills
         self._give(min(self.credit, FIRST_SHARE * (batch.max_length - batch.prompt_width)))
+
+    def update_costs(self, costs: Costs) -> None:
+        self.costs, self.times = costs, self.times[:0]
 
     @property
     def learned(self) -> tuple[Evidence, float]:  # type: ignore[override]
         """Of all rows together, and plain steps that calls have saved, less what they lost."""
-        saved = self.reserve + self.credit - FIRST_DRAFT * self.has_drafted
-        return self.all_rows.faded(), min(saved, MOST_SAVED)
+        return self.all_rows.faded(), min(self.saved, MOST_SAVED)
 
     @learned.setter
     def learned(self, learned: object) -> None:
@@ -133,8 +138,7 @@ class Adaptive(Schedule):
 
     def _give(self, saved: float) -> None:
         """A call begins with as much credit of what is `saved` as one call may lose; the rest is for later ones."""
-        self.credit = min(saved, FIRST_CREDIT)
-        self.reserve = saved - self.credit
+        self.saved, self.credit = saved, min(saved, FIRST_CREDIT)
 
     def see(self, batch: Batch) -> None:
         """The rows that the next round is about."""
@@ -181,7 +185,10 @@ class Adaptive(Schedule):
 
     def seconds_to_begin(self, num_rows: int) -> float:
         """What drafting takes before it brings anything: nothing, once the call has drafted."""
-        return 0.0 if self.has_drafted else FIRST_DRAFT * float(self.times_of(num_rows)[-1, 0])
+        return 0.0 if self.has_drafted else self._steps_to_begin() * float(self.times_of(num_rows)[-1, 0])
+
+    def _steps_to_begin(self) -> float:
+        return FIRST_DRAFT + UNEQUAL * float(self.remaining.tokens.max()) * self.are_equal
 
     def _may_try(self) -> bool:
         return self.credit > 0 and self.can_pay
@@ -195,6 +202,7 @@ class Adaptive(Schedule):
         rows = zip(round.rows, round.survival, strict=True)
         drafts = {row: survival[: self.max_tokens] for row, survival in rows if survival}
         self.credit += CREDIT_A_ROUND
+        self.saved += CREDIT_A_ROUND
         if not drafts:
             return
         self.learn(drafts)
@@ -209,9 +217,12 @@ class Adaptive(Schedule):
 
     def earn(self, gains: list[float], seconds: float) -> None:
         """A round with drafts brought each row so many tokens, and took so long."""
+        if not self.has_drafted:
+            self.saved -= self._steps_to_begin()
         self.has_drafted = True
         plain = self.times_of(len(gains))[:, 0]
         saved = self.remaining.saved(np.array(gains), plain) - seconds
+        self.saved += float(saved / plain[-1])
         self.credit = min(self.credit + float(saved / plain[-1]), MOST_CREDIT)
 
     def _evidence(self, row: int) -> Evidence:

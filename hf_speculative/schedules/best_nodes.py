@@ -41,6 +41,9 @@ class BestNodes(Schedule):
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.costs = self.costs or costs()
 
+    def update_costs(self, costs: Costs) -> None:
+        self.costs, self.times = costs, {}
+
     def plan(self, batch: Batch) -> list[int]:
         num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last))
         return [min(num_looked_at, room) for room in self.rooms(batch)]

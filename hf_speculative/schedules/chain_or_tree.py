@@ -61,6 +61,11 @@ class ChainOrTree(Schedule):
         self.chains.begin(batch, costs)
         self.costs = self.chains.costs
 
+    def update_costs(self, costs: Costs) -> None:
+        for kind in (self.chains, self.trees, self.nodes):
+            kind.update_costs(costs)
+        self.costs, self.curves = costs, {}
+
     def plan(self, batch: Batch) -> list[int]:
         self.levels, self.speed, rooms = 0, 0.0, batch.rooms
         if batch.is_unread or not any(rooms) or self.chains.rests(batch):

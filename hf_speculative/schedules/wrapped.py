@@ -19,6 +19,9 @@ class WrappedSchedule(Schedule):
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.schedule.begin(batch, costs)
 
+    def update_costs(self, costs: Costs) -> None:
+        self.schedule.update_costs(costs)
+
     @property
     def learned(self) -> object:  # type: ignore[override]
         return self.schedule.learned

@@ -22,7 +22,8 @@ def starts(monkeypatch):
 
     def spy(self, schedule):
         start(self, schedule)
-        chains = getattr(schedule, "chains", schedule)
+        inner = getattr(schedule, "schedule", schedule)
+        chains = getattr(inner, "chains", inner)
         found.append((chains.all_rows.rate(), chains.credit))
 
     monkeypatch.setattr(learned.Learned, "start", spy)

@@ -8,7 +8,7 @@ import hf_speculative as hs
 from hf_speculative.call.kept import kept_with
 from hf_speculative.call.sources import source_of
 from hf_speculative.call.sources.mtp import MtpSource
-from hf_speculative.call.timings import Timings
+from hf_speculative.call.timings import PLAIN, Session, Timings
 from hf_speculative.drafting import Guesser, OtherTexts, OwnText, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
 from hf_speculative.schedules import BestNodes, Constant, Costs
@@ -273,12 +273,13 @@ def test_near_its_end_a_row_keeps_its_siblings(target):
 def test_wide_passes_are_timed_where_they_are_cheap():
     """Not where 16 columns are dear, and not before 16 were timed."""
     for of_sixteen, wanted in ((1.3, {32, 64}), (4.0, set())):
-        timings = Timings(0.05, (4, 0, 16, 32, 64))
-        timings.samples.update({0: [1.0, 1.0], 4: [1.1, 1.1]})
+        session = Session()
+        timings = Timings(0.05, (4, 0, 16, 32, 64), [session])
+        session.times |= {PLAIN: [1.0, 1.0], (0, 4): [1.1, 1.1]}
         assert timings.wanted(8) == 16
-        timings.samples[16] = [of_sixteen, of_sixteen]
+        session.times[0, 16] = [of_sixteen, of_sixteen]
         found = set()
         while (length := timings.wanted(8)) is not None:
             found.add(length)
-            timings.samples[length] = [1.5, 1.5]
+            session.times[0, length] = [1.5, 1.5]
         assert found == wanted

@@ -39,6 +39,7 @@ def batch_at(lengths, max_length=10_000, refills=False):
     return SimpleNamespace(
         rows=list(range(len(lengths))),
         host_lengths=lengths,
+        host_padding=[0] * len(lengths),
         is_unread=is_unread,
         rooms=rooms,
         branches=False,
@@ -395,6 +396,13 @@ def test_credit_ends_a_rest():
     assert schedule.plan(batch_at([1])) == [0]
     schedule.update(SimpleNamespace(rows=[0], survival=[[]]))
     assert schedule.plan(batch_at([2])) == [1]
+
+
+def test_a_long_call_that_has_won_leaves_something():
+    """Whatever its start was taken to cost: rows of equal length, which then differ for 1,000 steps."""
+    schedule = Adaptive()
+    simulate_batch(schedule, Costs({1: COSTS["even"]}), [0.95] * 4, 1000, seed=0)
+    assert schedule.has_drafted and schedule.learned[1] == MOST_SAVED
 
 
 def test_later_calls_start_from_what_earlier_ones_have_learned():
