@@ -51,7 +51,7 @@ def test_on_packed_weights_the_head_has_some_too(pair, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", heads.HEADS)
-def test_a_head_is_measured_like_any_other_draft(pair, kind):
+def test_a_head_is_measured_like_any_other_draft(pair, kind, ticking):
     name = f"head-{kind}"
     cells = [
         benchmark.Cell(acceptance=0.6, context=16, batch=batch, temperature=t) for batch, t in ((1, 0.0), (2, 1.0))

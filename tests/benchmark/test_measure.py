@@ -16,7 +16,7 @@ from tests.support import tiny
 TINY = shapes.SHAPES["tiny"]
 
 
-def test_all_methods_in_one_run(pair):
+def test_all_methods_in_one_run(pair, ticking):
     before = pair.draft.generation_config.to_dict()
     watched = []
     report = benchmark.run(
@@ -48,8 +48,7 @@ def test_all_methods_in_one_run(pair):
         assert len(own.samples) == 2 and all(sample.num_tokens == 18 * cell.cell.batch for sample in own.samples)
         assert own.statistics.draft_acceptance_rate > 0.95
         assert 4 <= own.tokens_per_pass <= 5.2 and cell.methods["plain"].tokens_per_pass == 1
-        stages, split = own.stage_seconds(), own.round_seconds
-        assert sum(stages.values()) == pytest.approx(split, rel=0.5) and cell.theory("speculative") > 0
+        assert sum(own.stage_seconds().values()) == pytest.approx(own.round_seconds) and cell.theory("speculative") > 0
     call = measure.Call(pair, one.cell, methods.METHODS["assisted"], 24, seed=0)
     assert call.num_passes == 5  # 5 tokens each, passes of the draft not among them
     assert pair.draft.generation_config.to_dict() == before
