@@ -7,6 +7,8 @@ import transformers
 
 from hf_speculative.call import kept
 from hf_speculative.call import measured_costs as costs
+from hf_speculative.models import packing, products
+from hf_speculative.models.packed_layers import BLOCKED, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
 from tests.support import tiny
 
@@ -30,6 +32,29 @@ def fixed_costs(request, monkeypatch):
     """The adaptive schedule decides by these costs, not by the clock; a test marked `measures` asks the clock."""
     if request.node.get_closest_marker("measures") is None:
         monkeypatch.setattr(costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}}))
+
+
+@pytest.fixture(autouse=True)
+def fixed_products(request, monkeypatch):
+    """Weights are packed by these times, not by the clock's, which are not noted; a test marked `measures` asks the clock."""
+    if request.node.get_closest_marker("measures") is None:
+        monkeypatch.setattr(products, "_known", {})
+        monkeypatch.setattr(products, "_noted", seconds_of_products)
+
+
+def seconds_of_products(kind, measure):
+    """By the `products.kind` of layers, 1 s packed, in either order, and 2 s plain."""
+    orders = orders_of(torch.float32 if "float32" in kind else torch.bfloat16)
+    return {order: [1.0 + (order == "plain")] * len(products.WIDTHS) for order in ("plain", *orders)}
+
+
+@pytest.fixture(params=[BLOCKED, TRANSPOSED])
+def order(request, monkeypatch):
+    """How packed weights lie, where they can."""
+    if request.param not in orders_of(torch.float32):
+        pytest.skip("torch has no MKL here")
+    monkeypatch.setattr(packing, "fastest", lambda seconds: request.param if request.param in seconds else BLOCKED)
+    return request.param
 
 
 @pytest.fixture(autouse=True)

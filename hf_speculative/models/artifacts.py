@@ -111,7 +111,7 @@ def _described(model: PreTrainedModel) -> str:
     packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
     described = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
-        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), _processor()],
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
         "config": {name: value for name, value in config.items() if name not in NOT_OF_PASSES},
         "attention": model.config._attn_implementation,
         "sources": _sources(model),
@@ -152,7 +152,8 @@ def _sources(model: PreTrainedModel) -> str:
     return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What it can do, as the system names it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
     return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
@@ -235,7 +236,8 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
     asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
-    asked |= {"path": str(path), "packed": sorted(packed_of(model))}
+    orders = {name: order for order, names in layout_of(packed_of(model)) for name in names}
+    asked |= {"path": str(path), "packed": orders}
     asked["recorded"] = recorded
     (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]

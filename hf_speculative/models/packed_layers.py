@@ -1,7 +1,8 @@
-"""Linear layers on a CPU whose weights are packed: kept in the order that the processor's matrix units read, and in no other.
+"""Linear layers on a CPU whose weights are packed: kept in the order in which they are read fastest, and in no other.
 
-oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. A packed layer holds
-its weight in that order *instead of* the plain one, so there is no second copy to go stale. The plain weight is back, bit for
+oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. MKL, which multiplies in
+float32, is faster for small weights, most so where they lie transposed. A packed layer holds its weight in one of these orders
+*instead of* the plain one, so there is no second copy to go stale. The plain weight is back, bit for
 bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a forward that
 autograd follows. Who has a weight already would not ask, so such weights are left alone (`is_held`). The one exception is a
 head that shares its weight with the embedding, which needs rows: it gets a packed copy, which is compared with the plain weight
@@ -12,19 +13,22 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .packed_together import Together
 from .shallow import duplicate
 
-#: columns of a pass for which weights are packed; passes of any number read them, and fastest so (docs/packed-weights.md)
+#: how a packed weight lies: in oneDNN's blocks, or as `(in, out)`, which MKL reads
+BLOCKED, TRANSPOSED = "blocked", "transposed"
+#: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/packed-weights.md)
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
 MOST_RESTORED = 3
@@ -70,7 +74,21 @@ def _empty(kind: type) -> nn.Module:
 
 def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """`functional.linear` with a packed weight."""
+    return PRODUCTS[order_of(packed)](input, packed, bias)
+
+
+def order_of(packed: Tensor) -> str:
+    return BLOCKED if packed.is_mkldnn else TRANSPOSED
+
+
+def _product_of_blocks(input: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    BLOCKED: _product_of_blocks,
+    TRANSPOSED: functional.linear,
+}
 
 
 @torch.compiler.disable
@@ -88,23 +106,24 @@ class PackedConv1D(Packed, Conv1D):
 
 
 class Traced(nn.Module):
-    """A packed layer as a compiler sees it: its weight has oneDNN's shape, `(out, in)`, and no numbers.
+    """A packed layer as a compiler sees it: its weight has the shape of a packed one, `(out, in)`, and no numbers.
 
     Attributes:
+        order: how the packed weight lies.
         together: those that it is packed with, if there are some, the first of which, of `twins`, has the weight.
     """
 
+    order: str
     together: Together | None = None
     index: int
     twins: list[nn.Module]
 
     def forward(self, input: Tensor) -> Tensor:
+        product = PRODUCTS[self.order]
         if self.together is None:
-            return linear(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
-        bias = joined([cast("Tensor | None", twin.bias) for twin in self.twins])
-        return self.together.part(
-            self.index, input, partial(linear, packed=cast(Tensor, self.twins[0].weight), bias=bias)
-        )
+            return product(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
+        weight, bias = self.twins[0].weight, joined([cast("Tensor | None", twin.bias) for twin in self.twins])
+        return self.together.part(self.index, input, lambda input: product(input, cast(Tensor, weight), bias))
 
 
 class TracedLinear(Traced, nn.Linear):
@@ -144,13 +163,15 @@ def is_packed(module: nn.Module) -> bool:
     return getattr(module._parameters, "packed", None) is not None
 
 
-def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
-    """A plain layer's weight, as `(out, in)`, in oneDNN's order; of several, one below the other."""
+def packed_weight(modules: Sequence[nn.Module], order: str) -> Tensor:
+    """A plain layer's weight, as `(out, in)`, lying in that order; of several, one below the other."""
     weights = [weight_of(module).detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if issubclass(type(modules[0]), Conv1D):
-        weight = weight.t().contiguous()
-    return torch.ops.mkldnn._reorder_linear_weight(weight, COLUMNS)
+        weight = weight.t()
+    if order == TRANSPOSED:
+        return weight.t().clone(memory_format=torch.contiguous_format).t()
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
 def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
@@ -158,7 +179,7 @@ def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
     for module in modules:
         if not isinstance(module._parameters, PackedParameters):
             module._parameters = PackedParameters(module._parameters)
-            module._parameters.is_transposed = issubclass(type(module), Conv1D)
+            module._parameters.is_plain_transposed = issubclass(type(module), Conv1D)
             module.__class__ = PACKED[type(module)]
     return hold([cast(PackedParameters, module._parameters) for module in modules], packed, is_shared)
 
@@ -173,12 +194,13 @@ def unpack(module: nn.Module) -> None:
 def traced(model: nn.Module) -> dict[str, nn.Module]:
     """Twins of packed layers for the compiler, by the layer's name; the memory of their weights is never touched."""
     twins: dict[str, nn.Module] = {}
-    for names in layout_of(packed_of(model)):
+    for order, names in layout_of(packed_of(model)):
         layers = [model.get_submodule(name) for name in names]
         packed = cast(PackedParameters, layers[0]._parameters).packed
         assert packed is not None
-        weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
-        family = [_twin(layer, weight if index == 0 else None) for index, layer in enumerate(layers)]
+        weight = torch.empty(packed.shape, dtype=packed.dtype)
+        weight = nn.Parameter(weight.t().contiguous().t() if order == TRANSPOSED else weight, requires_grad=False)
+        family = [_twin(layer, weight if index == 0 else None, order) for index, layer in enumerate(layers)]
         if len(family) > 1:
             together = Together([len(weight_of(layer)) for layer in layers])
             for index, twin in enumerate(family):
@@ -187,21 +209,23 @@ def traced(model: nn.Module) -> dict[str, nn.Module]:
     return twins
 
 
-def _twin(layer: nn.Module, weight: nn.Parameter | None) -> Traced:
+def _twin(layer: nn.Module, weight: nn.Parameter | None, order: str) -> Traced:
     twin = duplicate(layer)
     twin.__class__ = TRACED[PLAIN[type(layer)]]
     twin._parameters = {"weight": weight, "bias": dict.get(layer._parameters, "bias")}
+    twin.order = order  # type: ignore[assignment]
     return cast(Traced, twin)
 
 
-def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
-    """The names of layers in `packed_of`, in the lists in which they are packed together."""
+def layout_of(packed: Mapping[str, PackedParameters]) -> list[list]:
+    """The layers in `packed_of`, as a file notes them: an order, and the names of those that lie so as one weight."""
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
         held = parameters.held or Held(torch.empty(0))  # somebody has asked for it meanwhile
-        lists[(parent, own if held.together is None else id(held.together))][held.index] = name
-    return sorted([names[index] for index in sorted(names)] for names in lists.values())
+        group = own if held.together is None else id(held.together)
+        lists[(parent, group, order_of(held.packed))][held.index] = name
+    return sorted([order, [names[index] for index in sorted(names)]] for (*_, order), names in lists.items())
 
 
 def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
@@ -229,6 +253,11 @@ def why_not(module: nn.Module, is_shared: bool) -> str | None:
     if not is_shared and is_held(module._parameters):
         return HELD
     return None
+
+
+def orders_of(dtype: torch.dtype) -> tuple[str, ...]:
+    """In which packed weights of this type may lie: for half precision MKL has no products."""
+    return (BLOCKED, TRANSPOSED) if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

@@ -54,7 +54,8 @@ class Held:
     """What a layer computes with in place of its plain weight: read at once, for another thread may restore that meanwhile.
 
     Attributes:
-        packed: the weight as oneDNN has it, `(out, in)`, with the rows of all that are packed `together`.
+        packed: the weight as `(out, in)`, in one of the orders of `packed_layers`, with the rows of all that are packed
+            `together`.
         together: the layers that this one is packed with, if there are some; it is the one at `index`.
     """
 
@@ -69,7 +70,7 @@ class PackedParameters(dict):
     Attributes:
         held: `None` while the plain weight is there.
         is_apart: it is packed alone, whatever its name says.
-        is_transposed: the plain one is `(in, out)`.
+        is_plain_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
         num_restored: how often somebody has asked.
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
@@ -77,7 +78,7 @@ class PackedParameters(dict):
 
     held: Held | None = None
     is_apart: bool = False
-    is_transposed: bool = False
+    is_plain_transposed: bool = False
     stamp: Stamp | None = None
     num_restored: int = 0
     readers: WeakSet[Reader] = cast("WeakSet[Reader]", ())
@@ -117,11 +118,13 @@ class PackedParameters(dict):
                 for reader in tuple(member.readers):
                     reader.release()
             if packed is not None and self.stamp is None:
-                plain = packed.to_dense().t() if self.is_transposed else packed.to_dense()
+                plain = packed.to_dense().t() if self.is_plain_transposed else packed.to_dense()
                 parts = [plain] if together is None else together.split(plain, 0)
                 for member, part in zip(members, parts, strict=True):
                     if member is not None:
-                        member._write(part.contiguous() if together is None else part.clone())
+                        member._write(
+                            part.contiguous() if together is None else part.clone(memory_format=torch.contiguous_format)
+                        )
                         member.num_restored += 1
             for member in filter(None, members):
                 member.held = member.stamp = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from .packed_layers import is_linear, is_packed, pack, packed_weight, why_not
+from .packed_layers import BLOCKED, is_linear, is_packed, pack, packed_weight, why_not
 from .packed_parameters import parameters_of, weight_of
 from .packed_together import families
 
@@ -19,10 +19,12 @@ class Unit:
 
     Attributes:
         is_shared: an embedding has the weight as well.
+        order: in which the packed weight lies.
     """
 
     layers: tuple[nn.Module, ...]
     is_shared: bool = False
+    order: str = BLOCKED
 
     def why_not(self) -> str | None:
         """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
@@ -31,7 +33,9 @@ class Unit:
 
     def pack(self) -> bool:
         """Whether it is packed now."""
-        return all(map(is_packed, self.layers)) or pack(self.layers, packed_weight(self.layers), self.is_shared)
+        if all(map(is_packed, self.layers)):
+            return True
+        return pack(self.layers, packed_weight(self.layers, self.order), self.is_shared)
 
     @property
     def num_bytes(self) -> int:
@@ -63,4 +67,4 @@ def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterat
 def parts_of(unit: Unit) -> list[Unit]:
     """The unit, or its layers, if they are to be packed each alone."""
     are_apart = any(getattr(layer._parameters, "is_apart", False) for layer in unit.layers)
-    return [Unit((layer,), unit.is_shared) for layer in unit.layers] if are_apart else [unit]
+    return [replace(unit, layers=(layer,)) for layer in unit.layers] if are_apart else [unit]

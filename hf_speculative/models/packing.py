@@ -10,29 +10,25 @@ import ctypes
 import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-from ..reports.timing import timed
 from . import pool
-from .packed_layers import HELD, PLAIN, dtypes, is_linear, is_packed, linear, packed_weight, unpack, why_not
+from .packed_layers import HELD, TRANSPOSED, dtypes, is_linear, is_packed, unpack, why_not
 from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .packed_units import Unit, linear_layers, parts_of, units_of
+from .products import AS_THEY_ARE, WIDTHS, Seconds, fastest, kind, seconds_of
 from .sharding import group_of, is_sharded
 
-#: "auto" packs a layer if products of so many columns take at most this share of the time that they take with plain weights
-WIDTHS, SHARE = (1, 5), 0.95
+#: "auto" packs a layer if its products take at most this share of the time that they take with plain weights
+SHARE = 0.95
 #: what a packed layer's own Python takes beside the product, in seconds
 OVERHEAD = 5e-6
-REPEATS = 3
-#: layers that are alike are timed in turn, so many bytes of them: more than caches hold
-NUM_BYTES = 2**26
 
 
 @dataclass
@@ -58,12 +54,12 @@ class Packing:
     def layers(self) -> list[nn.Module]:
         return [layer for unit in self.units for layer in unit.layers]
 
-    def add(self, unit: Unit, times: list[tuple[float, float]]) -> None:
+    def add(self, unit: Unit, seconds: Seconds) -> None:
         self.units.append(unit)
         self.num_bytes += unit.num_bytes
         self.num_copied += unit.num_bytes * unit.is_shared
-        for width, seconds in zip(WIDTHS, times, strict=True):
-            self.seconds[width] = [a + b for a, b in zip(self.seconds[width], seconds, strict=True)]
+        for width, *both in zip(WIDTHS, seconds[AS_THEY_ARE], seconds[unit.order], strict=True):
+            self.seconds[width] = [a + b for a, b in zip(self.seconds[width], both, strict=True)]
 
     def __str__(self) -> str:
         num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
@@ -76,16 +72,16 @@ class Packing:
         ]
         waiting = len(self.layers) - num_packed
         left = f"; {waiting} more when the next call begins" * bool(waiting) + left
+        num_transposed = sum(len(unit.layers) for unit in self.units if unit.order == TRANSPOSED)
+        transposed = f", {num_transposed} of them transposed" * bool(num_transposed)
         copied = f", {self.num_copied / 2**20:.0f} MiB of them a second copy" if self.num_copied else ""
         return (
             f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({self.num_bytes / 2**20:.0f} MiB"
-            f"{copied}): their products take {' and '.join(shares)}{left}"
+            f"{copied}{transposed}): their products take {' and '.join(shares)}{left}"
         )
 
 
 _packings: WeakKeyDictionary[PreTrainedModel, Packing] = WeakKeyDictionary()
-#: seconds with plain and packed weights for each of `WIDTHS`, by what they depend on: measured once a process
-_measured: dict[tuple, list[tuple[float, float]]] = {}
 
 
 def why_not_packed(model: PreTrainedModel) -> str | None:
@@ -106,11 +102,11 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Collection[str] | None = None) -> Packing:
+def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Mapping[str, str] | None = None) -> Packing:
     """Packs what can be packed of `model`, and by default what is faster so in eager passes; and the rest, if asked later.
 
     Args:
-        only: these layers, by name, and no others.
+        only: these layers and no others, by name, with the order of each.
     """
     if (known := _packings.get(model)) is not None and (only_if_faster or not known.is_chosen):
         renew(model)
@@ -119,29 +115,31 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Coll
     if why_not_packed(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights
-    alike: dict[tuple, list[Unit]] = defaultdict(list)
-    among = None if only is None else {model.get_submodule(name) for name in only}
+    alike: dict[str, list[Unit]] = defaultdict(list)
+    among = None if only is None else {model.get_submodule(name): order for name, order in only.items()}
     layers = linear_layers(model)
     if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in layers.items()):
         gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
-    if among is not None and (others := layers.keys() - among):
+    if among is not None and (others := layers.keys() - among.keys()):
         packing.left["not faster packed"] += len(others)
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
     for unit in units_of(model, layers):
         if (reason := unit.why_not()) is None:
-            alike[_kind(unit)].append(unit)
+            alike[kind(unit)].append(unit)
         else:
             packing.left[reason] += len(unit.layers)
     with torch.no_grad(), torch.inference_mode(False):
-        for kind, units in alike.items():
-            times = _times(kind, units)
-            num_layers = len(units[0].layers)
-            if only is None and only_if_faster and not _is_faster(kind, times):
+        for units in alike.values():
+            seconds, layers_of_unit = seconds_of(units), units[0].layers
+            order, num_layers = fastest(seconds), len(layers_of_unit)
+            dtype = weight_of(layers_of_unit[0]).dtype
+            if among is None and only_if_faster and not _is_faster(dtype, seconds, order, num_layers):
                 packing.left["not faster packed"] += num_layers * len(units)
                 continue
-            for unit in units:
+            for plain in units:
+                unit = replace(plain, order=order if among is None else among[plain.layers[0]])
                 if unit.pack():
-                    packing.add(unit, times)
+                    packing.add(unit, seconds)
                 else:
                     packing.left[HELD] += num_layers
     _give_back_memory()
@@ -200,49 +198,11 @@ def describe(model: PreTrainedModel) -> str:
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
 
 
-def _kind(unit: Unit) -> tuple:
-    """What the time of a unit's product depends on."""
-    layer, weights = unit.layers[0], list(map(weight_of, unit.layers))
-    shapes = tuple(tuple(weight.shape) for weight in weights)
-    return PLAIN.get(type(layer), type(layer)), shapes, weights[0].dtype, torch.get_num_threads()
-
-
-def _times(kind: tuple, units: list[Unit]) -> list[tuple[float, float]]:
-    """Seconds of a unit's products with plain and with packed weights, for each of `WIDTHS`; of `units` that are alike.
-
-    Several of them in turn, for in a pass weights come from memory and not from the processor's caches.
-    """
-    if kind not in _measured:
-        plain_kind, _, dtype, _ = kind
-        some = units[: max(1, NUM_BYTES // units[0].num_bytes)]
-        packed = [packed_weight(unit.layers) for unit in some]
-        _measured[kind] = []
-        for width in WIDTHS:
-            input = torch.ones(width, packed[0].shape[1], dtype=dtype)
-            products = (
-                [partial(plain_kind.forward, layer) for unit in some for layer in unit.layers],
-                [partial(linear, packed=p) for p in packed],
-            )
-            spent: tuple[list[float], list[float]] = [], []
-            for _ in range(REPEATS + 1):
-                for one, seconds in zip(products, spent, strict=True):
-                    seconds.append(timed(partial(_each, one, input), input.device)[1])
-            # The least, of which the first is a warm-up: what else the machine does is no reason to do without.
-            plain, fast = (min(seconds[1:]) / len(some) for seconds in spent)
-            _measured[kind].append((plain, fast))
-    return _measured[kind]
-
-
-def _is_faster(kind: tuple, times: list[tuple[float, float]]) -> bool:
+def _is_faster(dtype: torch.dtype, seconds: Seconds, order: str, num_layers: int) -> bool:
     """In bfloat16 the products are the same ones, less the way to oneDNN's order. Float32's plain ones are MKL's."""
-    _, shapes, dtype, _ = kind
-    overhead = OVERHEAD * len(shapes)
-    return dtype == torch.bfloat16 or all(fast + overhead <= SHARE * plain for plain, fast in times)
-
-
-def _each(products: Sequence[Callable[[Tensor], Tensor]], input: Tensor) -> None:
-    for product in products:
-        product(input)
+    overhead = OVERHEAD * num_layers
+    pairs = zip(seconds[AS_THEY_ARE], seconds[order], strict=True)
+    return dtype == torch.bfloat16 or all(fast + overhead <= SHARE * plain for plain, fast in pairs)
 
 
 def _give_back_memory() -> None:

@@ -13,11 +13,14 @@ from torch import nn
 import hf_speculative as hs
 from hf_speculative.models import artifacts, exported, packing, pool, running, traced
 from hf_speculative.models.bound import BoundPass, Moved
-from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
+from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, order_of, packed_of
 from tests.support import tiny
 from tests.support.emulated_compiler import install
 
-pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+pytestmark = [
+    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
+    pytest.mark.usefixtures("order"),
+]
 KWARGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
 
 
@@ -167,13 +170,13 @@ def test_a_shared_head_that_is_written_to_between_two_passes(emulated):
 
 
 class TestMemory:
-    def test_is_let_go_of_when_somebody_looks(self, model, emulated):
+    def test_is_let_go_of_when_somebody_looks(self, model, emulated, order):
         """torch keeps the constants of a file for good, so they are emptied."""
         attached(model)
         generate(model)
         one_pass = pool.kept(model).artifacts[()]
         constants = one_pass.compiled.constants
-        assert constants["model.lm_head.weight"].is_mkldnn
+        assert order_of(constants["model.lm_head.weight"]) == order
         model.lm_head.weight.sum()
         assert one_pass.is_over and all(constant.numel() <= 1 for constant in constants.values())
 
@@ -257,11 +260,14 @@ class TestTheName:
             exported.load(path, traced.Pass(model))
 
 
-def test_auto_packs_all_layers_for_compiled_passes(model, emulated, monkeypatch):
+def test_auto_packs_all_layers_for_compiled_passes(model, emulated, monkeypatch, order):
     """Those too that are slower packed in eager passes, which the first call here runs."""
-    monkeypatch.setattr(
-        packing, "_times", lambda kind, units: [(2e-3, 1e-3 if kind[1][0][0] == tiny.VOCAB else 3e-3)] * 2
-    )
+
+    def seconds(units):
+        is_head = units[0].layers[0].out_features == tiny.VOCAB
+        return {"plain": [2e-3] * 2, order: [1e-3 if is_head else 3e-3] * 2}
+
+    monkeypatch.setattr(packing, "seconds_of", seconds)
     hs.attach(model, tiny.noisy_copy(model), pack_weights="auto")
     eager = generate(model)
     assert len(packed_of(model)) == 1 and not emulated.runs

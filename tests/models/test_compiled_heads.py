@@ -85,6 +85,7 @@ def test_trees_are_drafted_eagerly(emulated):
 
 
 @pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+@pytest.mark.usefixtures("order")
 def test_on_packed_weights(emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     target, head = made("llama")

@@ -94,6 +94,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkey
 
 
 @pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+@pytest.mark.usefixtures("order")
 def test_on_packed_weights(pair, emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     model, head = pair

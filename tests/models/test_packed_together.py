@@ -18,7 +18,10 @@ from hf_speculative.models.packed_together import MOST_WASTED
 from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
 
-pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+pytestmark = [
+    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
+    pytest.mark.usefixtures("order"),
+]
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 

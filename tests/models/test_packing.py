@@ -16,7 +16,10 @@ from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
 from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
 
-pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+pytestmark = [
+    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
+    pytest.mark.usefixtures("order"),
+]
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 
@@ -245,28 +248,19 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
     assert calls
 
 
-def test_only_what_is_faster(model, monkeypatch):
+def test_only_what_is_faster(model, monkeypatch, order):
     """`"auto"` takes a layer if all widths gain more than the layer's own Python costs."""
 
-    def times(kind, units):
-        is_head = kind[1][0][0] == tiny.VOCAB
-        return [(2e-3, 1e-3), (2e-3, 1e-3 if is_head else 2e-3)]
+    def seconds(units):
+        is_head = units[0].layers[0].out_features == tiny.VOCAB
+        return {"plain": [2e-3, 2e-3], order: [1e-3, 1e-3 if is_head else 2e-3]}
 
-    monkeypatch.setattr(packing, "_times", times)
+    monkeypatch.setattr(packing, "seconds_of", seconds)
     hs.attach(model, method="suffix", pack_weights="auto")
     assert num_packed(model) == 1
     assert is_packed(model.lm_head)
     assert "14 stay plain, not faster packed" in packing.describe(model)
     assert "0.50 of the time at 1 column and 0.50 of the time at 5 columns" in packing.describe(model)
-
-
-def test_measured_once(model, monkeypatch):
-    monkeypatch.setattr(packing, "_measured", {})
-    packing.pack_weights(model, only_if_faster=False)
-    known = dict(packing._measured)
-    assert all(plain > 0 and fast > 0 for times in known.values() for plain, fast in times)
-    packing.pack_weights(tiny.llama(seed=1), only_if_faster=False)
-    assert packing._measured == known
 
 
 def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):

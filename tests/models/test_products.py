@@ -1,0 +1,124 @@
+"""Which order of packed weights is fastest is timed once a machine, and the same for all of its processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_speculative.models import artifacts, packing, products
+from hf_speculative.models.packed_layers import BLOCKED, TRANSPOSED, dtypes, linear, order_of, orders_of, packed_weight
+from hf_speculative.models.packed_units import Unit
+from tests.support import tiny
+
+pytestmark = [
+    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
+    pytest.mark.measures,
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "passes"))
+    monkeypatch.setattr(products, "_known", {})
+    return tmp_path / "passes"
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("make", [nn.Linear, lambda num_in, num_out: Conv1D(num_out, num_in)], ids=["Linear", "Conv1D"])
+def test_every_order_gives_the_layer_s_product_and_its_weight(make, dtype):
+    layer = make(24, 40).to(dtype)
+    with torch.no_grad():
+        for order in orders_of(dtype):
+            packed, input = packed_weight([layer], order), torch.randn(3, 5, 24).to(dtype)
+            assert packed.shape == (40, 24) and order_of(packed) == order
+            torch.testing.assert_close(linear(input, packed, layer.bias), layer(input))
+            before = layer.weight.clone()
+            layer.weight.zero_()
+            assert torch.equal(packed.to_dense() if make is nn.Linear else packed.to_dense().t(), before)
+            layer.weight.copy_(before)
+    assert set(orders_of(torch.bfloat16)) == {BLOCKED}
+
+
+def test_timed_once(folder, monkeypatch):
+    model = tiny.llama()
+    packing.pack_weights(model, only_if_faster=False)
+    known = dict(products._known)
+    assert len(known) == 4 + 1, "queries, keys and values; output; two that widen; one that narrows; the head"
+    assert all(second > 0 for seconds in known.values() for of_order in seconds.values() for second in of_order)
+    assert json.loads(products.note().read_text()) == known
+    monkeypatch.setattr(products, "_known", {})  # as in another process
+    monkeypatch.setattr(products, "_time", lambda units: pytest.fail("it was noted"))
+    packing.pack_weights(tiny.llama(seed=1), only_if_faster=False)
+    assert products._known == known
+    assert [path.suffix for path in folder.iterdir() if path != products.note()] in ([], [".lock"])
+
+
+def test_what_was_noted_decides(monkeypatch):
+    unit = Unit((nn.Linear(16, 16, bias=False),))
+    for order in orders_of(torch.float32):
+        noted = {"plain": [3.0, 3.0]} | {one: [1.0 + (one != order), 2.0] for one in orders_of(torch.float32)}
+        products.note().parent.mkdir(exist_ok=True)
+        products.note().write_text(json.dumps({products.kind(unit): noted}))
+        monkeypatch.setattr(products, "_known", {})
+        assert products.seconds_of([unit]) == noted and products.fastest(noted) == order
+
+
+def test_layers_of_other_sizes_and_numbers_of_threads_are_timed_apart():
+    unit = Unit((nn.Linear(16, 16),))
+    others = [
+        Unit((nn.Linear(16, 8),)),
+        Unit((nn.Linear(16, 16).bfloat16(),)),
+        Unit((Conv1D(16, 16),)),
+        Unit(unit.layers * 2),
+    ]
+    assert len({*map(products.kind, (unit, *others))}) == 5
+    assert products.kind(Unit((nn.Linear(16, 16, bias=False),))) == products.kind(unit)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "file" / "passes"))
+    model = tiny.llama()
+    packing.pack_weights(model, only_if_faster=False)
+    assert packing.are_packed(model)
+
+
+def test_orders_differ_by_layer(monkeypatch):
+    """Each kind of layer lies as it is fastest, what a call packs again as before."""
+    if TRANSPOSED not in orders_of(torch.float32):
+        pytest.skip("torch has no MKL here")
+
+    def seconds(units):
+        is_head = units[0].layers[0].out_features == tiny.VOCAB
+        return {"plain": [3.0, 3.0], BLOCKED: [2.0, 1.0], TRANSPOSED: [1.0, 2.5 - is_head]}
+
+    monkeypatch.setattr(packing, "seconds_of", seconds)
+    model, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits
+        packing.pack_weights(model)
+        for _ in range(2):
+            mlp = model.model.layers[0].mlp
+            orders = [order_of(layer._parameters.packed) for layer in (mlp.up_proj, mlp.down_proj, model.lm_head)]
+            assert orders == [BLOCKED, BLOCKED, TRANSPOSED]
+            torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=0.02)
+            assert "1 of them transposed" in packing.describe(model)
+            model.lm_head.weight.sum()
+            mlp.up_proj.weight.sum()
+            packing.renew(model)
+
+
+def test_limits_of_the_processor_have_notes_of_their_own():
+    code = "from hf_speculative.models import products; print(products.note())"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **limit}, capture_output=True, text=True, check=True
+        ).stdout
+        for limit in ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ATEN_CPU_CAPABILITY": "default"})
+    }
+    assert len(found) == 3
