@@ -82,16 +82,21 @@ def _tokenizers(pair: Pair) -> dict[str, Any]:
     return of_another if pair.draft_tokenizer is not None else {}
 
 
-def _on_packed_weights(pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool, head: str | None = None):
+def _on_packed_weights(
+    pair: Pair, cell: Cell, call: dict[str, Any], drafts: bool, head: str | None = None, is_auto: bool = False
+):
     """On copies of both models, since the others are measured on plain weights.
 
     Args:
         head: the kind of head that drafts, in place of the draft model.
+        is_auto: the draft length is chosen, not the cell's.
     """
-    how: dict[str, Any] = {"num_draft_tokens": cell.num_draft_tokens} if drafts else {"draft_model": None}
+    how: dict[str, Any] = {} if drafts else {"draft_model": None}
     if head is not None:
         packed = made_once(pair, f"packed {head}", weights_of(cell), partial(_packed_head, pair, head))
-        how = _head_options(pair, cell, head) | {"draft_model": packed}
+        how = _head_options(pair, cell) | {"draft_model": packed}
+    if drafts and not is_auto:
+        how["num_draft_tokens"] = cell.num_draft_tokens
     return made_once(pair, "packed", weights_of(cell), partial(_packed, pair)).generate(**call, **how)
 
 
@@ -123,18 +128,19 @@ def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
 def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
     from ..generation import generate
 
-    return generate(pair.target, **call, **_head_options(pair, cell, kind))
+    options = _head_options(pair, cell) | {"draft_model": pair.head(kind), "num_draft_tokens": cell.num_draft_tokens}
+    return generate(pair.target, **call, **options)
 
 
-def _head_options(pair: Pair, cell: Cell, kind: str) -> dict[str, Any]:
+def _head_options(pair: Pair, cell: Cell) -> dict[str, Any]:
+    """What a call with a head of random weights needs, whose tokens are kept by lot."""
     from ..call.configuration import SpeculativeConfig
     from .heads import KeptByLot
 
-    options = {"draft_model": pair.head(kind), "num_draft_tokens": cell.num_draft_tokens}
-    if pair.keeps_by_lot:
-        assert cell.acceptance is not None  # a shape's
-        options["speculative_config"] = SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)
-    return options
+    if not pair.keeps_by_lot:
+        return {}
+    assert cell.acceptance is not None  # a shape's
+    return {"speculative_config": SpeculativeConfig(rule=KeptByLot(cell.acceptance), allow_lossy=True)}
 
 
 #: kinds of draft heads, and what they are
@@ -205,6 +211,12 @@ METHODS = {
             is_ours=True,
         ),
         Method(
+            "speculative-packed-auto",
+            partial(_on_packed_weights, drafts=True, is_auto=True),
+            "the same, choosing its draft length",
+            is_ours=True,
+        ),
+        Method(
             "plain-packed",
             partial(_on_packed_weights, drafts=False),
             "transformers' `generate` on packed weights",
@@ -241,6 +253,13 @@ METHODS = {
             "head-eagle3-packed",
             partial(_on_packed_weights, drafts=True, head="eagle3"),
             "the same with an EAGLE-3 head as speculative-packed: compiled, on packed weights",
+            is_ours=True,
+            head="eagle3",
+        ),
+        Method(
+            "head-eagle3-packed-auto",
+            partial(_on_packed_weights, drafts=True, head="eagle3", is_auto=True),
+            "the same, choosing its draft length",
             is_ours=True,
             head="eagle3",
         ),
