@@ -8,7 +8,7 @@ import transformers
 from hf_speculative.call import kept
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.models import packing, products
-from hf_speculative.models.packed_layers import BLOCKED, TRANSPOSED, orders_of
+from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
 from tests.support import tiny
 
@@ -48,12 +48,16 @@ def seconds_of_products(kind, measure):
     return {order: [1.0 + (order == "plain")] * len(products.WIDTHS) for order in ("plain", *orders)}
 
 
-@pytest.fixture(params=[BLOCKED, TRANSPOSED])
+@pytest.fixture(params=[BLOCKED, TRANSPOSED, ROWS])
 def order(request, monkeypatch):
     """How packed weights lie, where they can."""
     if request.param not in orders_of(torch.float32):
         pytest.skip("torch has no MKL here")
-    monkeypatch.setattr(packing, "fastest", lambda seconds: request.param if request.param in seconds else BLOCKED)
+
+    def fastest(seconds, may_stay_plain):
+        return request.param if request.param in seconds else BLOCKED
+
+    monkeypatch.setattr(packing, "fastest", fastest)
     return request.param
 
 

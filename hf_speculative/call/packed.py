@@ -25,8 +25,7 @@ def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *con
     is_ahead = bool(compile) and artifacts.why_not(model) is None
     if not _takes_packed(compile, cuda_graphs, is_ahead):
         return
-    # What a packed layer costs more than a plain one in an eager pass, it does not cost where Python does not run.
-    packing.pack_weights(model, only_if_faster=value == "auto" and not is_ahead)
+    packing.pack_weights(model, only_if_faster=value == "auto", is_compiled=is_ahead)
 
 
 def _takes_packed(compile: bool | str | None, cuda_graphs: bool | None, is_ahead: bool) -> bool:

@@ -1,12 +1,12 @@
 """Linear layers on a CPU whose weights are packed: kept in the order in which they are read fastest, and in no other.
 
 oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. MKL, which multiplies in
-float32, is faster for small weights, most so where they lie transposed. A packed layer holds its weight in one of these orders
-*instead of* the plain one, so there is no second copy to go stale. The plain weight is back, bit for
-bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a forward that
-autograd follows. Who has a weight already would not ask, so such weights are left alone (`is_held`). The one exception is a
-head that shares its weight with the embedding, which needs rows: it gets a packed copy, which is compared with the plain weight
-before each use (`Stamp`).
+float32, is faster for small weights, be they as they are or transposed, most so where layers that read the same input are one.
+A packed layer holds its weight in one of these orders *instead of* the plain one, so there is no second copy to go stale. The
+plain weight is back, bit for bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an
+optimizer, pickling, a forward that autograd follows. Who has a weight already would not ask, so such weights are left alone
+(`is_held`). The one exception is a head that shares its weight with the embedding, which needs rows: it gets a packed copy,
+which is compared with the plain weight before each use (`Stamp`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .packed_together import Together
 from .shallow import duplicate
 
-#: how a packed weight lies: in oneDNN's blocks, or as `(in, out)`, which MKL reads
-BLOCKED, TRANSPOSED = "blocked", "transposed"
+#: how a packed weight lies: in oneDNN's blocks, or as `(in, out)` or `(out, in)`, which MKL reads
+BLOCKED, TRANSPOSED, ROWS = "blocked", "transposed", "rows"
 #: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/packed-weights.md)
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
@@ -78,7 +78,9 @@ def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def order_of(packed: Tensor) -> str:
-    return BLOCKED if packed.is_mkldnn else TRANSPOSED
+    if packed.is_mkldnn:
+        return BLOCKED
+    return ROWS if packed.is_contiguous() else TRANSPOSED
 
 
 def _product_of_blocks(input: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -88,6 +90,7 @@ def _product_of_blocks(input: Tensor, packed: Tensor, bias: Tensor | None) -> Te
 PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     BLOCKED: _product_of_blocks,
     TRANSPOSED: functional.linear,
+    ROWS: functional.linear,
 }
 
 
@@ -171,6 +174,8 @@ def packed_weight(modules: Sequence[nn.Module], order: str) -> Tensor:
         weight = weight.t()
     if order == TRANSPOSED:
         return weight.t().clone(memory_format=torch.contiguous_format).t()
+    if order == ROWS:
+        return weight.clone(memory_format=torch.contiguous_format)
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
@@ -257,7 +262,7 @@ def why_not(module: nn.Module, is_shared: bool) -> str | None:
 
 def orders_of(dtype: torch.dtype) -> tuple[str, ...]:
     """In which packed weights of this type may lie: for half precision MKL has no products."""
-    return (BLOCKED, TRANSPOSED) if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
+    return (BLOCKED, TRANSPOSED, ROWS) if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

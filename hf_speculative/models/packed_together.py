@@ -25,7 +25,8 @@ def families(model: nn.Module, among: Mapping[nn.Module, Any]) -> list[list[nn.M
         for names in NAMES:
             children = [parent._modules.get(name) for name in names]
             family = [child for child in children if child in among and num_parents[child] == 1]
-            if len(family) == len(names) and len(set(map(_reads, family))) == 1:
+            is_whole = len(family) == len(names) and all(isinstance(child, nn.Linear) for child in family)
+            if is_whole and len(set(map(_reads, family))) == 1:
                 family_of |= dict.fromkeys(family, family)
     lists = [family_of.get(module, [module]) for module in among]
     return list({id(modules[0]): modules for modules in lists}.values())

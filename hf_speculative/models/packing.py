@@ -40,7 +40,7 @@ class Packing:
         left: why others stay plain: how many by reason.
         seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
-        is_chosen: the layers are those for which it is faster in eager passes.
+        is_for_eager: the layers are those for which it is faster in eager passes.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Packing:
     seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
     num_bytes: int = 0
     num_copied: int = 0
-    is_chosen: bool = False
+    is_for_eager: bool = False
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -102,16 +102,23 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Mapping[str, str] | None = None) -> Packing:
-    """Packs what can be packed of `model`, and by default what is faster so in eager passes; and the rest, if asked later.
+def pack_weights(
+    model: PreTrainedModel,
+    only_if_faster: bool = True,
+    is_compiled: bool = False,
+    only: Mapping[str, str] | None = None,
+) -> Packing:
+    """Packs what can be packed of `model`, or of that what is faster so; what is only faster in compiled passes later as well.
 
     Args:
+        is_compiled: passes are compiled ahead of time, in which a layer takes no Python.
         only: these layers and no others, by name, with the order of each.
     """
-    if (known := _packings.get(model)) is not None and (only_if_faster or not known.is_chosen):
+    is_for_eager = only_if_faster and not is_compiled
+    if (known := _packings.get(model)) is not None and (is_for_eager or not known.is_for_eager):
         renew(model)
         return known
-    packing = _packings[model] = Packing(is_chosen=only_if_faster)
+    packing = _packings[model] = Packing(is_for_eager=is_for_eager)
     if why_not_packed(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights
@@ -130,16 +137,17 @@ def pack_weights(model: PreTrainedModel, only_if_faster: bool = True, only: Mapp
             packing.left[reason] += len(unit.layers)
     with torch.no_grad(), torch.inference_mode(False):
         for units in alike.values():
-            seconds, layers_of_unit = seconds_of(units), units[0].layers
-            order, num_layers = fastest(seconds), len(layers_of_unit)
-            dtype = weight_of(layers_of_unit[0]).dtype
-            if among is None and only_if_faster and not _is_faster(dtype, seconds, order, num_layers):
+            seconds, num_layers = seconds_of(units[0]), len(units[0].layers)
+            may_stay_plain = only_if_faster and _is_float32(units[0])
+            order = fastest(seconds, may_stay_plain)
+            is_plain = order == AS_THEY_ARE or (is_for_eager and not _is_faster(seconds, order, num_layers))
+            if among is None and may_stay_plain and is_plain:
                 packing.left["not faster packed"] += num_layers * len(units)
                 continue
-            for plain in units:
-                unit = replace(plain, order=order if among is None else among[plain.layers[0]])
-                if unit.pack():
-                    packing.add(unit, seconds)
+            for unit in units:
+                packed = replace(unit, order=order if among is None else among[unit.layers[0]])
+                if packed.pack():
+                    packing.add(packed, seconds)
                 else:
                     packing.left[HELD] += num_layers
     _give_back_memory()
@@ -198,11 +206,15 @@ def describe(model: PreTrainedModel) -> str:
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
 
 
-def _is_faster(dtype: torch.dtype, seconds: Seconds, order: str, num_layers: int) -> bool:
-    """In bfloat16 the products are the same ones, less the way to oneDNN's order. Float32's plain ones are MKL's."""
-    overhead = OVERHEAD * num_layers
+def _is_float32(unit: Unit) -> bool:
+    """Its plain products are MKL's. In bfloat16 they are the packed ones, less the way to oneDNN's order."""
+    return weight_of(unit.layers[0]).dtype == torch.float32
+
+
+def _is_faster(seconds: Seconds, order: str, num_layers: int) -> bool:
+    """In eager passes, with the Python of packed layers."""
     pairs = zip(seconds[AS_THEY_ARE], seconds[order], strict=True)
-    return dtype == torch.bfloat16 or all(fast + overhead <= SHARE * plain for plain, fast in pairs)
+    return all(packed + OVERHEAD * num_layers <= SHARE * plain for plain, packed in pairs)
 
 
 def _give_back_memory() -> None:

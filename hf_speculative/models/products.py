@@ -14,23 +14,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ..reports.timing import timed
+from ..version import __version__
 from .artifacts import folder, processor
-from .packed_layers import PLAIN, linear, orders_of, packed_weight
+from .packed_layers import PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
 from .packed_parameters import weight_of
 from .packed_units import Unit
 
 #: numbers of columns that are timed
 WIDTHS = (1, 5)
-REPEATS = 3
-#: layers that are alike are timed in turn, so many bytes of them: more than caches hold
-NUM_BYTES = 2**26
+REPEATS = 6
+#: bytes of weights that are timed in turn, and how many weights at most
+NUM_BYTES, MOST_COPIES = 2**25, 256
 #: settings under which a processor does less than it can
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 #: beside the orders of `packed_layers`: weights as they are
@@ -41,11 +42,11 @@ Seconds = dict[str, list[float]]
 _known: dict[str, Seconds] = {}
 
 
-def seconds_of(units: Sequence[Unit]) -> Seconds:
-    """What the products of a unit take, of `units` that are of one `kind`."""
-    key = kind(units[0])
+def seconds_of(unit: Unit) -> Seconds:
+    """What its products take, and those of all units of its `kind`."""
+    key = kind(unit)
     if key not in _known:
-        _known[key] = _noted(key, partial(_time, units))
+        _known[key] = _noted(key, partial(_time, unit))
     return _known[key]
 
 
@@ -57,14 +58,15 @@ def kind(unit: Unit) -> str:
     return json.dumps([name, shapes, str(weights[0].dtype), torch.get_num_threads()])
 
 
-def fastest(seconds: Seconds) -> str:
-    """The order in which packed products take least, over `WIDTHS` together."""
-    return min((order for order in seconds if order != AS_THEY_ARE), key=lambda order: sum(seconds[order]))
+def fastest(seconds: Seconds, may_stay_plain: bool = False) -> str:
+    """The order in which products take least, over `WIDTHS` together; `AS_THEY_ARE` if they `may_stay_plain` and that is it."""
+    orders = (order for order in seconds if may_stay_plain or order != AS_THEY_ARE)
+    return min(orders, key=lambda order: sum(seconds[order]))
 
 
 def note() -> Path:
     """The file with what is known of this machine; delete it to have all of it timed again."""
-    machine = [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor(), torch.__version__]
+    machine = [__version__, torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()]
     machine += [os.environ.get(name, "") for name in LIMITS]
     return folder() / f"products-{hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:16]}.json"
 
@@ -86,29 +88,38 @@ def _noted(key: str, measure: Callable[[], Seconds]) -> Seconds:
         return measure()
 
 
-def _time(units: Sequence[Unit]) -> Seconds:
-    """Several units in turn, for in a pass weights come from memory and not from the processor's caches."""
-    layer, dtype = units[0].layers[0], weight_of(units[0].layers[0]).dtype
-    plain = cast("type[nn.Linear]", PLAIN.get(type(layer), type(layer)))
-    some = units[: max(1, NUM_BYTES // units[0].num_bytes)]
-    products: dict[str, list[Callable[[Tensor], Tensor]]] = {
-        AS_THEY_ARE: [partial(plain.forward, cast(nn.Linear, layer)) for unit in some for layer in unit.layers]
-    }
-    for order in orders_of(dtype):
-        weights = [packed_weight(unit.layers, order) for unit in some]
-        num_inputs = weights[0].shape[1]
-        products[order] = [partial(linear, packed=weight) for weight in weights]
-    found: Seconds = {order: [] for order in products}
-    for width in WIDTHS:
-        input = torch.ones(width, num_inputs, dtype=dtype)
-        spent: dict[str, list[float]] = {order: [] for order in products}
-        for _ in range(REPEATS + 1):
-            for order, calls in products.items():
-                spent[order].append(timed(partial(_each, calls, input), input.device)[1])
-        for order, seconds in spent.items():
-            # The least, of which the first is a warm-up: what else the machine does is no reason to do without.
-            found[order].append(min(seconds[1:]) / len(some))
-    return found
+def _time(unit: Unit) -> Seconds:
+    """Of many weights of its shapes in turn: more than the nearest caches hold, and again and again, as in passes."""
+    shapes, dtype = [tuple(weight_of(layer).shape) for layer in unit.layers], weight_of(unit.layers[0]).dtype
+    is_conv = PLAIN.get(type(unit.layers[0]), type(unit.layers[0])) is Conv1D
+    share = min(1.0, NUM_BYTES / unit.num_bytes)  # of a large weight a part is timed
+    num_copies = min(MOST_COPIES, max(1, NUM_BYTES // unit.num_bytes))
+    alike = [[_layer(shape, is_conv, dtype, share) for shape in shapes] for _ in range(num_copies)]
+    inputs = [torch.ones(width, shapes[0][0 if is_conv else 1], dtype=dtype) for width in WIDTHS]
+    found = {AS_THEY_ARE: _least([layer.forward for layers in alike for layer in layers], inputs)}
+    as_plain = TRANSPOSED if is_conv else ROWS  # of a layer that is packed alone
+    for order in (order for order in orders_of(dtype) if len(shapes) > 1 or order != as_plain):
+        found[order] = _least([partial(linear, packed=packed_weight(layers, order)) for layers in alike], inputs)
+    return {order: [second / num_copies / share for second in seconds] for order, seconds in found.items()}
+
+
+def _least(products: Sequence[Callable[[Tensor], Tensor]], inputs: Sequence[Tensor]) -> list[float]:
+    """Seconds of all products of each input: what else the machine does is no reason to do without."""
+    spent = [[timed(partial(_each, products, one), one.device)[1] for _ in range(REPEATS + 1)] for one in inputs]
+    return [min(seconds[1:]) for seconds in spent]  # after a warm-up
+
+
+def _layer(shape: tuple[int, int], is_conv: bool, dtype: torch.dtype, share: float) -> nn.Module:
+    """A layer with a weight of this shape, or of a `share` of its outputs."""
+    num_in, num_out = shape if is_conv else shape[::-1]
+    num_out = max(1, int(num_out * share))
+    with torch.device("meta"):
+        layer = Conv1D(num_out, num_in) if is_conv else nn.Linear(num_in, num_out, bias=False)
+    weight = torch.full(layer.weight.shape, 0.01, dtype=dtype)  # zeros would be one page of memory, over and over
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if is_conv:
+        layer.bias = nn.Parameter(torch.zeros(num_out, dtype=dtype), requires_grad=False)
+    return layer
 
 
 def _each(products: Sequence[Callable[[Tensor], Tensor]], input: Tensor) -> None:

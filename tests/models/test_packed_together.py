@@ -10,11 +10,12 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 import hf_speculative as hs
 from hf_speculative.models import packed_layers, packing
 from hf_speculative.models.packed_layers import dtypes, is_packed, linear
-from hf_speculative.models.packed_together import MOST_WASTED
+from hf_speculative.models.packed_together import MOST_WASTED, families
 from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
 
@@ -196,3 +197,12 @@ def test_weights_are_let_go_with_the_model(model):
         assert reference() is None, "without a cycle that waits for the garbage collector"
     finally:
         gc.enable()
+
+
+def test_gpt2_s_layers_are_packed_each_alone():
+    """Their weights are `(in, out)`, and no rows to join."""
+    model = nn.Module()
+    for name in ("gate_proj", "up_proj"):
+        model.add_module(name, Conv1D(8, 16))
+    layers = dict.fromkeys(model.children())
+    assert families(model, layers) == [[layer] for layer in layers]

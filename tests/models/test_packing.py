@@ -251,8 +251,8 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
 def test_only_what_is_faster(model, monkeypatch, order):
     """`"auto"` takes a layer if all widths gain more than the layer's own Python costs."""
 
-    def seconds(units):
-        is_head = units[0].layers[0].out_features == tiny.VOCAB
+    def seconds(unit):
+        is_head = unit.layers[0].out_features == tiny.VOCAB
         return {"plain": [2e-3, 2e-3], order: [1e-3, 1e-3 if is_head else 2e-3]}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)

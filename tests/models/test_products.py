@@ -11,7 +11,16 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_speculative.models import artifacts, packing, products
-from hf_speculative.models.packed_layers import BLOCKED, TRANSPOSED, dtypes, linear, order_of, orders_of, packed_weight
+from hf_speculative.models.packed_layers import (
+    BLOCKED,
+    ROWS,
+    TRANSPOSED,
+    dtypes,
+    linear,
+    order_of,
+    orders_of,
+    packed_weight,
+)
 from hf_speculative.models.packed_units import Unit
 from tests.support import tiny
 
@@ -52,7 +61,7 @@ def test_timed_once(folder, monkeypatch):
     assert all(second > 0 for seconds in known.values() for of_order in seconds.values() for second in of_order)
     assert json.loads(products.note().read_text()) == known
     monkeypatch.setattr(products, "_known", {})  # as in another process
-    monkeypatch.setattr(products, "_time", lambda units: pytest.fail("it was noted"))
+    monkeypatch.setattr(products, "_time", lambda unit: pytest.fail("it was noted"))
     packing.pack_weights(tiny.llama(seed=1), only_if_faster=False)
     assert products._known == known
     assert [path.suffix for path in folder.iterdir() if path != products.note()] in ([], [".lock"])
@@ -65,7 +74,7 @@ def test_what_was_noted_decides(monkeypatch):
         products.note().parent.mkdir(exist_ok=True)
         products.note().write_text(json.dumps({products.kind(unit): noted}))
         monkeypatch.setattr(products, "_known", {})
-        assert products.seconds_of([unit]) == noted and products.fastest(noted) == order
+        assert products.seconds_of(unit) == noted and products.fastest(noted) == order
 
 
 def test_layers_of_other_sizes_and_numbers_of_threads_are_timed_apart():
@@ -88,13 +97,46 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert packing.are_packed(model)
 
 
+def test_a_layer_that_is_packed_alone_is_not_timed_as_it_lies_already():
+    orders = {"plain", *orders_of(torch.float32)}
+    for layer, as_plain in ((nn.Linear(16, 16), ROWS), (Conv1D(16, 16), TRANSPOSED)):
+        assert products.seconds_of(Unit((layer,))).keys() == orders - {as_plain}
+    assert products.seconds_of(Unit((nn.Linear(16, 16), nn.Linear(16, 8)))).keys() == orders
+
+
+def test_of_a_large_weight_a_part_is_timed(monkeypatch):
+    unit = Unit((nn.Linear(64, 4096, bias=False),))
+    monkeypatch.setattr(products, "timed", lambda call, device: (call(), 1.0))
+    whole = products.seconds_of(unit)
+    monkeypatch.setattr(products, "NUM_BYTES", unit.num_bytes // 4)
+    monkeypatch.setattr(products, "_known", {})
+    products.note().unlink()
+    shapes = []
+    monkeypatch.setattr(products, "linear", lambda input, packed: shapes.append(tuple(packed.shape)))
+    assert products.seconds_of(unit)["blocked"] == [4.0, 4.0] and set(shapes) == {(1024, 64)}
+    assert whole["blocked"] == [1 / 32, 1 / 32], "the mean of as many as there is room for"
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+def test_what_is_faster_plain_stays_so_in_compiled_passes_too_but_where_it_is_to_be_packed(dtype, monkeypatch):
+    monkeypatch.setattr(packing, "seconds_of", lambda unit: {"plain": [1.0, 1.0], BLOCKED: [2.0, 1.0]})
+    model = tiny.llama().to(dtype)
+    for is_compiled in (False, True):
+        packing.pack_weights(model, is_compiled=is_compiled)
+        # In half precision plain products are those of oneDNN, too, and the clock is not asked.
+        assert packing.are_packed(model) == (dtype != torch.float32)
+        packing.unpack_weights(model)
+    packing.pack_weights(model, only_if_faster=False)
+    assert packing.are_packed(model)
+
+
 def test_orders_differ_by_layer(monkeypatch):
     """Each kind of layer lies as it is fastest, what a call packs again as before."""
     if TRANSPOSED not in orders_of(torch.float32):
         pytest.skip("torch has no MKL here")
 
-    def seconds(units):
-        is_head = units[0].layers[0].out_features == tiny.VOCAB
+    def seconds(unit):
+        is_head = unit.layers[0].out_features == tiny.VOCAB
         return {"plain": [3.0, 3.0], BLOCKED: [2.0, 1.0], TRANSPOSED: [1.0, 2.5 - is_head]}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)
