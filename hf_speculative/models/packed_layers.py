@@ -246,7 +246,7 @@ def why_not(module: nn.Module, is_shared: bool) -> str | None:
     if getattr(module._parameters, "num_restored", 0) >= MOST_RESTORED:
         return f"asked for their weights {MOST_RESTORED} times"
     weight = weight_of(module)
-    if type(weight) is not nn.Parameter or weight.layout is not torch.strided or weight.ndim != 2:
+    if type(weight) is not nn.Parameter or weight.layout is not torch.strided or weight.ndim != 2 or not weight.numel():
         return "without a plain weight"
     if weight.device.type != "cpu":
         return f"on {weight.device.type}"

@@ -54,10 +54,12 @@ class Packing:
     def layers(self) -> list[nn.Module]:
         return [layer for unit in self.units for layer in unit.layers]
 
-    def add(self, unit: Unit, seconds: Seconds) -> None:
+    def add(self, unit: Unit, seconds: Seconds | None) -> None:
         self.units.append(unit)
         self.num_bytes += unit.num_bytes
         self.num_copied += unit.num_bytes * unit.is_shared
+        if seconds is None:
+            return  # it was not asked what is faster
         for width, *both in zip(WIDTHS, seconds[AS_THEY_ARE], seconds[unit.order], strict=True):
             self.seconds[width] = [a + b for a, b in zip(self.seconds[width], both, strict=True)]
 
@@ -137,19 +139,19 @@ def pack_weights(
             packing.left[reason] += len(unit.layers)
     with torch.no_grad(), torch.inference_mode(False):
         for units in alike.values():
-            seconds, num_layers = seconds_of(units[0]), len(units[0].layers)
-            may_stay_plain = only_if_faster and _is_float32(units[0])
-            order = fastest(seconds, may_stay_plain)
-            is_plain = order == AS_THEY_ARE or (is_for_eager and not _is_faster(seconds, order, num_layers))
-            if among is None and may_stay_plain and is_plain:
-                packing.left["not faster packed"] += num_layers * len(units)
-                continue
+            seconds = None
+            if among is None:
+                seconds = seconds_of(units[0])
+                order = _order(units[0], seconds, only_if_faster, is_compiled)
+                if order == AS_THEY_ARE:
+                    packing.left["not faster packed"] += sum(len(unit.layers) for unit in units)
+                    continue
             for unit in units:
                 packed = replace(unit, order=order if among is None else among[unit.layers[0]])
                 if packed.pack():
                     packing.add(packed, seconds)
                 else:
-                    packing.left[HELD] += num_layers
+                    packing.left[HELD] += len(unit.layers)
     _give_back_memory()
     return packing
 
@@ -206,15 +208,16 @@ def describe(model: PreTrainedModel) -> str:
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"
 
 
-def _is_float32(unit: Unit) -> bool:
-    """Its plain products are MKL's. In bfloat16 they are the packed ones, less the way to oneDNN's order."""
-    return weight_of(unit.layers[0]).dtype == torch.float32
-
-
-def _is_faster(seconds: Seconds, order: str, num_layers: int) -> bool:
-    """In eager passes, with the Python of packed layers."""
+def _order(unit: Unit, seconds: Seconds, only_if_faster: bool, is_compiled: bool) -> str:
+    """The order in which to pack it, by what its products take; `AS_THEY_ARE` if it is to stay plain."""
+    # In bfloat16 plain products are oneDNN's as well, plus the way to its order.
+    may_stay_plain = only_if_faster and weight_of(unit.layers[0]).dtype == torch.float32
+    order = fastest(seconds, may_stay_plain)
+    if not may_stay_plain or is_compiled or order == AS_THEY_ARE:
+        return order
+    overhead = OVERHEAD * len(unit.layers)
     pairs = zip(seconds[AS_THEY_ARE], seconds[order], strict=True)
-    return all(packed + OVERHEAD * num_layers <= SHARE * plain for plain, packed in pairs)
+    return order if all(packed + overhead <= SHARE * plain for plain, packed in pairs) else AS_THEY_ARE
 
 
 def _give_back_memory() -> None:

@@ -247,6 +247,7 @@ class TestTheName:
         monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
         attached(model, compile="auto")
         assert generate(model) and not emulated.runs
+        monkeypatch.setattr(packing, "seconds_of", lambda unit: pytest.fail("timed at the lowest priority"))
         artifact_process.main(artifact_process.Path(commands[0][-1]))
         assert emulated.num_made == 1 and artifacts.path_of(model).exists()
         assert generate(model) and emulated.runs
