@@ -20,6 +20,7 @@ from hf_speculative.models.packed_layers import (
     order_of,
     orders_of,
     packed_weight,
+    why_not,
 )
 from hf_speculative.models.packed_units import Unit
 from tests.support import tiny
@@ -87,6 +88,11 @@ def test_layers_of_other_sizes_and_numbers_of_threads_are_timed_apart():
     ]
     assert len({*map(products.kind, (unit, *others))}) == 5
     assert products.kind(Unit((nn.Linear(16, 16, bias=False),))) == products.kind(unit)
+
+
+def test_a_layer_without_outputs_is_left_alone():
+    layer = nn.utils.skip_init(nn.Linear, 4, 0, bias=False)
+    assert why_not(layer, is_shared=False) == "without a plain weight"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
