@@ -189,8 +189,8 @@ def attach(
         config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
         pack_weights: on a CPU, keep the weights of linear layers in the order that the processor reads fastest, in place of the
             plain ones, until `detach` or somebody looks at them: `True` wherever it can be done, `"auto"` where that is faster
-            in eager passes, and everywhere for compiled ones. In float32 the last bits of products change. Plain `generate` of
-            the attached model gets faster, too: see docs/packed-weights.md.
+            on this machine, in eager passes, or in compiled ones if the calls run these. In float32 the last bits of products
+            change. Plain `generate` of the attached model runs on them, too: see docs/packed-weights.md.
         **settings: fields of `SpeculativeConfig`, instead of a `config` or before it: `method="suffix"` needs no draft.
 
     Returns:

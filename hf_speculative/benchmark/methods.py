@@ -205,18 +205,6 @@ METHODS = {
             is_ours=True,
         ),
         Method(
-            "speculative-packed",
-            partial(_on_packed_weights, drafts=True),
-            "the same on packed weights, of copies of both models",
-            is_ours=True,
-        ),
-        Method(
-            "speculative-packed-auto",
-            partial(_on_packed_weights, drafts=True, is_auto=True),
-            "the same, choosing its draft length",
-            is_ours=True,
-        ),
-        Method(
             "plain-packed",
             partial(_on_packed_weights, drafts=False),
             "transformers' `generate` on packed weights",
@@ -249,19 +237,19 @@ METHODS = {
             )
             for kind, what in HEADS.items()
         ),
-        Method(
-            "head-eagle3-packed",
-            partial(_on_packed_weights, drafts=True, head="eagle3"),
-            "the same with an EAGLE-3 head as speculative-packed: compiled, on packed weights",
-            is_ours=True,
-            head="eagle3",
-        ),
-        Method(
-            "head-eagle3-packed-auto",
-            partial(_on_packed_weights, drafts=True, head="eagle3", is_auto=True),
-            "the same, choosing its draft length",
-            is_ours=True,
-            head="eagle3",
+        *(
+            Method(
+                f"{name}-packed{suffix}",
+                partial(_on_packed_weights, drafts=True, head=head, is_auto=bool(suffix)),
+                f"hf_speculative, compiled and on packed weights, of copies, with {what}, {length}",
+                is_ours=True,
+                head=head,
+            )
+            for name, head, what in (
+                ("speculative", None, "the draft model"),
+                ("head-eagle3", "eagle3", "an EAGLE-3 head"),
+            )
+            for suffix, length in (("", "at the draft length given"), ("-auto", "choosing its draft length"))
         ),
         Method(
             "economize",

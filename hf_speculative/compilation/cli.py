@@ -66,7 +66,7 @@ def compile_command(
             raise ValueError(f"`--pack-weights` has no effect: {type(target).__name__} {reason}. Leave it out.")
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, pack_weights, {"compile": True})
+        pack(one, "auto" if pack_weights else False, {"compile": True})
         is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
             if reason := why_eager(one):

@@ -98,7 +98,7 @@ def folder() -> Path:
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     """Where the file of `model` is, if it is there: named by its description, which hidden states it gives, and which of its
-    layers are packed.
+    layers are packed, in which order.
     """
     packed = layout_of(packed_of(model))
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""

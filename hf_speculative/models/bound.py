@@ -76,4 +76,5 @@ class BoundPass:
 @torch.inference_mode(False)
 def _empty(aliases: list[Tensor]) -> None:
     for alias in aliases:
-        alias.data = torch.zeros(1, 1).to_mkldnn() if alias.is_mkldnn else torch.empty(0)
+        # On the CPU, wherever tensors are made just now: garbage may be collected while a model is loaded on "meta".
+        alias.data = torch.zeros(1, 1, device="cpu").to_mkldnn() if alias.is_mkldnn else torch.empty(0, device="cpu")

@@ -2,7 +2,7 @@
 
 One file serves every model of a config, for it holds no weights. It is compiled for sizes of 2 and more, and run on 1 as well,
 which torch would compile apart: that this is right is tried out before a file is kept, at 1 row, 1 column and at several.
-Packed layers are compiled as calls of oneDNN on their packed weights.
+Packed layers are compiled as products of their packed weights, in the order in which these lie.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _empty(kind: type) -> nn.Module:
 
 def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """`functional.linear` with a packed weight."""
-    return PRODUCTS[order_of(packed)](input, packed, bias)
+    return (_product_of_blocks if packed.is_mkldnn else functional.linear)(input, packed, bias)
 
 
 def order_of(packed: Tensor) -> str:

@@ -40,7 +40,7 @@ class Packing:
         left: why others stay plain: how many by reason.
         seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
-        is_for_eager: the layers are those for which it is faster in eager passes.
+        reach: 0 if the layers are those for which it is faster in eager passes, 1 if in compiled ones, 2 if all that can be.
     """
 
     units: list[Unit] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Packing:
     seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
     num_bytes: int = 0
     num_copied: int = 0
-    is_for_eager: bool = False
+    reach: int = 2
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -110,17 +110,19 @@ def pack_weights(
     is_compiled: bool = False,
     only: Mapping[str, str] | None = None,
 ) -> Packing:
-    """Packs what can be packed of `model`, or of that what is faster so; what is only faster in compiled passes later as well.
+    """Packs what can be packed of `model`, or of that what is faster so; more than before, if a later call asks for more.
 
     Args:
         is_compiled: passes are compiled ahead of time, in which a layer takes no Python.
         only: these layers and no others, by name, with the order of each.
     """
-    is_for_eager = only_if_faster and not is_compiled
-    if (known := _packings.get(model)) is not None and (is_for_eager or not known.is_for_eager):
+    reach = 2 if not only_if_faster else int(is_compiled)
+    known = _packings.get(model)
+    if known is not None and reach <= known.reach:
         renew(model)
         return known
-    packing = _packings[model] = Packing(is_for_eager=is_for_eager)
+    unpack_weights(model)
+    packing = _packings[model] = Packing(reach=reach)
     if why_not_packed(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from ..reports.timing import timed
 from ..version import __version__
 from .artifacts import folder, processor
-from .packed_layers import PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
+from .packed_layers import PLAIN, PRODUCTS, ROWS, TRANSPOSED, linear, orders_of, packed_weight
 from .packed_parameters import weight_of
 from .packed_units import Unit
 
@@ -51,11 +50,10 @@ def seconds_of(unit: Unit) -> Seconds:
 
 
 def kind(unit: Unit) -> str:
-    """What the time of a unit's product depends on."""
+    """What is timed apart: not by the number of threads, for compiled passes are one file for all of them."""
     layer, weights = unit.layers[0], list(map(weight_of, unit.layers))
     shapes = [list(weight.shape) for weight in weights]
-    name = PLAIN.get(type(layer), type(layer)).__name__
-    return json.dumps([name, shapes, str(weights[0].dtype), torch.get_num_threads()])
+    return json.dumps([PLAIN.get(type(layer), type(layer)).__name__, shapes, str(weights[0].dtype)])
 
 
 def fastest(seconds: Seconds, may_stay_plain: bool = False) -> str:
@@ -74,20 +72,53 @@ def note() -> Path:
 def _noted(key: str, measure: Callable[[], Seconds]) -> Seconds:
     """What the note says, or else what is measured now, which it says from then on."""
     place = note()
+    if (found := _read(place).get(key)) is not None:
+        return found
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_suffix(".lock")):
-            noted = json.loads(place.read_text()) if place.exists() else {}
+            noted = _read(place)
             if key not in noted:
                 noted[key] = measure()
-                with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-                    json.dump(noted, file, indent=1)
-                Path(file.name).replace(place)
+                _write(place, noted)
             return noted[key]
     except OSError:  # a folder that cannot be written: known in this process only
         return measure()
 
 
+def _read(place: Path) -> dict[str, Seconds]:
+    """What a note says; nothing, if it is not there, or is none of ours."""
+    try:
+        noted = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: seconds for key, seconds in noted.items() if _is_sound(seconds)} if isinstance(noted, dict) else {}
+
+
+def _is_sound(seconds) -> bool:
+    if (
+        not isinstance(seconds, dict)
+        or not seconds.keys() > {AS_THEY_ARE}
+        or not seconds.keys() <= {AS_THEY_ARE, *PRODUCTS}
+    ):
+        return False
+    rows = seconds.values()
+    return all(isinstance(row, list) and len(row) == len(WIDTHS) for row in rows) and all(
+        isinstance(second, float) and second > 0 for row in rows for second in row
+    )
+
+
+def _write(place: Path, noted: dict[str, Seconds]) -> None:
+    """At once, for those who read meanwhile."""
+    part = place.with_suffix(f".{os.getpid()}")
+    try:
+        part.write_text(json.dumps(noted, indent=1))
+        part.replace(place)
+    except OSError:  # a disk that is full, say: known in this process only
+        part.unlink(missing_ok=True)
+
+
+@torch.autocast("cpu", enabled=False)
 def _time(unit: Unit) -> Seconds:
     """Of many weights of its shapes in turn: more than the nearest caches hold, and again and again, as in passes."""
     shapes, dtype = [tuple(weight_of(layer).shape) for layer in unit.layers], weight_of(unit.layers[0]).dtype
@@ -95,7 +126,7 @@ def _time(unit: Unit) -> Seconds:
     share = min(1.0, NUM_BYTES / unit.num_bytes)  # of a large weight a part is timed
     num_copies = min(MOST_COPIES, max(1, NUM_BYTES // unit.num_bytes))
     alike = [[_layer(shape, is_conv, dtype, share) for shape in shapes] for _ in range(num_copies)]
-    inputs = [torch.ones(width, shapes[0][0 if is_conv else 1], dtype=dtype) for width in WIDTHS]
+    inputs = [torch.ones(width, shapes[0][0 if is_conv else 1], dtype=dtype, device="cpu") for width in WIDTHS]
     found = {AS_THEY_ARE: _least([layer.forward for layers in alike for layer in layers], inputs)}
     as_plain = TRANSPOSED if is_conv else ROWS  # of a layer that is packed alone
     for order in (order for order in orders_of(dtype) if len(shapes) > 1 or order != as_plain):
@@ -115,10 +146,12 @@ def _layer(shape: tuple[int, int], is_conv: bool, dtype: torch.dtype, share: flo
     num_out = max(1, int(num_out * share))
     with torch.device("meta"):
         layer = Conv1D(num_out, num_in) if is_conv else nn.Linear(num_in, num_out, bias=False)
-    weight = torch.full(layer.weight.shape, 0.01, dtype=dtype)  # zeros would be one page of memory, over and over
+    weight = torch.full(
+        layer.weight.shape, 0.01, dtype=dtype, device="cpu"
+    )  # zeros would be one page of memory, over and over
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if is_conv:
-        layer.bias = nn.Parameter(torch.zeros(num_out, dtype=dtype), requires_grad=False)
+        layer.bias = nn.Parameter(torch.zeros(num_out, dtype=dtype, device="cpu"), requires_grad=False)
     return layer
 
 

@@ -150,7 +150,7 @@ class TracedPass(nn.Module):
         """The same of another model."""
 
     def for_compiler(self) -> TracedPass:
-        """The same, with packed layers as oneDNN's product of their input and a parameter."""
+        """The same, with packed layers as products of their input and a parameter that lies as the packed weight does."""
         return self.of(exchanged(self.model, traced(self.model)))
 
 

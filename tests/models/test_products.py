@@ -24,6 +24,7 @@ from hf_speculative.models.packed_layers import (
 )
 from hf_speculative.models.packed_units import Unit
 from tests.support import tiny
+from tests.support.packed import num_packed
 
 pytestmark = [
     pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
@@ -78,7 +79,21 @@ def test_what_was_noted_decides(monkeypatch):
         assert products.seconds_of(unit) == noted and products.fastest(noted) == order
 
 
-def test_layers_of_other_sizes_and_numbers_of_threads_are_timed_apart():
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "file" / "passes"))
+    model = tiny.llama()
+    packing.pack_weights(model, only_if_faster=False)
+    assert packing.are_packed(model)
+
+
+def test_a_layer_without_outputs_is_left_alone():
+    layer = nn.Linear(4, 1, bias=False)
+    layer.weight = nn.Parameter(torch.empty(0, 4))
+    assert why_not(layer, is_shared=False) == "without a plain weight"
+
+
+def test_what_is_timed_apart():
     unit = Unit((nn.Linear(16, 16),))
     others = [
         Unit((nn.Linear(16, 8),)),
@@ -90,17 +105,75 @@ def test_layers_of_other_sizes_and_numbers_of_threads_are_timed_apart():
     assert products.kind(Unit((nn.Linear(16, 16, bias=False),))) == products.kind(unit)
 
 
-def test_a_layer_without_outputs_is_left_alone():
-    layer = nn.utils.skip_init(nn.Linear, 4, 0, bias=False)
-    assert why_not(layer, is_shared=False) == "without a plain weight"
+def test_one_choice_for_any_number_of_threads(monkeypatch):
+    """Compiled passes are one file for all of them, which is named by the orders."""
+    names = set()
+    for num_threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        model = tiny.llama()
+        packing.pack_weights(model, is_compiled=True)
+        names.add(artifacts.path_of(model).name)
+    assert len(names) == 1 and len(products._known) == 5
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "file" / "passes"))
-    model = tiny.llama()
-    packing.pack_weights(model, only_if_faster=False)
-    assert packing.are_packed(model)
+DAMAGED = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"%s": 3}',
+    '{"%s": {}}',
+    '{"%s": {"plain": [1.0, 2.0]}}',
+    '{"%s": {"plain": [1.0], "blocked": [1.0]}}',
+    '{"%s": {"plain": [1.0, 2.0], "sideways": [1.0, 2.0]}}',
+    '{"%s": {"plain": [1.0, 2.0], "blocked": [0.0, null]}}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_note_is_written_anew(text):
+    unit = Unit((nn.Linear(16, 16),))
+    products.note().parent.mkdir()
+    products.note().write_text(text.replace("%s", products.kind(unit).replace('"', '\\"')))
+    found = products.seconds_of(unit)
+    assert json.loads(products.note().read_text()) == {products.kind(unit): found}
+    assert products.fastest(found) in orders_of(torch.float32)
+
+
+def test_others_may_read_the_note_where_nothing_can_be_written(folder, monkeypatch):
+    unit = Unit((nn.Linear(16, 16),))
+    found = products.seconds_of(unit)
+    assert products.note().stat().st_mode & 0o777 == 0o666 & ~umask()
+    monkeypatch.setattr(products, "_known", {})
+    monkeypatch.setattr(products, "FileLock", lambda path: pytest.fail("nothing is to be written"))
+    assert products.seconds_of(unit) == found
+
+
+def umask() -> int:
+    os.umask(found := os.umask(0))
+    return found
+
+
+def test_a_disk_that_is_full(folder, monkeypatch):
+    def full(path, text):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(products.Path, "write_text", full)
+    times = []
+    monkeypatch.setattr(
+        products, "_time", lambda unit: times.append(unit) or {"plain": [2.0, 2.0], "blocked": [1.0, 1.0]}
+    )
+    assert products.seconds_of(Unit((nn.Linear(16, 16),)))["blocked"] == [1.0, 1.0] and len(times) == 1
+    assert [path.suffix for path in folder.iterdir()] in ([], [".lock"])
+
+
+def test_autocast_and_devices_around_a_call_change_nothing(monkeypatch):
+    seen = []
+    monkeypatch.setattr(products, "linear", lambda input, packed: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu"), torch.device("meta"):
+        products._time(Unit((nn.Linear(16, 16, device="cpu"),)))
+    assert set(seen) == {False}
 
 
 def test_a_layer_that_is_packed_alone_is_not_timed_as_it_lies_already():
@@ -170,3 +243,18 @@ def test_limits_of_the_processor_have_notes_of_their_own():
         for limit in ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ATEN_CPU_CAPABILITY": "default"})
     }
     assert len(found) == 3
+
+
+def test_another_choice_later_leaves_nothing_behind(monkeypatch):
+    """What was chosen for eager passes and is not for compiled ones is plain again, in the end as well."""
+    model = tiny.llama()
+    for reach, fast in enumerate((0.1, 5.0)):
+        monkeypatch.setattr(packing, "seconds_of", lambda unit, fast=fast: {"plain": [1.0, 1.0], BLOCKED: [fast, fast]})
+        packing.pack_weights(model, is_compiled=bool(reach))
+        assert num_packed(model) == (15, 0)[reach]
+    packing.pack_weights(model, only_if_faster=False)
+    assert num_packed(model) == 15, "what is to be packed is, whatever was chosen before"
+    packing.pack_weights(model)
+    assert num_packed(model) == 15
+    packing.unpack_weights(model)
+    assert num_packed(model) == 0
