@@ -236,13 +236,13 @@ class PackedParameters(dict):
 def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:
     """Have `packed` in place of the plain weights, or beside one that `is_shared`; not if somebody has one of them."""
     with _lock:
-        together = None if len(members) == 1 else Together([len(one.peek()) for one in members])
+        together = None
+        if len(members) > 1:  # whole before a thread that computes meanwhile finds it
+            together = Together([len(one.peek()) for one in members], list(map(weakref.ref, members)))
         for index, one in enumerate(members):
             one.stamp = Stamp.of(one.peek()) if is_shared else None
             # From here on who reads the weight waits for the lock; who has read it before is found to have it.
             one.held = Held(packed, together, index)
-            if together is not None:
-                together.members.append(weakref.ref(one))
         if not is_shared and any(map(is_held, members)):
             for one in members:
                 one.held = None
