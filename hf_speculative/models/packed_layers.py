@@ -27,7 +27,7 @@ from .packed_together import Together
 from .shallow import duplicate
 
 #: how a packed weight lies: in oneDNN's blocks, or as `(in, out)` or `(out, in)`, which MKL reads
-BLOCKED, TRANSPOSED, ROWS = "blocked", "transposed", "rows"
+ORDERS = BLOCKED, TRANSPOSED, ROWS = "blocked", "transposed", "rows"
 #: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/packed-weights.md)
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
@@ -87,11 +87,9 @@ def _product_of_blocks(input: Tensor, packed: Tensor, bias: Tensor | None) -> Te
     return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
 
 
-PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
-    BLOCKED: _product_of_blocks,
-    TRANSPOSED: functional.linear,
-    ROWS: functional.linear,
-}
+def product_in(order: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """`functional.linear` with weights that lie in this order."""
+    return _product_of_blocks if order == BLOCKED else functional.linear
 
 
 @torch.compiler.disable
@@ -122,7 +120,7 @@ class Traced(nn.Module):
     twins: list[nn.Module]
 
     def forward(self, input: Tensor) -> Tensor:
-        product = PRODUCTS[self.order]
+        product = product_in(self.order)
         if self.together is None:
             return product(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
         weight, bias = self.twins[0].weight, joined([cast("Tensor | None", twin.bias) for twin in self.twins])
@@ -174,8 +172,8 @@ def packed_weight(modules: Sequence[nn.Module], order: str) -> Tensor:
         weight = weight.t()
     if order == TRANSPOSED:
         return weight.t().clone(memory_format=torch.contiguous_format).t()
-    if order == ROWS:
-        return weight.clone(memory_format=torch.contiguous_format)
+    if order == ROWS:  # which several are already, in memory of their own
+        return weight if len(weights) > 1 else weight.clone(memory_format=torch.contiguous_format)
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
@@ -262,7 +260,7 @@ def why_not(module: nn.Module, is_shared: bool) -> str | None:
 
 def orders_of(dtype: torch.dtype) -> tuple[str, ...]:
     """In which packed weights of this type may lie: for half precision MKL has no products."""
-    return (BLOCKED, TRANSPOSED, ROWS) if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
+    return ORDERS if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

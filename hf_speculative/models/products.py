@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from ..reports.timing import timed
 from ..version import __version__
 from .artifacts import folder, processor
-from .packed_layers import PLAIN, PRODUCTS, ROWS, TRANSPOSED, linear, orders_of, packed_weight
+from .packed_layers import ORDERS, PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
 from .packed_parameters import weight_of
 from .packed_units import Unit
 
@@ -96,11 +96,7 @@ def _read(place: Path) -> dict[str, Seconds]:
 
 
 def _is_sound(seconds) -> bool:
-    if (
-        not isinstance(seconds, dict)
-        or not seconds.keys() > {AS_THEY_ARE}
-        or not seconds.keys() <= {AS_THEY_ARE, *PRODUCTS}
-    ):
+    if not isinstance(seconds, dict) or not {AS_THEY_ARE} < seconds.keys() <= {AS_THEY_ARE, *ORDERS}:
         return False
     rows = seconds.values()
     return all(isinstance(row, list) and len(row) == len(WIDTHS) for row in rows) and all(
@@ -146,9 +142,8 @@ def _layer(shape: tuple[int, int], is_conv: bool, dtype: torch.dtype, share: flo
     num_out = max(1, int(num_out * share))
     with torch.device("meta"):
         layer = Conv1D(num_out, num_in) if is_conv else nn.Linear(num_in, num_out, bias=False)
-    weight = torch.full(
-        layer.weight.shape, 0.01, dtype=dtype, device="cpu"
-    )  # zeros would be one page of memory, over and over
+    # Zeros would be one page of memory, over and over.
+    weight = torch.full(layer.weight.shape, 0.01, dtype=dtype, device="cpu")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if is_conv:
         layer.bias = nn.Parameter(torch.zeros(num_out, dtype=dtype, device="cpu"), requires_grad=False)
