@@ -230,8 +230,14 @@ class Sampler:
 
 
 class Stopping:
-    """Which new tokens end their row."""
+    """Which new tokens end their row.
 
+    Attributes:
+        end: columns of the text in which the last row met a stop, where rows that met theirs go on beside it (`cut`); what rows
+            have beyond is not the call's. `None`: each row is cut at its own stop.
+    """
+
+    end: int | None = None
     #: an answer may depend on more than the tokens, on the clock for instance
     may_differ_between_ranks: bool = False
 

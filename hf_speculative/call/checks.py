@@ -12,7 +12,16 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from ..interfaces import Drafter
-from ..models import Inputs, Path, artifacts, choose, fits_universal, weights_of_a_pass, why_no_states
+from ..models import (
+    Inputs,
+    Path,
+    artifacts,
+    choose,
+    fits_universal,
+    has_tested_modules,
+    weights_of_a_pass,
+    why_no_states,
+)
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
@@ -181,8 +190,15 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
             where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
             f"`{argument}`: {type(model).__name__} computes different logits for several tokens at once than for one at a "
-            f"time{where}, so a draft cannot be verified exactly: {way_out}."
+            f"time{where}{quantised_inputs(model)}, so a draft cannot be verified exactly: {way_out}."
         )
+
+
+def quantised_inputs(model: PreTrainedModel) -> str:
+    """What makes logits depend on the shape of a pass, in a model whose layers are not those of its type."""
+    return (
+        "" if has_tested_modules(model) else ", as layers do that quantise their inputs (int8 weights alone are exact)"
+    )
 
 
 def check_source(source: Source, model: PreTrainedModel) -> None:

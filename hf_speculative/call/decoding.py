@@ -94,7 +94,7 @@ class Parts:
             ranks.rule(self.rule),
             kept_together(ranks.schedule(self.schedule), target, drafter),
             ranks.sampler(self.sampler),
-            ranks.stopping(self.stopping),
+            self.stopping,
             lap,
         )
 
@@ -126,7 +126,7 @@ class SpeculativeDecoding:
             parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
             if streamer is not None:
                 streamer.put(input_ids.cpu())
-            output = Output(input_ids, generation_config, parts.target, streamer)
+            output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
             if streamer is not None:
                 streamer.end()
@@ -197,7 +197,7 @@ class SpeculativeDecoding:
             sampler=sampler,
             rule=rule,
             schedule=schedule,
-            stopping=stopping,
+            stopping=ranks.stopping(stopping),
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
             probe=probe,
             learned=learned,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..interfaces import CachedModel
+from ..interfaces import CachedModel, Stopping
 from ..models import Inputs
 from ..types import Round
 from .statistics import Statistics
@@ -82,11 +82,19 @@ class Output(Rows):
     Args:
         input_ids: `(batch, width)` the prompt as given, returned in front of the new tokens.
         target: keeps the hidden states and attentions of its last pass, if any are asked for.
+        stopping: says where the call ends, if rows go on beyond their own stop.
         streamer: gets one token a row at a time, in order, and nothing past a stop.
     """
 
-    def __init__(self, input_ids: Tensor, generation_config: GenerationConfig, target: CachedModel, streamer=None):
-        self.input_ids, self.target, self.streamer = input_ids, target, streamer
+    def __init__(
+        self,
+        input_ids: Tensor,
+        generation_config: GenerationConfig,
+        target: CachedModel,
+        stopping: Stopping,
+        streamer=None,
+    ):
+        self.input_ids, self.target, self.stopping, self.streamer = input_ids, target, stopping, streamer
         pad = generation_config._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
         as_dict = bool(generation_config.return_dict_in_generate)
@@ -146,22 +154,25 @@ class Output(Rows):
     @property
     def lengths(self) -> list[int]:
         """Columns of each row up to its own end, the prompt's included."""
-        return [self.input_ids.shape[1] + len(tokens) for tokens in self.new_tokens]
+        width, longest = self.input_ids.shape[1], self._longest()
+        return [width + min(len(tokens), longest) for tokens in self.new_tokens]
 
     def _survival_matrix(self) -> Tensor:
         """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
         longest = self._longest()
-        rows = [row + [math.nan] * (longest - len(row)) for row in self.survival]
+        rows = [row[:longest] + [math.nan] * (longest - len(row)) for row in self.survival]
         return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
 
     def _steps(self, name: str) -> tuple[Tensor, ...]:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
-        longest, rows = self._longest(), [torch.stack(steps) for steps in self.kept[name]]
+        longest = self._longest()
+        rows = [torch.stack(steps[:longest]) for steps in self.kept[name]]
         return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
 
     def _layers(self, name: str) -> tuple[tuple[Tensor, ...], ...]:
         """The kept `hidden_states` or `attentions`: a step's layers, `(batch, ...)` each; 0 for rows that are done."""
-        rows = self.kept_layers[name]
+        longest = self._longest()
+        rows = [steps[:longest] for steps in self.kept_layers[name]]
         first = max(rows, key=len)
         # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
         return tuple(
@@ -176,7 +187,9 @@ class Output(Rows):
         )
 
     def _longest(self) -> int:
-        return max(len(tokens) for tokens in self.new_tokens)
+        """New tokens of the longest row, as far as they are the call's."""
+        longest = max(len(tokens) for tokens in self.new_tokens)
+        return longest if self.stopping.end is None else min(longest, self.stopping.end - self.input_ids.shape[1])
 
     def _padded(self, row: int, length: int) -> list[int]:
         tokens = self.new_tokens[row][:length]
@@ -185,7 +198,7 @@ class Output(Rows):
 
     def _stream(self) -> None:
         """Pass on every step that all running rows have reached; plain `generate` streams a whole batch a step, too."""
-        ready = min((len(self.new_tokens[row]) for row in self.running), default=self._longest())
+        ready = min([self._longest(), *(len(self.new_tokens[row]) for row in self.running)])
         for step in range(self.num_streamed, ready):
             column = [tokens[step] if step < len(tokens) else self.pad for tokens in self.new_tokens]
             self.streamer.put(torch.tensor(column))

@@ -75,7 +75,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         )
         return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
     reason = (
-        f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} deviations)"
+        f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} standard "
+        f"deviations){checks.quantised_inputs(model)}"
     )
     return ModelReport(name, None, why, deviation), reason
 

@@ -222,11 +222,12 @@ class AgreedStopping(Stopping):
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         whole = [list(new) for new in tokens]
         done = self.stopping.cut(batch, tokens, scores)
-        answers = [[len(new), int(is_done)] for new, is_done in zip(tokens, done, strict=True)]
+        end = self.stopping.end or 0
+        answers = [[len(new), int(is_done), end] for new, is_done in zip(tokens, done, strict=True)]
         answers = self.ranks.told(torch.tensor(answers)).tolist()
-        for new, full, (length, _) in zip(tokens, whole, answers, strict=True):
-            new[:] = full[:length]
-        return [bool(is_done) for _, is_done in answers]
+        for new, full, (length, _, end) in zip(tokens, whole, answers, strict=True):
+            new[:], self.end = full[:length], end or None
+        return [bool(is_done) for _, is_done, _ in answers]
 
 
 def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> Alone:

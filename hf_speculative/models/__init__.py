@@ -27,7 +27,7 @@ from .sharding import (
 from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
-from .verified_types import is_tested_universal
+from .verified_types import has_tested_modules, is_tested_universal
 
 __all__ = [
     "ATTENTION",
@@ -55,6 +55,7 @@ __all__ = [
     "fits_early_exit",
     "fits_trees",
     "fits_universal",
+    "has_tested_modules",
     "group_of",
     "has_sharded_weights",
     "head_pass",

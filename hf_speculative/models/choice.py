@@ -33,10 +33,10 @@ class Path:
     way_out: str | None = None
 
 
-def choose(model: PreTrainedModel) -> Path:
-    """The path of `model` for prompts of token ids; a type that the tests do not cover is tried on random tokens, once."""
+def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
+    """The path of `model` for prompts of token ids; one that the tests do not cover is tried on random tokens, once."""
     reason = why_not_ragged(model)
-    if reason is None and not fits_ragged(model):
+    if reason is None and not fits_ragged(model, is_draft):
         reason = "computes different logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 

@@ -1,6 +1,11 @@
 """Model types whose caches the tests compare with plain `generate`, so that none of them needs to be tried at run time."""
 
+import sys
+
+from torch import nn
 from transformers import PreTrainedModel
+
+from .packed_parameters import parameters_of
 
 #: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
 TESTED_TYPES = frozenset(
@@ -156,8 +161,35 @@ TESTED_UNIVERSAL = frozenset(
 )
 
 
-def is_tested_universal(model: PreTrainedModel) -> bool:
-    """The type is tested, and so is the language model in it, where that may be of any type."""
+#: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
+TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "hf_speculative.")
+FOREIGN_MODULES = ("transformers.integrations.", "torch.nn.quantized.", "torch.nn.quantizable.", "torch.nn.qat.")
+
+
+def has_tested_modules(model: PreTrainedModel) -> bool:
+    """Whether a model consists of what the tests of its type ran: no quantised weights, no layers of another library.
+
+    A layer that quantises its inputs computes a token otherwise beside other tokens, which a type's name does not tell.
+    """
+    packages = {f"{type(module).__module__}." for module in model.modules()}
+    if any(name.startswith(FOREIGN_MODULES) or not name.startswith(TESTED_MODULES) for name in packages):
+        return False
+    tensor = sys.modules.get("torch.distributed.tensor")  # sharding imports it
+    kinds = (nn.Parameter,) if tensor is None else (nn.Parameter, tensor.DTensor)
+    return all(type(weight) in kinds and weight.is_floating_point() for weight in parameters_of(model))
+
+
+def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:
+    """Whether tests compared the ragged cache of such a model with plain decoding.
+
+    Args:
+        by_type: whatever its modules are, for what rounding does not change.
+    """
+    return model.config.model_type in TESTED_TYPES and (by_type or has_tested_modules(model))
+
+
+def is_tested_universal(model: PreTrainedModel, by_type: bool = False) -> bool:
+    """Whether tests compared such a model on the universal path, the language model in it included."""
     outer, inner = model.config.model_type, model.config.get_text_config(decoder=True).model_type
     is_own = inner.startswith(outer) or inner in TESTED_TYPES | TESTED_UNIVERSAL
-    return outer in TESTED_UNIVERSAL and is_own
+    return outer in TESTED_UNIVERSAL and is_own and (by_type or has_tested_modules(model))

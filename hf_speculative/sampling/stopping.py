@@ -20,6 +20,9 @@ from .memory import UsersOwn
 class CriteriaStopping(Stopping):
     """A `StoppingCriteriaList` for rows of their own length.
 
+    Without an end token plain `generate` has nothing to fill up with: a row that met a stop writes on until all have, and so
+    does one here (`goes_on`).
+
     Args:
         criteria: what `generate` prepared.
         batch_size: rows of the call, as many as a criterion saw in plain `generate`.
@@ -48,12 +51,14 @@ class CriteriaStopping(Stopping):
         self.may_differ_between_ranks = bool(self.others)
         self.copies: dict[int, list] = {}
         self.users = UsersOwn(self.others, "stopping_criteria") if self.others and self.has_copies else None
+        self.goes_on = batch_size > 1 and not only_copies and not has_end_token(criteria)
+        self.met: dict[int, int] = {}  # where `goes_on`: columns of each row at its first stop
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None
 
     @property
     def rows_may_differ(self) -> bool:
         """Anything but the maximum length may end one row before another."""
-        return bool(self.eos or self.stop_strings or self.others)
+        return not self.goes_on and bool(self.eos or self.stop_strings or self.others)
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
@@ -72,7 +77,14 @@ class CriteriaStopping(Stopping):
         ]
         if self.users is not None and self.shows_copies and 0 in batch.rows:
             self.users.show(self.copies[0])  # the user's own objects show the memory of the call's first row
-        return done
+        return self._together(batch) if self.goes_on else done
+
+    def _together(self, batch: Batch) -> list[bool]:
+        """Which rows are done, once every row of the call has met a stop."""
+        if len(self.met) == self.batch_size:
+            self.end = max(self.met.values())
+        ends = [self.end, self.max_length]
+        return [any(end is not None and length >= end for end in ends) for length in batch.host_lengths]
 
     def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor, string_hits) -> bool:
         before = batch.host_lengths[b] - len(new)
@@ -86,7 +98,10 @@ class CriteriaStopping(Stopping):
             is_full = self.max_length is not None and length >= self.max_length
             # The user's own come first: plain generate asks them about every token, the last one included.
             stops = self._ask_others(batch, b, row, length, scores[b, i])
-            if stops or is_full or token in self.eos or (b, i) in string_hits:
+            if not (stops or is_full or token in self.eos or (b, i) in string_hits):
+                continue
+            self.met.setdefault(row, length)
+            if is_full or not self.goes_on:
                 del new[i + 1 :]
                 return True
         return False
@@ -130,3 +145,8 @@ class CriteriaStopping(Stopping):
     @staticmethod
     def _answer(answer, row: int):
         return answer[row] if isinstance(answer, Tensor) and answer.ndim else answer
+
+
+def has_end_token(criteria) -> bool:
+    """Whether plain `generate` fills rows up that end early: it asks for this very attribute."""
+    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)

@@ -7,7 +7,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.compatibility import answer
-from hf_speculative.models import probe
+from hf_speculative.models import probe, verified_types
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 
@@ -72,7 +72,7 @@ def test_why_passes_run_eagerly():
 def test_who_takes_chains_only(monkeypatch):
     assert hs.check(tiny.llama()).target.chains is None
     assert "universal path" in hs.check(build("causal", "bloom")).target.chains
-    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     monkeypatch.setattr(probe, "_deviation_of_trees", lambda model: 0.3)
     assert "branches" in hs.check(tiny.llama()).target.chains
 

@@ -12,7 +12,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
 from hf_speculative.call.sources.early_exit import EarlyExitSource
-from hf_speculative.models import EarlyExitModel, probe
+from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
@@ -278,7 +278,7 @@ def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
         with pytest.raises(ValueError, match=message):
             hs.generate(model, **inputs, assistant_early_exit=2)
 
-    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     model = deep()
     hs.generate(model, **inputs, assistant_early_exit=2, max_new_tokens=2)
     model = copy.deepcopy(model)

@@ -48,6 +48,41 @@ def test_quantised_weights(kind, torchao):
     assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
 
 
+class RoundsItsInputs(torch.nn.Linear):
+    """As int8 activations with one scale for a whole pass."""
+
+    def forward(self, input):
+        scale = input.abs().max() / 127
+        return super().forward((input / scale).round() * scale)
+
+
+def with_quantised_inputs(model, how, torchao):
+    model = copy.deepcopy(model)
+    if how == "torchao":
+        torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+    elif how == "torch":
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    else:
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.__class__ = RoundsItsInputs
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("how", ["torchao", "torch", "a class of one's own"])
+def test_layers_that_quantise_their_inputs(kind, how, torchao):
+    """What they compute for a token depends on the others of its pass: no target, but a draft may well be such a model."""
+    model, inputs = kind
+    small, draft = with_quantised_inputs(model, how, torchao), tiny.noisy_copy(model, 0.05)
+    with pytest.raises(ValueError, match=r"`model`: .*quantise their inputs.*`draft_model=None`"):
+        hs.generate(small, **inputs, **NEW, draft_model=draft)
+    found = hs.generate(model, **inputs, **NEW, draft_model=small)
+    assert found.tolist() == model.generate(**inputs, **NEW).tolist()
+    answer = hs.check(small)
+    assert not answer and "quantise their inputs" in answer.reason and "None" not in answer.reason
+
+
 def test_a_draft_of_another_dtype(kind):
     model, inputs = kind
     draft = copy.deepcopy(model).to(torch.bfloat16)

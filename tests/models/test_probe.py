@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_speculative as hs
-from hf_speculative.models import choose, probe
-from hf_speculative.models.probe import TESTED_TYPES, fits_ragged, fits_trees
+from hf_speculative.models import choose, probe, verified_types
+from hf_speculative.models.probe import fits_ragged, fits_trees
 from tests.architectures.check import build
 from tests.support import tiny
 
@@ -23,7 +23,7 @@ UNKNOWN_BUT_FITTING = {
 def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
-    assert model_type not in TESTED_TYPES and fits_ragged(model)
+    assert model_type not in verified_types.TESTED_TYPES and fits_ragged(model)
     monkeypatch.setattr(probe, "_deviation_of_ragged", lambda *args: pytest.fail("asked twice"))
     assert fits_ragged(model)
     inputs = tiny.prompts(2)
@@ -34,7 +34,7 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
 def test_the_probe_sees_wrong_logits(monkeypatch):
     """Its own negative control: with wrong positions for several tokens on top of a cache, a model that fits does not pass."""
     model = tiny.llama()
-    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     original = model.forward
 
     def shifted(*args, position_ids, past_key_values, **kwargs):
@@ -53,7 +53,7 @@ def test_the_probe_sees_wrong_logits(monkeypatch):
 def test_the_probe_sees_branches_that_mix(monkeypatch):
     """Trees are tried apart, and only once: with positions counted along the columns, each branch would be further on."""
     model = tiny.llama()
-    monkeypatch.setattr(probe, "TESTED_TYPES", frozenset())
+    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     original = model.forward
 
     def counted(*args, position_ids, **kwargs):

@@ -62,13 +62,71 @@ class FirstRowsOwn(StoppingCriteria):
 
 def test_a_criterion_with_a_memory_by_row(target, draft):
     inputs = tiny.prompts(3)
-    token = plain(target, inputs)[1, 12].item()
-    found = ours(target, inputs, draft_model=draft, stopping_criteria=[FirstRowsOwn(token, 3)]).tolist()
-    for row, expected in enumerate(plain(target, inputs).tolist()):
+    token, eos = plain(target, inputs)[1, 12].item(), tiny.VOCAB - 1
+    options = {"draft_model": draft, "eos_token_id": eos}
+    found = ours(target, inputs, **options, stopping_criteria=[FirstRowsOwn(token, 3)]).tolist()
+    for row, expected in enumerate(plain(target, inputs, eos_token_id=eos).tolist()):
         new = expected[7:]
         stop = new.index(token) + 1 if token in new else NEW
         assert found[row][7 : 7 + stop] == new[:stop]
         assert not any(found[row][7 + stop :])  # padding
+
+
+class AtLengths(StoppingCriteria):
+    """Row i ends at `lengths[i]` columns, or later if it is asked too late."""
+
+    def __init__(self, lengths):
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] == self.lengths[: len(input_ids)]
+
+
+@pytest.mark.parametrize("lengths", [[9, 20, 12], [20, 9, 9], [9, 9, 9], [9, 99, 12]])
+@pytest.mark.parametrize("path", ["ragged", "universal"])
+def test_rows_write_on_where_there_is_no_end_token(target, twin, lengths, path):
+    """Plain `generate` has nothing to fill up with then: rows that met their stop go on until the last one has."""
+    inputs, streamer = tiny.prompts(3), Collect()
+    chunks = {"prefill_chunk_size": 4} if path == "universal" else {}
+    kwargs = chunks | {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    expected = target.generate(
+        **inputs, do_sample=False, max_new_tokens=NEW, stopping_criteria=[AtLengths(lengths)], **kwargs
+    )
+    found = hs.generate(
+        target,
+        **inputs,
+        do_sample=False,
+        max_new_tokens=NEW,
+        stopping_criteria=[AtLengths(lengths)],
+        **kwargs,
+        draft_model=twin,
+        num_draft_tokens=5,
+        streamer=streamer,
+    )
+    assert expected.sequences.shape[1] == min(max(lengths), 7 + NEW)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(found[name]), torch.stack(expected[name]), rtol=1e-3, atol=1e-4)
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
+    assert found.from_draft.shape[1] == found.sequences.shape[1] - 7
+    assert torch.stack(streamer.pieces[1:], 1).tolist() == found.sequences[:, 7:].tolist()
+
+
+def test_stop_strings_without_an_end_token():
+    """The same for them, with which plain `generate` does not fill up either."""
+    target, draft, tokenizer = hs.embedded_pair()
+    inputs = dict(
+        tokenizer(["def add(a, b):\n", "import os, sys\n"], return_tensors="pt", padding=True, padding_side="left")
+    )
+    kwargs = {"stop_strings": ["self", "import"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
+    kwargs |= {"eos_token_id": None, "pad_token_id": None}
+    target.generation_config.eos_token_id, before = None, target.generation_config.eos_token_id
+    try:
+        expected = target.generate(**inputs, **kwargs)
+        found = hs.generate(target, **inputs, **kwargs, draft_model=draft)
+    finally:
+        target.generation_config.eos_token_id = before
+    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -36,7 +36,7 @@ import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
 from hf_speculative.interfaces import Drafter, Schedule
-from hf_speculative.models import probe, why_eager
+from hf_speculative.models import probe, verified_types, why_eager
 from hf_speculative.schedules import Adaptive
 from hf_speculative.types import Costs, Draft
 from tests.support import tiny
@@ -382,14 +382,14 @@ def a_sharded_draft_of_a_whole_target(rank):
 @check
 def forwards_that_only_one_rank_needs(rank):
     """The second rank tries both models on random tokens first, as it does with a type it does not know."""
-    known = probe.TESTED_TYPES
+    known = verified_types.TESTED_TYPES
     try:
         if rank == 1:
-            probe.TESTED_TYPES = ()
+            verified_types.TESTED_TYPES = ()
         is_plain(rank, "sharded draft", do_sample=False)
         assert len(probe._ragged) == 2 * rank
     finally:
-        probe.TESTED_TYPES = known
+        verified_types.TESTED_TYPES = known
 
 
 @check

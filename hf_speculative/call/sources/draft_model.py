@@ -88,7 +88,7 @@ class DraftModelSource(GivenModelSource):
         strategy = self._strategy(call)
         has_own_text = strategy != "same"
         cached: CachedModel
-        if choose(draft).name == "ragged" and (has_own_text or call.inputs.prompt.is_left_padded):
+        if choose(draft, is_draft=True).name == "ragged" and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
             cached = ragged_model(draft, True, compile=call.compile, cuda_graphs=call.cuda_graphs)
         else:
