@@ -56,4 +56,4 @@ for _name, _command in (
     ("export-generate", hub.export_generate),
     ("export-vllm", hub.export_vllm),
 ):
-    app.command(_name, help=help_of(_command))(clean_exits()(_command))
+    app.command(_name, help=help_of(_command))(clean_exits(_command))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
@@ -49,6 +50,7 @@ def generate(
     Raises:
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
+    checks.check_module(model, "model")
     args = () if inputs is None else (inputs,)
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
@@ -71,14 +73,14 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     if options is None:
         return plain_generate(**kwargs)
     with modes_of_a_call(model, options.source.draft_model):
-        return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options))
+        return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
     """`generate` with a draft: yields each round when asked for it, with the counts so far.
 
-    For streaming, counting and timing: the generator's result is the tokens alone, and no cache is returned. Closing it early
-    leaves both models usable.
+    For streaming, counting and timing: the generator's result is the tokens alone, and no cache is returned. Each row ends at
+    its own stop, with or without an end token. Closing it early leaves both models usable.
 
     Raises:
         ValueError, TypeError: as `generate`; nothing asks for a draft.
@@ -242,6 +244,32 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+#: patches that are in force, the newest last, whose settings count
+_patches: list[patch_transformers] = []
+_patching = threading.Lock()
+
+
+def _patch() -> None:
+    original = GenerationMixin.generate
+
+    @functools.wraps(original)
+    def generate(self, *args, **kwargs):
+        patches = _patches[-1:]  # at once, since other threads may undo theirs
+        if kwargs.get("custom_generate") is not None or not patches:
+            return original(self, *args, **kwargs)
+        plain_generate = original.__get__(self)
+        return _generate(self, plain_generate, _bind(plain_generate, args, kwargs), attached_config=patches[0].config)
+
+    generate.__wrapped_by__ = __name__
+    GenerationMixin.generate = generate
+
+
+def _unpatch() -> None:
+    """Leaves what somebody else has put around ours since: without a patch in force, ours is transformers' own."""
+    if getattr(GenerationMixin.generate, "__wrapped_by__", None) == __name__:
+        GenerationMixin.generate = GenerationMixin.generate.__wrapped__
+
+
 class patch_transformers:
     """Teach every model's `generate` to take `draft_model=`, for a while or until `undo()`.
 
@@ -258,24 +286,19 @@ class patch_transformers:
     """
 
     def __init__(self, **settings):
-        original, config = GenerationMixin.generate, SpeculativeConfig(**settings)
-        self._original = original
-
-        @functools.wraps(original)
-        def generate(self, *args, **kwargs):
-            if kwargs.get("custom_generate") is not None:
-                return original(self, *args, **kwargs)
-            plain_generate = original.__get__(self)
-            return _generate(self, plain_generate, _bind(plain_generate, args, kwargs), attached_config=config)
-
-        GenerationMixin.generate = self._patched = generate
+        self.config = SpeculativeConfig(**settings)
+        with _patching:
+            if not _patches:
+                _patch()
+            _patches.append(self)
 
     def undo(self) -> None:
-        """Put transformers' own `generate` back."""
-        if GenerationMixin.generate is self._patched:
-            GenerationMixin.generate = self._original
-        elif GenerationMixin.generate is not self._original:
-            raise RuntimeError("`generate` was patched again since: undo the later patch first.")
+        """Put transformers' own `generate` back, once no other patch is left; patches end in any order, on any thread."""
+        with _patching:
+            if self in _patches:
+                _patches.remove(self)
+                if not _patches:
+                    _unpatch()
 
     def __enter__(self) -> patch_transformers:
         return self

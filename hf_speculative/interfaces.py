@@ -350,6 +350,7 @@ class Schedule:
     learned: object = None  #: what it knows about its pair, from which a later call may start
     #: tokens per second, of all rows together, that the last plan promises; `None` where nothing is known of time
     speed: float | None = None
+    reason: str | None = None  #: why the last plan drafts nothing, where that was weighed
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""

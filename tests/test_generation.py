@@ -2,9 +2,13 @@
 
 import copy
 import inspect
+import json
 import pickle
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -199,14 +203,58 @@ def test_patch_transformers_as_a_call(target, draft):
     original = GenerationMixin.generate
     outer, inner = hs.patch_transformers(), hs.patch_transformers()
     try:
+        outer.undo()  # in any order
         assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, draft_model=draft))
-        with pytest.raises(RuntimeError, match="undo the later patch first"):
-            outer.undo()
     finally:
         inner.undo()
-        outer.undo()
     outer.undo()  # twice is fine
     assert GenerationMixin.generate is original
+
+
+def test_patch_transformers_in_threads(target, draft):
+    """Each leaves its own patch when it likes; the last one out puts transformers' own back."""
+    original, barrier, found = GenerationMixin.generate, threading.Barrier(3), []
+
+    def work(number):
+        with hs.patch_transformers():
+            barrier.wait(10)
+            found.append(speculates(lambda: target.generate(**tiny.prompts(1), **KWARGS, draft_model=draft)))
+            time.sleep(0.05 * number)
+            found.append(speculates(lambda: target.generate(**tiny.prompts(1), **KWARGS, draft_model=draft)))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, range(3)))
+    assert found == [True] * 6 and GenerationMixin.generate is original
+
+
+def test_settings_of_nested_patches(target):
+    with hs.patch_transformers(method="auto"):
+        with hs.patch_transformers():
+            assert not speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
+        assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
+
+
+@pytest.mark.parametrize("call", [hs.generate, hs.detach, hs.attach, hs.check])
+def test_a_target_given_by_name(call):
+    with pytest.raises(TypeError, match="`model` is of type str: pass a transformers model that is loaded"):
+        call("folder")
+
+
+@pytest.mark.parametrize("name", ["/no/where", "no where", __file__])
+def test_a_draft_that_is_not_there(target, name):
+    with pytest.raises(ValueError, match=f"`draft_model='{name}'` cannot be loaded: .*{name}"):
+        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=name)
+
+
+def test_code_of_a_repository_is_not_run(target, tmp_path, monkeypatch):
+    """transformers would ask on standard input."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    (tmp_path / "own.py").write_text("raise SystemExit")
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked"))
+    with pytest.raises(
+        ValueError, match=r"brings code of its own.*`trust_remote_code=True`, and pass the model itself"
+    ):
+        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=str(tmp_path))
 
 
 def test_attached_and_patched_at_once(attached):

@@ -12,7 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..call.option_table import checked
-from ..command.arguments import DTYPES, check_device, check_dtype, check_outputs, from_table, load_pair, numbers
+from ..command.arguments import (
+    DTYPES,
+    check_device,
+    check_dtype,
+    check_models,
+    check_outputs,
+    from_table,
+    load_pair,
+    numbers,
+)
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 from ..reports import files
@@ -111,6 +120,7 @@ def bench(
     assisted generation, beyond the spread of the repeats; noise means faster than the number of target passes allows. Ctrl-C
     keeps what was measured.
     """
+    check_models(model=model, draft_model=draft_model)
     with ends_at_once():
         from ..reports import plotting
         from . import screen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,9 @@ from ..models import (
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
+from .kept import kept_with
 from .source import Source
+from .statistics import Statistics
 
 _FORGETS = (
     "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
@@ -33,6 +36,8 @@ _FORGETS = (
 _HEADS = "has an output layer for each position, a codebook each, and as many positions"
 #: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
 NEARLY_AS_DEAR = 1.1
+#: rounds without a draft, of all rows together, before that is told
+ENOUGH_ROUNDS = 64
 OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
@@ -149,7 +154,9 @@ def check_generation(
 
 def unwrap(model, argument: str) -> PreTrainedModel:
     """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
-    if isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+    if model is not None:
+        check_module(model, argument)
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
                 f"`{argument}`, of type {type(model).__name__}, prepends learned prompts, which the cache cannot hold: merge "
@@ -176,9 +183,20 @@ def check_model(model, argument: str) -> None:
 def check_type(model, argument: str) -> None:
     """Refuse what is no transformers model at all."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"`{argument}` is of type {type(model).__name__}: pass a transformers model, or the name of one."
-        )
+        raise TypeError(_no_model(model, argument))
+
+
+def check_module(model, argument: str) -> None:
+    """Refuse what is no model at all, such as the name of a target."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(_no_model(model, argument))
+
+
+def _no_model(model, argument: str) -> str:
+    way_out = (
+        "a transformers model that is loaded" if argument == "model" else "a transformers model, or the name of one"
+    )
+    return f"`{argument}` is of type {type(model).__name__}: pass {way_out}."
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
@@ -220,6 +238,19 @@ def warn_of_size(source: Source, model: PreTrainedModel) -> None:
             "that drafts cost more than they can save: are the two mixed up?",
             stacklevel=2,
         )
+
+
+def warn_of_no_draft(source: Source, model: PreTrainedModel, statistics: Statistics) -> None:
+    """Say once a pair that the draft model was never asked, since it does not pay."""
+    draft, told = source.draft_model, kept_with(model).setdefault(warn_of_no_draft, WeakSet())
+    if draft is None or statistics.reason is None or statistics.num_rounds < ENOUGH_ROUNDS or draft in told:
+        return
+    told.add(draft)
+    warnings.warn(
+        f"nothing was drafted, and this call was plain decoding: {statistics.reason}. A smaller draft, or one that is right "
+        "more often, would help; `hf_speculative.check(target, draft, measure=True)` tries what there is.",
+        stacklevel=2,
+    )
 
 
 def check_path(source: Source, model: PreTrainedModel, path: Path) -> None:

@@ -100,10 +100,14 @@ class Parts:
 
 
 class SpeculativeDecoding:
-    """What transformers' `generate` hands over to once all is prepared."""
+    """What transformers' `generate` hands over to once all is prepared.
 
-    def __init__(self, options: Options):
-        self.options = options
+    Args:
+        rows_go_on: beyond a stop of their own, where plain `generate` lets them; else each ends on its own.
+    """
+
+    def __init__(self, options: Options, rows_go_on: bool = False):
+        self.options, self.rows_go_on = options, rows_go_on
 
     @torch.no_grad()
     def rounds(
@@ -128,6 +132,8 @@ class SpeculativeDecoding:
                 streamer.put(input_ids.cpu())
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
+            if parts.sampler.processors.why_not_ahead is None:  # else that was told
+                checks.warn_of_no_draft(self.options.source, model, statistics)
             if streamer is not None:
                 streamer.end()
             return self._finish(parts, output, statistics)
@@ -167,7 +173,9 @@ class SpeculativeDecoding:
         num_rows = inputs.input_ids.shape[0]
         keep_scores = bool(config.return_dict_in_generate and config.output_scores)
         is_one_of_many = options.rows_at_once is not None
-        stopping = CriteriaStopping(stopping_criteria, num_rows, keep_scores, only_copies=is_one_of_many)
+        stopping = CriteriaStopping(
+            stopping_criteria, num_rows, keep_scores, only_copies=is_one_of_many, rows_go_on=self.rows_go_on
+        )
         processors = Processors(logits_processor, num_rows)
         cache = self._check(model, inputs, stopping)
 
@@ -251,6 +259,8 @@ class SpeculativeDecoding:
             statistics.num_target_forwards = parts.target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
             statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}
+            if not statistics.num_draft_tokens:
+                statistics.reason = parts.schedule.reason
             publish(statistics)
         parts.ranks.end()
         return statistics

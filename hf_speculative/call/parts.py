@@ -68,7 +68,9 @@ def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
     if processors.why_not_ahead is None:
         return schedule
     warnings.warn(f"nothing is drafted in this call: {processors.why_not_ahead}", stacklevel=2)
-    return Constant(0)
+    nothing = Constant(0)
+    nothing.reason = str(processors.why_not_ahead)
+    return nothing
 
 
 def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:

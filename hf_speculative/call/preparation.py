@@ -106,5 +106,9 @@ def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
         return checks.unwrap(draft_model, "draft_model")
     drafts = _loaded.setdefault(target, {})
     if draft_model not in drafts:
-        drafts[draft_model] = load_model(draft_model, dtype=target.dtype).to(device_of(target))
+        try:
+            loaded = load_model(draft_model, dtype=target.dtype)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"`draft_model={draft_model!r}` cannot be loaded: {error}") from error
+        drafts[draft_model] = loaded.to(device_of(target))
     return drafts[draft_model]

@@ -135,6 +135,7 @@ class Statistics(RowStatistics):
         num_target_forwards, num_draft_forwards: model passes; one pass serves a whole batch.
         seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`, and `probe`, the measuring of costs before a first
             call; `total` is their sum.
+        reason: why nothing was drafted, where nothing was and the schedule decided so.
     """
 
     rows: list[RowStatistics] = field(default_factory=list)
@@ -142,6 +143,7 @@ class Statistics(RowStatistics):
     num_target_forwards: int = 0
     num_draft_forwards: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    reason: str | None = None
 
     def __iadd__(self, other: RowStatistics) -> Statistics:
         super().__iadd__(other)
@@ -151,6 +153,7 @@ class Statistics(RowStatistics):
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for stage, seconds in other.seconds.items():
                 self.seconds[stage] += seconds
+            self.reason = None if self.num_draft_tokens else other.reason or self.reason
         return self
 
     def follow(self, round: Round) -> None:
@@ -167,7 +170,9 @@ class Statistics(RowStatistics):
         rows = [RowStatistics.from_dict(row) for row in values.get("rows", [])]
         seconds = {stage: values["seconds"][stage] for stage in STAGES}
         passes = {name: values[name] for name in ("num_calls", "num_target_forwards", "num_draft_forwards")}
-        return cls(**vars(RowStatistics.from_dict(values)), rows=rows, seconds=seconds, **passes)
+        return cls(
+            **vars(RowStatistics.from_dict(values)), rows=rows, seconds=seconds, reason=values.get("reason"), **passes
+        )
 
     def to_dict(self) -> dict:
         total = {
@@ -175,6 +180,7 @@ class Statistics(RowStatistics):
             "num_target_forwards": self.num_target_forwards,
             "num_draft_forwards": self.num_draft_forwards,
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            "reason": self.reason,
         }
         return super().to_dict() | total | {"rows": [row.to_dict() for row in self.rows]}
 

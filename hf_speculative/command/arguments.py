@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ..call.option_table import DRAFTING, ROWS, checked
+from ..names import check_name, place_of
 from ..reports.files import check_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
+#: how files of prompts are called
+DATA_FILES = (".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".arrow")
 #: what `--dtype` takes: names in torch
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -102,6 +105,29 @@ def check_outputs(**paths: Path | None) -> None:
             check_output(f"--{option}", path)
 
 
+def check_models(**names: str | list[str] | None) -> None:
+    """Refuse, before torch is imported, names of models that are no folders and no repositories."""
+    for option, value in names.items():
+        for name in value if isinstance(value, list) else [value]:
+            if name is not None:
+                shown = option if option.isupper() else f"--{option.replace('_', '-')}"
+                with naming(shown, name):
+                    check_name(place_of(name))
+
+
+def check_data(option: str, name: str | None) -> None:
+    """Refuse, before torch is imported, a file of prompts that is not there.
+
+    Raises:
+        ValueError: it is named like a file, and there is none.
+    """
+    if name is None or Path(name).exists():
+        return
+    path = Path(name)
+    if path.is_absolute() or name.startswith((".", "~")) or path.suffix.lower() in DATA_FILES:
+        raise ValueError(f"{option} {name}: there is no such file.")
+
+
 def numbers(option: str, text: str, kind: Callable[[str], T], also: str = "") -> list[T]:
     """A list written with commas; `also` is what a number may be besides."""
     try:
@@ -126,7 +152,7 @@ def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedMod
     from ..models.loading import load_model
 
     with naming(option, name):
-        return load_model(name, dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+        return load_model(place_of(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
 
 
 def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -135,7 +161,7 @@ def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTra
 
     target = load_named(option, name, dtype, device)
     with naming(option, name):
-        return target, AutoTokenizer.from_pretrained(name)
+        return target, AutoTokenizer.from_pretrained(place_of(name), trust_remote_code=False)
 
 
 def load_pair(
@@ -176,7 +202,7 @@ def load_pair(
     if draft_model is None:
         return target, None, tokenizer, None
     draft = load_named(options[1], draft_model, dtype, device)
-    return target, draft, tokenizer, tokenizer_of_draft(draft_model, tokenizer)
+    return target, draft, tokenizer, tokenizer_of_draft(place_of(draft_model), tokenizer)
 
 
 def help_of(command: Callable) -> str:

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.models import ArgumentInfo, OptionInfo
 
 from .interrupts import STOPPED
 
 #: exit status after an error that the user can correct
 WRONG = 2
+#: a keyword of Python in a message, with or without a value
+KEYWORD = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+#: keywords whose options have other names
+ALIASES = {"data": ("dataset",), "target": ("model",), "prompt_lookup": ("prompt_lookup_num_tokens",)}
+QUOTES = "\"'"
 
 
-@contextmanager
-def clean_exits() -> Iterator[None]:
-    """Errors that the user can correct, and Ctrl-C, print a message and no traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), str(error)))
-        raise typer.Exit(WRONG) from error
-    except KeyboardInterrupt as interrupt:
-        Console(stderr=True).print("stopped")
-        raise typer.Exit(STOPPED) from interrupt
+def clean_exits(command: Callable) -> Callable:
+    """A command whose errors that the user can correct, and Ctrl-C, print a message and no traceback."""
+
+    @functools.wraps(command)
+    def run(*args, **kwargs):
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            message = in_options(str(error), options_of(command))
+            Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), message))
+            raise typer.Exit(WRONG) from error
+        except KeyboardInterrupt as interrupt:
+            Console(stderr=True).print("stopped")
+            raise typer.Exit(STOPPED) from interrupt
+
+    return run
+
+
+def options_of(command: Callable) -> dict[str, str]:
+    """How a command calls the keywords of Python that its options stand for."""
+    options = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        told = (*typing.get_args(parameter.annotation), parameter.default)
+        found = next((one for one in told if isinstance(one, OptionInfo | ArgumentInfo)), None)
+        flags = [flag for flag in getattr(found, "param_decls", None) or () if flag.startswith("--")]
+        shown = flags[0] if flags else f"--{name.replace('_', '-')}"
+        options[name] = name.upper() if isinstance(found, ArgumentInfo) else shown.split("/")[0]
+    for name, option in list(options.items()):
+        for alias in (f"num_{name}", f"{name}s", name.removesuffix("_file"), *ALIASES.get(name, ())):
+            options.setdefault(alias, option)
+    return options
+
+
+def in_options(message: str, options: dict[str, str]) -> str:
+    """A message about keywords of Python in the words of a command: `seed=-1` becomes `--seed -1`."""
+
+    def translated(match: re.Match) -> str:
+        option, value = options.get(match["name"]), match["value"]
+        if option is None:
+            return match[0]
+        return f"`{option}`" if value in (None, "", "True", "None") else f"`{option} {value.strip(QUOTES)}`"
+
+    return KEYWORD.sub(translated, message)
 
 
 def quiet_transformers() -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, help_line, load_pair, numbers
+from ..command.arguments import DTYPES, check_data, check_dtype, check_models, help_line, load_pair, numbers
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -77,6 +77,8 @@ def check(
     For a server's load:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --batch 16,32
     """
     check_dtype(dtype)
+    check_models(MODEL=model, DRAFT_MODEL=draft_model)
+    check_data("--prompts", None if prompts is None else str(prompts))
     sizes = numbers("--batch", batch, int)
     err = Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):

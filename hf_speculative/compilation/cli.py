@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, help_line, load_pair
+from ..command.arguments import DTYPES, check_dtype, check_models, help_line, load_pair
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -53,6 +53,7 @@ def compile_command(
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
     check_dtype(dtype)
+    check_models(MODEL=model, draft_model=draft_model)
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.packed import pack

@@ -15,8 +15,10 @@ from rich.text import Text
 from ..call.option_table import ROWS
 from ..command.arguments import (
     DTYPES,
+    check_data,
     check_device,
     check_dtype,
+    check_models,
     check_outputs,
     from_table,
     load_target,
@@ -26,6 +28,7 @@ from ..command.arguments import (
 )
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
+from ..names import place_of
 from ..reports import files
 from .scores import SCORES
 
@@ -127,6 +130,9 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. You may stop at any time: the same command continues
     where it stopped. A row that cannot be used is recorded and skipped.
     """
+    check_data("--dataset", dataset)
+    check_models(model=model, draft_model=draft_model)
+    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import page, screen
         from .results import Evaluation
@@ -138,7 +144,6 @@ def eval_command(
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
     check_device(device)
-    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
     lengths = numbers("--num-draft-tokens", num_draft_tokens, _length, also=f" or {ADAPTIVE}")
     if prompt_lookup is not None:
         drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", prompt_lookup, int)
@@ -201,13 +206,14 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     from ..models.loading import check_name
 
     if model is None and draft_models:
-        raise ValueError("--draft-model is for a --model of your own: give both, or none for the embedded pair.")
+        raise ValueError("--draft-model needs a --model: name one, or `--model embedded` for the embedded target.")
     rank = os.environ.get("LOCAL_RANK", "0")
     place = device or (f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
     if model is None:
         target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
         return target.to(place), {"draft": draft.to(place)}, tokenizer
-    for name in draft_models or ():
+    draft_models = [place_of(name) for name in draft_models or ()]
+    for name in draft_models:
         with naming("--draft-model", name):
             check_name(name)  # a wrong name is found before the target takes minutes to load
     target, tokenizer = load_target("--model", model, dtype, place)

@@ -208,6 +208,10 @@ def _why_not(content: bytes, error: Exception) -> str:
     """Why a file is not the results of an evaluation."""
     if not content.strip():
         return "it is empty"
+    if b"\n" not in content and content.startswith(b'{"header"'):
+        return "its first line is cut off"
+    if isinstance(error, UnicodeDecodeError):
+        return "it holds bytes that are no text"
     try:
         totals = json.loads(content)
     except ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transformers import (
@@ -14,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from .. import names
 from ..heads import layout_of, load_head
 
 #: keywords of `from_pretrained` that say how files come here, whatever the repository
@@ -34,11 +37,14 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
         ValueError: its files do not fill its class, so that it would run with newly initialised weights, or without some of
             its own.
     """
+    names.check_name(name)
+    kwargs.setdefault("trust_remote_code", False)  # without, transformers asks on standard input
     if (head := load_head(name, **kwargs)) is not None:
         return head
     places = (*LOADING, *OF_REPOSITORY, "subfolder")
     auto_class = auto_class_for(name, **{key: kwargs[key] for key in places if key in kwargs})
-    model, info = auto_class.from_pretrained(name, output_loading_info=True, **kwargs)
+    with remote_code_explained(name):
+        model, info = auto_class.from_pretrained(name, output_loading_info=True, **kwargs)
     # A mismatched key comes with both of its shapes.
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     kinds = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
@@ -63,8 +69,23 @@ def check_name(name: str | Path, **kwargs) -> None:
     Args:
         **kwargs: where its files come from, as in `from_pretrained`.
     """
+    names.check_name(name)
     if layout_of(name, **kwargs) is None:
         auto_class_for(name, **kwargs)
+
+
+@contextmanager
+def remote_code_explained(name: str | Path) -> Iterator[None]:
+    """An error of transformers about a repository's own code says what to do about it here."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{name} brings code of its own, which is not run unasked: read it, load the model by transformers with "
+            "`trust_remote_code=True`, and pass the model itself."
+        ) from error
 
 
 def auto_class_for(name: str | Path, **kwargs):
@@ -73,7 +94,9 @@ def auto_class_for(name: str | Path, **kwargs):
     Args:
         **kwargs: where its files come from, as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
     """
-    config = AutoConfig.from_pretrained(name, **kwargs)
+    kwargs.setdefault("trust_remote_code", False)
+    with remote_code_explained(name):
+        config = AutoConfig.from_pretrained(name, **kwargs)
     classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]

@@ -162,7 +162,7 @@ TESTED_UNIVERSAL = frozenset(
 
 
 #: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
-TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "hf_speculative.")
+TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "peft.", "hf_speculative.")
 FOREIGN_MODULES = ("transformers.integrations.", "torch.nn.quantized.", "torch.nn.quantizable.", "torch.nn.qat.")
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ..call.option_table import checked
-from ..command.arguments import DTYPES, check_dtype, from_table, load_pair
+from ..command.arguments import DTYPES, check_dtype, check_models, from_table, load_pair
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -59,6 +59,7 @@ def playground(
     Without a draft model:  hf-speculative playground Qwen/Qwen3-4B --method suffix
     """
     check_dtype(dtype)
+    check_models(MODEL=model, draft_model=draft_model)
     checked("method", method)
     console = Console(stderr=True, highlight=False)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 #: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
 ERRORS = "backslashreplace"
@@ -28,6 +29,14 @@ def check_output(option: str, path: str | Path, makes_folders: bool = False) -> 
         raise ValueError(f"{option} {path} is no regular file, and no other is written to: name another.")
     if not path.parent.is_dir() and not (makes_folders and not path.parent.exists()):
         raise ValueError(f"{option} {path}: there is no folder {path.parent}.")
+    if path.parent.is_dir():
+        try:
+            with TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise ValueError(
+                f"{option} {path}: no file can be written there ({error.strerror}): name another."
+            ) from error
 
 
 def check_folder(option: str, folder: Path) -> None:
@@ -38,6 +47,18 @@ def check_folder(option: str, folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{option} {folder} is no folder: name one, or a new one.")
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Make a folder, and those around it, where they are missing.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: no folder can be made there ({error.strerror}): name another place.") from error
 
 
 def write(path: str | Path, content: str | bytes) -> None:

@@ -20,17 +20,24 @@ from .memory import UsersOwn
 class CriteriaStopping(Stopping):
     """A `StoppingCriteriaList` for rows of their own length.
 
-    Without an end token plain `generate` has nothing to fill up with: a row that met a stop writes on until all have, and so
-    does one here (`goes_on`).
 
     Args:
         criteria: what `generate` prepared.
         batch_size: rows of the call, as many as a criterion saw in plain `generate`.
         keep_scores: criteria are given the scores of the tokens so far, as plain `generate` does under `output_scores`.
         only_copies: a single row, too, has copies of its own: other calls will use the same criteria.
+        rows_go_on: as in plain `generate`, where no criterion brings an end token: there is nothing to fill up with then, so that
+            a row that met its stop writes on until all have.
     """
 
-    def __init__(self, criteria, batch_size: int, keep_scores: bool = False, only_copies: bool = False):
+    def __init__(
+        self,
+        criteria,
+        batch_size: int,
+        keep_scores: bool = False,
+        only_copies: bool = False,
+        rows_go_on: bool = False,
+    ):
         self.batch_size = batch_size
         self.has_copies, self.shows_copies = batch_size > 1 or only_copies, not only_copies
         self.eos: set[int] = set()
@@ -51,7 +58,7 @@ class CriteriaStopping(Stopping):
         self.may_differ_between_ranks = bool(self.others)
         self.copies: dict[int, list] = {}
         self.users = UsersOwn(self.others, "stopping_criteria") if self.others and self.has_copies else None
-        self.goes_on = batch_size > 1 and not only_copies and not has_end_token(criteria)
+        self.goes_on = rows_go_on and batch_size > 1 and not has_end_token(criteria)
         self.met: dict[int, int] = {}  # where `goes_on`: columns of each row at its first stop
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None
 

@@ -181,6 +181,13 @@ class Adaptive(Schedule):
         # A draft that takes longer than what it could bring at best is not worth a try either.
         self.can_pay = bool((np.arange(1, num_lengths + 1) * times[-1, 0] > times[-1])[1:].any())
         pays = seconds[best] < seconds[0] or self._may_try()
+        if not pays:
+            cost, gain = times[-1, best] / times[-1, 0], gains[:, best].mean()
+            tokens = "1 draft token" if best == 1 else f"{best} draft tokens"
+            first = "" if self.has_drafted else f", the first of a call {self._steps_to_begin():.0f} more,"
+            self.reason = (
+                f"a round with {tokens} takes {cost:.1f} plain steps{first} and brings about {gain:.1f} tokens"
+            )
         return (best if pays else 0), float(seconds.min())
 
     def seconds_to_begin(self, num_rows: int) -> float:

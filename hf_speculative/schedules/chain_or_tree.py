@@ -57,6 +57,10 @@ class ChainOrTree(Schedule):
     def learned(self, learned: object) -> None:
         self.chains.learned = learned
 
+    @property
+    def reason(self) -> str | None:  # type: ignore[override]
+        return self.chains.reason
+
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
         self.chains.begin(batch, costs)
         self.costs = self.chains.costs

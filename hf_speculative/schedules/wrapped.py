@@ -47,6 +47,10 @@ class WrappedSchedule(Schedule):
     def speed(self) -> float | None:  # type: ignore[override]
         return self.schedule.speed
 
+    @property
+    def reason(self) -> str | None:  # type: ignore[override]
+        return self.schedule.reason
+
     def parts(self, plan: list[int]) -> tuple[Part, Part]:
         return self.schedule.parts(plan)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..command.arguments import DTYPES, check_dtype, from_table, load_pair, with_drafting_options
+from ..command.arguments import DTYPES, check_dtype, check_models, from_table, load_pair, with_drafting_options
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -57,6 +57,7 @@ def chat(
     Your own:  hf-speculative chat Qwen/Qwen3-4B --draft-model Qwen/Qwen3-0.6B
     """
     check_dtype(dtype)
+    check_models(MODEL=model, draft_model=draft_model)
     console = Console(highlight=False)
     with ends_at_once(), console.status("loading"):
         quiet_transformers()

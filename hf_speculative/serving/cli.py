@@ -8,9 +8,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..command.arguments import DTYPES, check_device, check_dtype, from_table, load_named, naming, with_drafting_options
+from ..command.arguments import (
+    DTYPES,
+    check_device,
+    check_dtype,
+    check_models,
+    from_table,
+    load_named,
+    naming,
+    with_drafting_options,
+)
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
+from ..names import place_of
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -58,6 +68,7 @@ def serve(
     Ask it:  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "def main():"}'
     """
     check_dtype(dtype)
+    check_models(MODEL=model, draft_model=draft_model)
     console = Console(stderr=True)
     try:
         import fastapi  # noqa: F401
@@ -85,7 +96,7 @@ def serve(
         else:
             target = load_named("MODEL", model, dtype, device)
             with naming("MODEL", model):
-                processor = AutoProcessor.from_pretrained(model)
+                processor = AutoProcessor.from_pretrained(place_of(model), trust_remote_code=False)
         if draft_model:
             drafts["draft_model"] = load_named("--draft-model", draft_model, dtype, device)
         name = name or (model.rstrip("/").split("/")[-1] if model else "embedded")

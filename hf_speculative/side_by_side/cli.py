@@ -13,7 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..call.option_table import ROWS
-from ..command.arguments import DTYPES, check_dtype, from_table, load_pair, with_drafting_options
+from ..command.arguments import (
+    DTYPES,
+    check_data,
+    check_dtype,
+    check_models,
+    from_table,
+    load_pair,
+    with_drafting_options,
+)
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -116,6 +124,8 @@ def generate(
         num_tokens = max_new_tokens if "max_new_tokens" in given else demonstration.NUM_TOKENS
         demonstration.show(out, num_tokens, repeats or demonstration.REPEATS)
         return
+    check_models(model=model, draft_model=draft_model)
+    check_data("--prompts", None if prompts is None else str(prompts))
     if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):

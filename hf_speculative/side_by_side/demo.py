@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedModel
 
 from ..embedded import embedded_pair
 from ..evaluation.settings import Setting
 from ..reports.pages import visible
 from ..reports.speedup import Speedup, Work, interval
 from ..reports.terminal import as_text
+from ..reports.timing import timed
 from .comparison import Comparison, Piece, Runner
 from .screen import STYLES
 
@@ -25,6 +29,10 @@ from .screen import STYLES
 NUM_TOKENS, REPEATS = 72, 3
 #: so much slower than they came are texts shown, to be followed by eye
 SLOWER = 4.0
+#: of its time, the main thread runs at least this share on a quiet machine, and repeats of a text differ by this factor at most
+LEAST_SHARE, MOST_UNLIKE = 0.85, 1.6
+#: passes that are timed for each number of threads
+PASSES = 15
 INTRODUCTION = (
     "A target of 8 million weights and a draft head of 2 million, which come with the package.\n"
     "Such a target writes what looks like Python. [green]Green[/]: the draft's tokens that the target kept; "
@@ -73,10 +81,11 @@ SCENES = (
 def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
     """Decodes, shows and times all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
     target, draft, tokenizer = embedded_pair(head=True)
+    choose_threads(target)
     console.print(INTRODUCTION)
     pairs: list[tuple[Work, Work]] = []
     counts = [0, 0]
-    all_same = True
+    all_same, is_disturbed = True, False
     for number, scene in enumerate(SCENES, start=1):
         run = Runner(
             target, draft, tokenizer, None, scene.setting, scene.seed, max_new_tokens=num_tokens, **scene.kwargs
@@ -85,9 +94,10 @@ def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS)
         waiting = console.status(f"text {number} of {len(SCENES)}: decoding both ways in turn", refresh_per_second=2)
         with waiting if _is_watched(console) else nullcontext():
             run.warm_up([scene.prompt])
-            comparison = Comparison(scene.setting)
+            comparison, busy = Comparison(scene.setting), BusyTime()
             for repeat in range(repeats):
                 run.compare([scene.prompt], comparison, again=repeat > 0)
+            is_disturbed |= busy.share < LEAST_SHARE or not are_alike(comparison.pairs)
             plain, ours = run.timelines(scene.prompt)
         passes = comparison.num_plain_passes // repeats, comparison.statistics.num_target_forwards // repeats
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
@@ -95,17 +105,51 @@ def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS)
         pairs += comparison.pairs
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= comparison.num_identical == 1
-    console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, Speedup.of(pairs, interval))}[/]\n")
+    speedup = None if is_disturbed else Speedup.of(pairs, interval)
+    console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, speedup, is_disturbed)}[/]\n")
     console.print(HOW_TO_GO_ON, highlight=False, soft_wrap=True)
 
 
-def sentence(passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None) -> str:
+class BusyTime:
+    """Which share of the time since it was made this thread was running: less than all of it where others take its core."""
+
+    def __init__(self) -> None:
+        self.start, self.start_of_thread = time.perf_counter(), time.thread_time()
+
+    @property
+    def share(self) -> float:
+        return (time.thread_time() - self.start_of_thread) / max(time.perf_counter() - self.start, 1e-9)
+
+
+def are_alike(pairs: list[tuple[Work, Work]]) -> bool:
+    """Whether repeats of the same work took about as long as each other."""
+    return all(max(times) <= MOST_UNLIKE * min(times) for times in zip(*((a.seconds, b.seconds) for a, b in pairs)))
+
+
+def choose_threads(target: PreTrainedModel) -> None:
+    """As many threads as are fastest now: on a machine whose cores others use, fewer than it has."""
+    ids = torch.arange(64)[None] % target.config.vocab_size
+    seconds = {}
+    for num in sorted({1, max(1, torch.get_num_threads() // 2), torch.get_num_threads()}):
+        torch.set_num_threads(num)
+        with torch.no_grad():
+            target(ids)
+            times = [timed(lambda: target(ids[:, :4]), target.device)[1] for _ in range(PASSES)]
+        seconds[num] = statistics.median(times)
+    torch.set_num_threads(min(seconds, key=lambda num: seconds[num]))
+
+
+def sentence(
+    passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None, is_disturbed: bool = False
+) -> str:
     """What the demo showed, in one sentence."""
     text = "the same texts" if all_same else "texts that differ, which is a bug: please report it"
     parts = [f"{passes} passes of the target instead of {plain_passes}", text]
     if speedup is not None and not speedup.is_noise:
         spread = "" if speedup.spread is None else " ({:.1f} to {:.1f})".format(*speedup.spread)
         parts.append(f"{speedup.median:.1f}x{spread} on this machine")
+    if is_disturbed:
+        parts.append("no speedup is told, since other programs used this machine: try again once it is quiet")
     return "; ".join(parts) + "."
 
 

@@ -15,7 +15,7 @@ def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading)
     if layout_of(name, **loading) is not None:
         return None
     try:
-        found = AutoTokenizer.from_pretrained(name, **loading)
+        found = AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False} | loading)
     except (OSError, ValueError):  # weights without a tokenizer share the target's
         return None
     return found if found.get_vocab() != tokenizer.get_vocab() else None
@@ -24,7 +24,7 @@ def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading)
 def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer from where a model came from."""
     try:
-        return AutoTokenizer.from_pretrained(model.config.name_or_path)
+        return AutoTokenizer.from_pretrained(model.config.name_or_path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"no tokenizer where the model came from, {model.config.name_or_path!r}: pass `tokenizer=`."

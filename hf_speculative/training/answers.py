@@ -1,5 +1,8 @@
 """The target's own answers to the prompts of a data set, kept in a journal, so that a killed run goes on where it was.
 
+Sampled answers are the same in each run of one seed: parts of them are drawn together, each from a seed of its own. A part that
+a kill has interrupted is drawn again from its beginning.
+
 A draft has to guess what its target writes. Texts that somebody else wrote teach it something else.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +24,9 @@ from ..reports import files
 from .distributions import Use
 from .examples import Example
 
-FORMAT = 1
+FORMAT = 2
+#: answers of a part, by rows that run together
+PART = 8
 KEPT = "the answers before are kept, and the same call goes on once there is room"
 
 
@@ -32,6 +38,7 @@ class Asked:
         target: name and fingerprint of its weights.
         prompts: digest of their ids.
         per_prompt: answers to each prompt; more than one makes sense only where they are sampled.
+        seed: with `batch_size`, what sampled answers are drawn from.
     """
 
     target: str
@@ -40,6 +47,7 @@ class Asked:
     max_new_tokens: int
     per_prompt: int = 1
     seed: int = 0
+    batch_size: int = 8
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT} | vars(self) | {"use": vars(self.use)}
@@ -68,13 +76,14 @@ class Journal:
         files.write(path, "\n".join(lines) + "\n")  # without what a kill left of a last line
 
     def _read(self, asked: dict[str, Any]) -> None:
-        *lines, _ = self.path.read_bytes().split(b"\n")
+        *lines, _ = self.path.read_bytes().split(b"\n")  # what follows the last newline was cut off by a kill
         try:
             header, *entries = map(json.loads, lines)
             theirs = {name: header[name] for name in asked}
             found = {(one["index"], one["sample"]): tuple(one["new_ids"]) for one in entries}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path} is no journal of answers ({error!r}): name another folder.") from error
+            why = "its first line is cut off" if not lines else "it holds other lines"
+            raise ValueError(f"{self.path} is no journal of answers ({why}): name another folder.") from error
         for name, value in asked.items():
             if theirs[name] != value:
                 raise ValueError(
@@ -100,9 +109,9 @@ def answer(
     prompts: dict[int, list[int]],
     asked: Asked,
     journal: Journal,
-    batch_size: int = 8,
     watch: Callable[[int, int], None] = lambda done, total: None,
     share: tuple[int, int] = (0, 1),
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
     """Adds the answers that the journal lacks. Texts themselves draft, so that this is faster than plain decoding.
 
@@ -110,29 +119,44 @@ def answer(
         prompts: ids by index in the data set.
         watch: is told how many answers there are, of how many.
         share: rank and number of processes, each of which makes its own part in a journal of its own.
+        is_over: asked after each answer, but for the first `asked.batch_size`: what is missing then stays so.
     """
-    rank, count = share
+    (rank, count), batch_size = share, asked.batch_size
     keys = [(index, sample) for sample in range(asked.per_prompt) for index in prompts][rank::count]
-    missing = [key for key in keys if key not in journal.found]
-    num_done = len(keys) - len(missing)
+    num_done = sum(key in journal.found for key in keys)
     watch(num_done, len(keys))
-    if not missing:
-        return
-    # Answers that are sampled again after a kill are other draws, but of the same distribution.
-    torch.manual_seed(asked.seed + num_done + 1_000_003 * rank)
-    completions = generate_batches(
-        target,
-        (prompts[index] for index, _ in missing),
-        batch_size=batch_size,
-        in_order=False,
-        max_new_tokens=asked.max_new_tokens,
-        method="auto",
-        **asked.use.generate_kwargs,
-    )
     with journal.path.open("ab", buffering=0) as file:
-        for num, completion in enumerate(completions, start=num_done + 1):
-            journal.add(file, missing[completion.index], completion.new_ids)
-            watch(num, len(keys))
+        for first in range(0, len(keys), PART * batch_size):
+            part = keys[first : first + PART * batch_size]
+            if all(key in journal.found for key in part):
+                continue
+            torch.manual_seed(asked.seed + first + 1_000_003 * rank)
+            completions = generate_batches(
+                target,
+                [prompts[index] for index, _ in part],
+                batch_size=batch_size,
+                in_order=False,
+                max_new_tokens=asked.max_new_tokens,
+                **_drafting(target, asked.use),
+                **asked.use.generate_kwargs,
+            )
+            with closing(completions):
+                for completion in completions:
+                    key = part[completion.index]
+                    if key in journal.found:
+                        continue
+                    journal.add(file, key, completion.new_ids)
+                    num_done += 1
+                    watch(num_done, len(keys))
+                    if num_done >= batch_size and is_over():
+                        return
+
+
+def _drafting(target: PreTrainedModel, use: Use) -> dict[str, Any]:
+    """How answers are drafted: so that they do not depend on draft lengths, which follow the clock."""
+    if target.dtype != torch.float32:  # rounding depends on the width of a pass
+        return {"draft_model": None}
+    return {"method": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})
 
 
 def answers_of_all(
@@ -140,15 +164,15 @@ def answers_of_all(
     prompts: dict[int, list[int]],
     asked: Asked,
     path: Path,
-    batch_size: int,
     watch: Callable[[int, int], None],
     processes: Processes,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[Example]:
     """The answers that each process makes in a journal beside `path`, and those of the others."""
     rank, count = processes.rank, processes.count
     paths = [path if one == 0 else path.with_name(f"{path.name}.rank{one}") for one in range(count)]
     journal = Journal(paths[rank], asked)
-    answer(target, prompts, asked, journal, batch_size, watch, (rank, count))
+    answer(target, prompts, asked, journal, watch, (rank, count), is_over)
     processes.gather([])  # all have written theirs
     journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
     return list(examples_of(journals, prompts))

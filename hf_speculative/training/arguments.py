@@ -10,7 +10,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from .estimate import Estimate
 from .settings import Settings
 
 #: the loss is logged so many times in a run
@@ -38,7 +37,7 @@ def texts_of_a_pass(settings: Settings, num_processes: int) -> int:
 def defaults(
     settings: Settings, folder: Path, num_steps: int, every: int, device: str, num_processes: int
 ) -> dict[str, Any]:
-    """Arguments of a run that measures, and keeps a checkpoint, `every` so many steps."""
+    """Arguments of a run that measures acceptance and keeps a checkpoint each `every` steps."""
     return {
         "output_dir": str(folder),
         "max_steps": num_steps,
@@ -65,17 +64,6 @@ def defaults(
         "use_cpu": device == "cpu",
         "dataloader_pin_memory": device == "cuda",
     }
-
-
-def steps_of(settings: Settings, estimate: Estimate) -> int:
-    """So many steps that acceptance is measured after the last one."""
-    if settings.steps is not None:
-        num_steps = settings.steps
-    else:
-        assert settings.minutes is not None
-        num_steps = max(1, int(60 * settings.minutes / estimate.seconds))
-    num_evaluations = min(num_steps, settings.num_evaluations)
-    return -(-num_steps // num_evaluations) * num_evaluations
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_device, check_dtype, load_target
+from ..command.arguments import DTYPES, check_data, check_device, check_dtype, check_models, load_target
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -49,11 +50,17 @@ def train_command(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help=f"Train for about so long, answers and measuring apart. Default, without --steps: {MINUTES:g}."
+            help="Time of the whole command: answers, measuring and training, as many as fit. Default, without --steps: "
+            f"{MINUTES:g}."
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the output folder, from its last checkpoint.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or "
+            "for more --minutes.",
+        ),
     ] = False,
     push_to_hub: Annotated[
         str | None,
@@ -213,6 +220,15 @@ def train_command(
     out, and the best checkpoint is kept. You may stop at any time: --resume goes on. The folder then works as draft_model=, and
     the target's output stays exactly what it is without.
     """
+    begun = time.monotonic()
+    if data is None:
+        raise ValueError("--data is missing: name a file, a folder or a Hub data set with prompts.")
+    check_data("--data", data)
+    check_models(TARGET=target)
+    if resume and not output.exists():
+        raise ValueError(
+            f"--resume: there is no run in {output}: name its folder by --output, or begin one without --resume."
+        )
     with ends_at_once():
         from ..embedded import embedded_pair
         from ..models import num_parameters
@@ -226,8 +242,6 @@ def train_command(
     quiet_transformers()
     check_dtype(dtype)
     check_device(device)
-    if data is None:
-        raise ValueError("--data is missing: name a file, a folder or a Hub data set with prompts.")
     if template is not None and field != "prompt":
         raise ValueError("--field and --template both say where prompts come from: give one.")
     if private and push_to_hub is None:
@@ -272,19 +286,24 @@ def train_command(
             model, tokenizer = load_target("TARGET", target, dtype, place)
     is_first = int(os.environ.get("RANK", "0")) == 0
     say = (lambda sentence: err.print(Text(sentence))) if is_first else (lambda sentence: None)
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
-            task = progress.add_task("answers of the target", total=None)
-            watch = Watch(lambda done, total: progress.update(task, completed=done, total=total), say, is_first)
-            run = Run(model, output, settings, tokenizer, watch, push, store)
+            task = progress.add_task("reading the prompts", total=None)
+            watch = Watch(
+                lambda done, total: progress.update(task, completed=done, total=total),
+                say,
+                lambda name: progress.update(task, description=name, completed=0, total=None),
+                is_first,
+            )
+            run = Run(model, output, settings, tokenizer, watch, push, store, begun=begun)
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
             run.read(data, reading | {"prompt": field if template is None else template})
             clock = told.StopWatch()
             run.answer(only=batch_size if dry_run else None)
             seconds = clock.seconds()
-        costs = run.prepare(arguments, records=not dry_run)
+            costs = run.prepare(arguments, records=not dry_run)
         if dry_run:
             told.estimate(err, run, costs, seconds)
             return

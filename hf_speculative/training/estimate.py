@@ -14,6 +14,8 @@ from .trainer import DraftTrainer
 REPEATS = 3
 #: of each number that is trained: itself, its gradient, two moments of Adam
 COPIES = 4
+#: of a run's time
+SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,12 @@ class Estimate:
     gigabytes: float
 
 
-def estimate(trainer: DraftTrainer) -> Estimate:
-    """Times a step on the longest batch there may be, and on ordinary ones; weights and random numbers stay as they are."""
+def estimate(trainer: DraftTrainer, run_seconds: float | None = None) -> Estimate:
+    """Time a step on the first texts; weights and random numbers stay as they are.
+
+    Args:
+        run_seconds: of the whole run, of which timing takes a small share: one step, if that is long.
+    """
     args, device = trainer.args, trainer.args.device
     examples = list(trainer.train_dataset)[: args.per_device_train_batch_size]
     inputs = trainer._prepare_inputs(trainer.data_collator(examples))
@@ -48,7 +54,10 @@ def estimate(trainer: DraftTrainer) -> Estimate:
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng([device] if is_cuda else []):
-        seconds = [timed(step, device)[1] for _ in range(REPEATS + 1)][1:]
+        seconds = [timed(step, device)[1]]
+        while len(seconds) <= REPEATS and (run_seconds is None or sum(seconds) < SHARE * run_seconds):
+            seconds.append(timed(step, device)[1])
+        seconds = seconds[1:] or seconds  # the first one is slower
         num_bytes = torch.cuda.max_memory_allocated(device) if is_cuda else _counted(trainer, inputs)
     module.train(was_training)
     if is_cuda:

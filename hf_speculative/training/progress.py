@@ -61,5 +61,10 @@ class Shown(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         self.bar.close()
 
+    def tell_part(self, name: str) -> None:
+        """Which part of the run takes the time now."""
+        if hasattr(self, "bar"):
+            self.bar.set_description_str(name)
+
     def _tell(self) -> None:
         self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in self.told.items()))

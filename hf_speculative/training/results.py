@@ -16,6 +16,9 @@ from .acceptance import GREEDY, SAMPLED
 
 #: in the folder of the draft
 FILE = "training.json"
+EMBEDDED_TARGET = "the embedded target"
+#: settings that a run may be resumed with others of: it goes on for longer
+MAY_CHANGE = ("steps", "minutes", "num_evaluations")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Trained:
             ValueError: it does not.
         """
         for name, value in json.loads(json.dumps(settings)).items():
-            if self.settings.get(name) != value:
+            if name not in MAY_CHANGE and self.settings.get(name) != value:
                 raise ValueError(
                     f"`output={str(self.folder)!r}` holds a run whose {name} is {self.settings.get(name)!r} and not {value!r}: "
                     "resume it as it was begun, or name another folder."
@@ -140,4 +143,4 @@ def _point(step: int, entry: dict[str, Any]) -> Point:
 def name_of(model: PreTrainedModel) -> str:
     """What a report calls it."""
     name = model.config.name_or_path
-    return "the embedded target" if Path(name) == FOLDER / "target" else name or type(model).__name__
+    return EMBEDDED_TARGET if Path(name) == FOLDER / "target" else name or type(model).__name__

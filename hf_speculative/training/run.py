@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from ..call import checks
 from ..evaluation.fingerprint import fingerprint
 from ..evaluation.processes import Processes
+from ..evaluation.rows import DEFAULT_FIELD
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
+from ..reports.formats import plural
 from ..tokenizers.loading import tokenizer_of
 from . import card, page, students
 from .acceptance import Meter
 from .answers import Asked, answers_of_all
-from .arguments import as_os_error, defaults, last_checkpoint, step_of, steps_of, texts_of_a_pass
+from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
+from .deadline import ANSWERS as ANSWERING
+from .deadline import Deadline, EndsInTime
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .on_policy import OnPolicy
@@ -36,6 +41,8 @@ from .teacher import Teacher
 from .trainer import DraftTrainer
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
+#: how prompts were read, as far as other commands read them so, too
+SHOWN = ("split", "config")
 
 
 @dataclass
@@ -45,11 +52,13 @@ class Watch:
     Attributes:
         answers: `(done, total)`, the target's answers.
         say: a sentence.
+        part: which part of the run begins.
         shows_progress: a bar of the steps.
     """
 
     answers: Callable[[int, int], None] = lambda done, total: None
     say: Callable[[str], None] = lambda sentence: None
+    part: Callable[[str], None] = lambda name: None
     shows_progress: bool = False
 
 
@@ -102,9 +111,12 @@ class Run:
     watch: Watch
     push: Push | None = None
     store: str | Path | None = None
+    begun: float = field(default_factory=time.monotonic)
     examples: list[Example] = field(default_factory=list)
 
     def __post_init__(self):
+        minutes = self.settings.minutes
+        self.deadline = Deadline(None if minutes is None else 60 * minutes, self.begun)
         self.target = checks.unwrap(self.target, "target")
         checks.check_model(self.target, "target")
         self.folder = Path(self.output)
@@ -118,8 +130,14 @@ class Run:
             raise ValueError(
                 f"`output={str(self.folder)!r}` holds a run already: go on with `resume=True`, or name another folder."
             )
-        if resume and path.exists():
-            Trained.read(self.folder).check(self.settings.to_dict())
+        if resume and not path.exists() and not (self.folder / ANSWERS).exists():
+            raise ValueError(
+                f"`output={str(self.folder)!r}` holds no run to go on with: name its folder, or begin one without "
+                "`resume=True`."
+            )
+        self.before = Trained.read(self.folder) if path.exists() else None
+        if self.before is not None:
+            self.before.check(self.settings.to_dict())
         self.processes = Processes.of(self.target)
         if self.processes.shares_model:
             raise ValueError(
@@ -134,11 +152,15 @@ class Run:
             )
         if self.push is not None:
             self.push.check()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
         """The prompts."""
+        self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
+        self.reading = {name: reading[name] for name in SHOWN if reading.get(name) is not None}
+        if isinstance(prompt := reading.get("prompt", DEFAULT_FIELD), str) and prompt != DEFAULT_FIELD:
+            self.reading["template" if "{{" in prompt or "{%" in prompt else "field"] = prompt
         self.data: Data = read_data(
             dataset,
             self.target,
@@ -165,11 +187,20 @@ class Run:
             return
         name = f"{name_of(self.target)} {fingerprint(self.target)}"
         asked = Asked(
-            name, self.data.digest, settings.use, settings.max_new_tokens, settings.answers_per_prompt, settings.seed
+            name,
+            self.data.digest,
+            settings.use,
+            settings.max_new_tokens,
+            settings.answers_per_prompt,
+            settings.seed,
+            settings.batch_size,
         )
+        self.watch.part("answers of the target")
         prompts = dict(list(self.data.prompts.items())[:only])
         path, watch = self.folder / ANSWERS, self.watch.answers
-        found = answers_of_all(self.target, prompts, asked, path, settings.batch_size, watch, self.processes)
+        found = answers_of_all(
+            self.target, prompts, asked, path, watch, self.processes, lambda: self.deadline.has_passed(ANSWERING)
+        )
         self.examples = unique(found, settings.max_length)
 
     def prepare(self, arguments: dict[str, Any], records: bool = True) -> Estimate:
@@ -189,11 +220,13 @@ class Run:
             self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)
             self.teacher = self._recorded() if records else self.teacher
         trainer = self._trainer(1, 1)
-        self.estimate = self.processes.gather([estimate(trainer)])[0]
+        self.watch.part("timing a step")
+        self.estimate = self.processes.gather([estimate(trainer, self.deadline.seconds)])[0]
         return self.estimate
 
     def _recorded(self) -> Teacher:
         rank, count = self.processes.rank, self.processes.count
+        self.watch.part("recording the target")
         self.watch.say(f"The store takes {self.stored.num_bytes / 1e9:,.1f} GB.")
         missing = self.stored.begin() if rank == 0 else []
         missing = self.processes.gather([missing])[0]
@@ -204,26 +237,40 @@ class Run:
     def train(self, resume: bool) -> Trained:
         """The steps, and what is kept of them."""
         checkpoint = last_checkpoint(self.folder / CHECKPOINTS) if resume else None
-        found, result = self.folder / FILE, self._result()
-        if resume and found.exists():
-            result.num_steps = Trained.read(self.folder).num_steps
+        num_done = 0 if checkpoint is None else step_of(checkpoint)
+        result = self._result(self._num_steps(num_done))
+        if self.before is not None and self.before.best_step is not None and num_done >= result.num_steps:
+            self.watch.say(
+                f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
+            )
+            return self.before
         for note in result.notes:
             self.watch.say(note)
-        every = result.num_steps // min(result.num_steps, self.settings.num_evaluations)
+        every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
-        clock = Clock()
-        trainer.add_callback(clock)
-        trainer.add_callback(Shown(self.watch.shows_progress))
+        clock, shown = Clock(), Shown(self.watch.shows_progress)
+        ends = EndsInTime(self.deadline, self.estimate.seconds)
+        trainer.told = shown.tell_part
+        for callback in (clock, shown, ends):
+            trainer.add_callback(callback)
         if trainer.is_world_process_zero():
             result.write()
         if resume:
             self.watch.say(
                 "There is no checkpoint yet: this begins with the first step."
                 if checkpoint is None
-                else f"Going on after step {step_of(checkpoint)}."
+                else f"Going on after step {num_done}."
             )
         with files.named(self.folder, "the checkpoints before are whole: make room, then resume"), as_os_error():
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            if checkpoint is not None and num_done >= result.num_steps:  # killed after its last checkpoint
+                trainer.take_best(checkpoint)
+            else:
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if ends.is_early:
+            self.watch.say(
+                f"The time was over after {plural(trainer.state.global_step, 'step')} of {result.num_steps:,}; `resume=True` "
+                "goes on."
+            )
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
@@ -272,8 +319,15 @@ class Run:
         num_seen = num_steps * self.settings.batch_size
         return prospects(self.settings.kind, num_answers, num_seen, num_parameters(self.target))
 
-    def _result(self) -> Trained:
-        num_steps = steps_of(self.settings, self.estimate)
+    def _num_steps(self, num_done: int) -> int:
+        """Of the whole run, `num_done` of an earlier command included."""
+        if self.settings.steps is not None:
+            return self.settings.steps
+        if self.before is not None and self.before.best_step is None:  # killed, and begun with a plan
+            return self.before.num_steps
+        return num_done + self.deadline.num_steps(self.estimate.seconds)
+
+    def _result(self, num_steps: int) -> Trained:
         return Trained(
             folder=self.folder,
             target=name_of(self.target),
@@ -281,6 +335,7 @@ class Run:
             settings=self.settings.to_dict(),
             data={
                 "source": self.source,
+                "reading": self.reading,
                 "num_prompts": len(self.data.prompts),
                 "num_held_out": len(self.data.held_out),
                 "num_answers": len(self.examples),

@@ -27,7 +27,7 @@ class Settings:
         loss: a name in `LOSSES`.
         on_policy: in this share of the passes, a draft model learns from texts of its own (DistillSpec).
         steps: of the optimizer; `None`: as many as fit into `minutes`.
-        minutes: of training alone, without answers and measuring.
+        minutes: of the whole run: answers, measuring and training. How many answers and steps fit follows the clock.
         num_evaluations: how often acceptance is measured, evenly over the steps; and once before them.
         batch_size: texts in a step, of all processes together.
         accumulate: each process splits its part of a step into so many passes, to save memory.

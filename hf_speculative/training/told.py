@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from . import wording
-from .arguments import steps_of
 from .estimate import Estimate
 from .results import Trained
 from .run import Run
@@ -31,13 +30,16 @@ def estimate(console: Console, run: Run, costs: Estimate, seconds: float) -> Non
     Args:
         seconds: that the answers of the dry run took.
     """
-    total = len(run.data.prompts) * run.settings.answers_per_prompt
+    total, answering = len(run.data.prompts) * run.settings.answers_per_prompt, 0.0
     if run.data.answers:
         console.print(f"answers: {len(run.examples):,}, from the data set")
     else:
         each = seconds / max(1, len(run.examples))
-        console.print(Text(f"answers: {total:,}, about {duration(each * total)} ({each:.2f} s each)"))
-    num_steps = steps_of(run.settings, costs)
+        wanted, total = total, run.deadline.num_answers(total, each)
+        answering = each * total
+        of_all = f" of {wanted:,}, as many as the time has room for" if total < wanted else ""
+        console.print(Text(f"answers: {total:,}{of_all}, about {duration(answering)} ({each:.2f} s each)"))
+    num_steps = run.settings.steps or run.deadline.num_steps(costs.seconds, answering)
     whole = duration(costs.seconds * num_steps)
     console.print(Text(f"training: {num_steps:,} steps of {costs.seconds:.2f} s, about {whole}; measuring apart"))
     console.print(Text(f"memory: about {costs.gigabytes:.1f} GB, of a batch like the first"))
@@ -61,4 +63,6 @@ def result(console: Console, found: Trained) -> None:
         table.add_row(name, *cells)
     console.print(table)
     console.print(Text(wording.summary(found)))
-    console.print(Text(f"draft_model={found.repository or str(found.folder)!r}; card: README.md, report: report.html"))
+    console.print(Text(f"Card, report and learning curve are in {found.folder}. Go on with it:"))
+    for line in wording.next_lines(found):
+        console.print(Text(f"  {line}"), soft_wrap=True)

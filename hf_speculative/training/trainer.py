@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerState
 
 from .acceptance import Meter
 from .distributions import Use
@@ -54,6 +56,7 @@ class DraftTrainer(Trainer):
         super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
         self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
         self.on_policy = on_policy
+        self.told: Callable[[str], None] = lambda part: None  # which part of the run begins
         self.loss = LOSSES[loss] if isinstance(loss, str) else loss
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
@@ -119,7 +122,16 @@ class DraftTrainer(Trainer):
         """Acceptance on held-out prompts, by the real loop."""
         if self.meter is None:
             return {}
+        self.told("measuring acceptance")
+        started = time.monotonic()
         metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
+        metrics[f"{metric_key_prefix}_seconds"] = time.monotonic() - started
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.told("training")
         return metrics
+
+    def take_best(self, checkpoint: Path) -> None:
+        """The state of a run that ended at `checkpoint`, and its best weights, without another step."""
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self._load_from_checkpoint(self.state.best_model_checkpoint or str(checkpoint))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
-from .results import Point, Trained
+from .results import EMBEDDED_TARGET, Point, Trained
 
 MEANINGS = {
     "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
@@ -103,6 +104,21 @@ def curve(result: Trained) -> list[tuple[str, list[str]]]:
 
 def _cells(point: Point, way: str) -> list[str]:
     return [number(point.acceptance_length[way]), *(percent(rate) for rate in point.by_position[way])]
+
+
+def next_lines(result: Trained) -> list[str]:
+    """What to paste: the draft compared, checked and used."""
+    draft, data = result.repository or str(result.folder), result.data
+    is_embedded = result.target == EMBEDDED_TARGET
+    target = "embedded" if is_embedded else result.target
+    loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
+    reading = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in data["reading"].items())
+    source = f"--dataset {shlex.quote(data['source'])}{reading}"
+    return [
+        f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
+        f"hf-speculative check {shlex.quote(target)} {shlex.quote(draft)}",
+        f"hs.attach({loaded}, draft_model={draft!r})  # import hf_speculative as hs",
+    ]
 
 
 def usage(result: Trained) -> str:

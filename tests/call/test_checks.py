@@ -148,6 +148,8 @@ def test_a_call_with_a_draft(target, draft, name):
         from transformers import StoppingCriteria
 
         class Never(StoppingCriteria):
+            eos_token_id = None  # as criteria have it with which plain `generate` fills up
+
             def __call__(self, input_ids, scores, **kwargs):
                 return torch.zeros(len(input_ids), dtype=torch.bool)
 

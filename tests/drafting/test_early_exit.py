@@ -12,7 +12,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
 from hf_speculative.call.sources.early_exit import EarlyExitSource
-from hf_speculative.models import EarlyExitModel, probe, verified_types
+from hf_speculative.models import EarlyExitModel, verified_types
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny

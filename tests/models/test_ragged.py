@@ -7,8 +7,8 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel
-from hf_speculative.models.verified_types import TESTED_TYPES
 from hf_speculative.models.ragged_cache import RaggedCache
+from hf_speculative.models.verified_types import TESTED_TYPES
 from hf_speculative.types import Batch
 from tests.support import tiny
 

@@ -42,7 +42,7 @@ def test_a_killed_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
         file.write(b'{"index": 3, "sample": 0, "new_i')  # the line that the kill cut off
     again = Journal(path, ASKED)
     answer(target, PROMPTS, ASKED, again)
-    assert asked == [[PROMPTS[0], PROMPTS[2]], [PROMPTS[3], PROMPTS[7]]]
+    assert asked == [[PROMPTS[0], PROMPTS[2]], [*PROMPTS.values()]], "drawn together, as without the kill"
     whole = Journal(path, ASKED)
     assert whole.found == again.found and len(whole.found) == 4
     assert sorted(json.loads(line)["index"] for line in path.read_text().splitlines()[1:]) == [0, 2, 3, 7]

@@ -1,0 +1,36 @@
+"""Names that a user gives for models: folders, repositories on the Hub, and the models that come with the package.
+
+Imports nothing heavy, so that commands find a wrong name before they import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+#: as the Hub takes it
+REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
+#: the embedded models, as commands name them
+EMBEDDED = {"embedded": "target", "embedded/draft": "draft", "embedded/head": "head"}
+
+
+def place_of(name: str | Path) -> str:
+    """The folder of an embedded model; any other name as it is."""
+    is_embedded = str(name) in EMBEDDED and not Path(name).exists()
+    return str(EMBEDDED_FOLDER / EMBEDDED[str(name)]) if is_embedded else str(name)
+
+
+def check_name(name: str | Path) -> None:
+    """Refuse a name that can be neither a folder nor a repository.
+
+    Raises:
+        ValueError: there is no such folder, or it is a file.
+    """
+    path, text = Path(name), str(name)
+    if path.is_dir():
+        return
+    if path.exists():
+        raise ValueError(f"{text!r} is a file: name the folder that it lies in.")
+    if not REPOSITORY.fullmatch(text):
+        raise ValueError(f"there is no folder {text!r}: name a folder, or a repository on the Hub as owner/name.")
