@@ -65,7 +65,7 @@ def generate_batches(
     in_order: bool = True,
     window: int | None = None,
     **generate_kwargs,
-) -> Iterator[Completion]:
+) -> Generator[Completion, None, None]:
     """Generate for any number of prompts, `batch_size` of them at a time, without waiting for the longest of a batch.
 
     In float32 a window's rows equal, token for token, those of plain `generate` on the window as one left-padded batch: greedy
@@ -103,7 +103,7 @@ def generate_batches(
     return _in_order(completions) if in_order else completions
 
 
-def _in_order(completions: Generator[Completion, None, None]) -> Iterator[Completion]:
+def _in_order(completions: Generator[Completion, None, None]) -> Generator[Completion, None, None]:
     finished: dict[int, Completion] = {}
     following = 0
     with closing(completions):

@@ -249,8 +249,8 @@ _patches: list[patch_transformers] = []
 _patching = threading.Lock()
 
 
-def _patch() -> None:
-    original = GenerationMixin.generate
+def _patched(original):
+    """`original`, or with a draft if a patch in force or the call says so."""
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
@@ -260,14 +260,7 @@ def _patch() -> None:
         plain_generate = original.__get__(self)
         return _generate(self, plain_generate, _bind(plain_generate, args, kwargs), attached_config=patches[0].config)
 
-    generate.__wrapped_by__ = __name__
-    GenerationMixin.generate = generate
-
-
-def _unpatch() -> None:
-    """Leaves what somebody else has put around ours since: without a patch in force, ours is transformers' own."""
-    if getattr(GenerationMixin.generate, "__wrapped_by__", None) == __name__:
-        GenerationMixin.generate = GenerationMixin.generate.__wrapped__
+    return generate
 
 
 class patch_transformers:
@@ -285,11 +278,15 @@ class patch_transformers:
         **settings: fields of `SpeculativeConfig`, as if attached to each model that has nothing attached.
     """
 
+    _pair: tuple[Any, Any]  # transformers' own and ours, of the patches that are in force
+
     def __init__(self, **settings):
         self.config = SpeculativeConfig(**settings)
         with _patching:
             if not _patches:
-                _patch()
+                original = GenerationMixin.generate
+                patch_transformers._pair = original, _patched(original)
+                GenerationMixin.generate = patch_transformers._pair[1]
             _patches.append(self)
 
     def undo(self) -> None:
@@ -297,8 +294,10 @@ class patch_transformers:
         with _patching:
             if self in _patches:
                 _patches.remove(self)
-                if not _patches:
-                    _unpatch()
+                original, ours = self._pair
+                # What somebody else has put around ours stays: without a patch in force, ours is transformers' own.
+                if not _patches and GenerationMixin.generate is ours:
+                    GenerationMixin.generate = original
 
     def __enter__(self) -> patch_transformers:
         return self

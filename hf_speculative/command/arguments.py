@@ -115,17 +115,17 @@ def check_models(**names: str | list[str] | None) -> None:
                     check_name(place_of(name))
 
 
-def check_data(option: str, name: str | None) -> None:
-    """Refuse, before torch is imported, a file of prompts that is not there.
+def check_file(option: str, path: str | Path | None) -> None:
+    """Refuse, before torch is imported, a file that is not there."""
+    if path is not None and not Path(path).exists():
+        raise ValueError(f"{option} {path}: there is no such file.")
 
-    Raises:
-        ValueError: it is named like a file, and there is none.
-    """
-    if name is None or Path(name).exists():
-        return
+
+def check_data(option: str, name: str) -> None:
+    """Refuse, before torch is imported, a data set that is named like a file where there is none; others may be on the Hub."""
     path = Path(name)
     if path.is_absolute() or name.startswith((".", "~")) or path.suffix.lower() in DATA_FILES:
-        raise ValueError(f"{option} {name}: there is no such file.")
+        check_file(option, path)
 
 
 def numbers(option: str, text: str, kind: Callable[[str], T], also: str = "") -> list[T]:

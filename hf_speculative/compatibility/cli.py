@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_data, check_dtype, check_models, help_line, load_pair, numbers
+from ..command.arguments import DTYPES, check_dtype, check_file, check_models, help_line, load_pair, numbers
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 
@@ -78,7 +78,7 @@ def check(
     """
     check_dtype(dtype)
     check_models(MODEL=model, DRAFT_MODEL=draft_model)
-    check_data("--prompts", None if prompts is None else str(prompts))
+    check_file("--prompts", prompts)
     sizes = numbers("--batch", batch, int)
     err = Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):
@@ -114,8 +114,6 @@ def _texts(path: Path | None, column: str, console: Console) -> list[str] | None
     """The prompts of a file; a row without one is named and skipped."""
     if path is None:
         return None
-    if not path.is_file():
-        raise ValueError(f"--prompts {path}: no such file.")
     from ..evaluation.rows import read_texts
 
     texts = []

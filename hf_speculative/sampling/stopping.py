@@ -26,7 +26,7 @@ class CriteriaStopping(Stopping):
         batch_size: rows of the call, as many as a criterion saw in plain `generate`.
         keep_scores: criteria are given the scores of the tokens so far, as plain `generate` does under `output_scores`.
         only_copies: a single row, too, has copies of its own: other calls will use the same criteria.
-        rows_go_on: as in plain `generate`, where no criterion brings an end token: there is nothing to fill up with then, so that
+        rows_go_on: as in plain `generate`, where no criterion brings an end token: there is nothing to fill up with then, and
             a row that met its stop writes on until all have.
     """
 

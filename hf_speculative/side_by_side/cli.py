@@ -125,7 +125,8 @@ def generate(
         demonstration.show(out, num_tokens, repeats or demonstration.REPEATS)
         return
     check_models(model=model, draft_model=draft_model)
-    check_data("--prompts", None if prompts is None else str(prompts))
+    if not prompt:  # else there are two sources, which is said below
+        check_file("--prompts", prompts)
     if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):

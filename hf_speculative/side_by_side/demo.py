@@ -123,7 +123,8 @@ class BusyTime:
 
 def are_alike(pairs: list[tuple[Work, Work]]) -> bool:
     """Whether repeats of the same work took about as long as each other."""
-    return all(max(times) <= MOST_UNLIKE * min(times) for times in zip(*((a.seconds, b.seconds) for a, b in pairs)))
+    both_ways = zip(*((own.seconds, plain.seconds) for own, plain in pairs), strict=True)
+    return all(max(seconds) <= MOST_UNLIKE * min(seconds) for seconds in both_ways)
 
 
 def choose_threads(target: PreTrainedModel) -> None:

@@ -39,7 +39,7 @@ def test_whether_it_is_worth_it(tmp_path):
     assert "skipped row 1" in result.stderr
     assert re.search(r"draft_model +1 +greedy", result.stdout) and "batch: texts written side by side" in result.stdout
     assert {"Greedy at batch 1:", "Sampled at batch 2:"} <= set(re.findall(r"\w+ at batch \d:", result.stdout))
-    assert f"{tmp_path / 'no'}: no such file" in shown("--prompts", tmp_path / "no").stderr
+    assert f"{tmp_path / 'no'}: there is no such file" in shown("--prompts", tmp_path / "no").stderr
 
 
 def test_a_target_alone_gets_advice_too(tmp_path):
