@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from prometheus_client import make_asgi_app
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers import PreTrainedModel
 from transformers.cli.serving.server import build_server
@@ -26,6 +27,8 @@ from .metrics import registry_of
 logger = logging.getLogger(__name__)
 #: bytes of a request's body at most, by default
 MAX_BODY = 8 * 2**20
+#: in which a body has to be there, and at most between two parts of it
+BODY_SECONDS, IDLE_SECONDS = 30.0, 10.0
 
 
 def build_app(model: PreTrainedModel, processor, name: str, engine: Engine | None, max_body: int = MAX_BODY) -> FastAPI:
@@ -61,10 +64,31 @@ def build_app(model: PreTrainedModel, processor, name: str, engine: Engine | Non
     app.add_exception_handler(StarletteHTTPException, _of_http)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _of_validation)
+    _replace_routes(app, models)
     if engine is not None:
-        app.mount("/metrics", make_asgi_app(registry_of(engine, name)))
+        registry = registry_of(engine, name)
+
+        @app.get("/metrics", include_in_schema=False)
+        @app.get("/metrics/", include_in_schema=False)
+        def metrics() -> Response:
+            return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
     app.add_middleware(Watched, manager=manager, max_body=max_body)
     return app
+
+
+def _replace_routes(app: FastAPI, models: OneModel) -> None:
+    """Of transformers' routes, those that load scripts from other sites go; `/load_model` checks its field."""
+    dropped = ("/load_model", "/docs", "/docs/oauth2-redirect", "/redoc")
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in dropped]
+
+    @app.post("/load_model")
+    async def load_model(body: dict) -> StreamingResponse:
+        model = body.get("model")
+        if not isinstance(model, str):
+            raise ValueError(f"`model={model!r}`: give the name of the model.")
+        name = models.process_model_name(model)  # raises before the answer has begun
+        return StreamingResponse(models.load_model_streaming(name), media_type="text/event-stream")
 
 
 def error_of(status: int, message: str, code: str | None = None) -> JSONResponse:
@@ -99,9 +123,10 @@ async def _of_validation(request: Request, error: Any) -> JSONResponse:
 
 
 class Watched:
-    """Reads a request's body up to a limit, and tells the engine when its client is gone.
+    """Reads a request's body, up to a limit and in bounded time, and tells the engine when its client is gone.
 
-    (Starlette notices that while it streams, but not while an answer is waited for.)
+    (Starlette notices that while it streams, but not while an answer is waited for.) Each request has an id of the server's; a
+    client's own `x-request-id` is a label, which its answer gets back.
     """
 
     def __init__(self, app, manager: EngineManager, max_body: int):
@@ -111,9 +136,16 @@ class Watched:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        body, is_whole = b"", False
+        body, is_whole, until = b"", False, time.monotonic() + BODY_SECONDS
         while not is_whole:
-            message = await receive()
+            try:
+                patience = min(IDLE_SECONDS, until - time.monotonic())
+                message = await asyncio.wait_for(receive(), max(0.0, patience))
+            except asyncio.TimeoutError:
+                answer = error_of(408, "the request's body did not arrive in time")
+                answer.headers["connection"] = "close"
+                await answer(scope, receive, send)
+                return
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
@@ -125,9 +157,9 @@ class Watched:
         await self._answered(scope, body, receive, send)
 
     async def _answered(self, scope, body: bytes, receive, send) -> None:
-        name = X_REQUEST_ID.encode()
-        request_id = dict(scope["headers"]).get(name, str(uuid.uuid4()).encode())
-        scope["headers"] = [(key, value) for key, value in scope["headers"] if key != name] + [(name, request_id)]
+        name, request_id = X_REQUEST_ID.encode(), str(uuid.uuid4()).encode()
+        label = dict(scope["headers"]).get(name, request_id)
+        scope["headers"] = _with(scope["headers"], name, request_id)
         messages = [{"type": "http.request", "body": body, "more_body": False}]
         is_gone = asyncio.Event()
 
@@ -135,7 +167,7 @@ class Watched:
             while (await receive())["type"] != "http.disconnect":
                 pass
             is_gone.set()
-            self.manager.cancel(request_id.decode("latin-1"))
+            self.manager.cancel(request_id.decode())
 
         async def replayed():
             if messages:
@@ -143,8 +175,18 @@ class Watched:
             await is_gone.wait()
             return {"type": "http.disconnect"}
 
+        async def labelled(message) -> None:
+            if message["type"] == "http.response.start":
+                message = message | {"headers": _with(message.get("headers", []), name, label)}
+            await send(message)
+
         watcher = asyncio.create_task(watch())
         try:
-            await self.app(scope, replayed, send)
+            await self.app(scope, replayed, labelled)
         finally:
             watcher.cancel()
+
+
+def _with(headers, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers in which `name` is there once."""
+    return [(key, other) for key, other in headers if key != name] + [(name, value)]

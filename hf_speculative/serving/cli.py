@@ -22,6 +22,8 @@ from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
 from ..names import place_of
 
+#: what answers that run get to end in, after a signal to stop
+GRACE_SECONDS = 20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -87,6 +89,7 @@ def serve(
         from ..models import choose
         from .app import build_app
         from .engine import Engine
+        from .patience import PatientProtocol
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         drafts = dict(drafting or {})
@@ -119,6 +122,13 @@ def serve(
         console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        http=PatientProtocol,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
     if engine:
         engine.close()

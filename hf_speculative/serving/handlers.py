@@ -12,9 +12,12 @@ from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
-from transformers.cli.serving.utils import BaseHandler
+from transformers.cli.serving.utils import BaseHandler, Modality
 
+from ..models import num_logits
+from .fields import check_fields, stops_of
 from .manager import Counts, EngineState
+from .off_loop import OffLoop, off_loop
 
 #: fields that transformers' server leaves out of account, and what they may say all the same
 WITHOUT_EFFECT: dict[str, tuple] = {
@@ -27,6 +30,8 @@ WITHOUT_EFFECT: dict[str, tuple] = {
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto"),
 }
+#: fields that are read here, not by transformers' server
+OURS = ("seed", "stop", "logit_bias")
 #: who says how long an answer may get
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -43,13 +48,19 @@ class OneModel(ModelManager):
         super().__init__()
         self.name, self.model, self.processor = name, model, processor
 
+    def process_model_name(self, model_id: str) -> str:  # type: ignore[override]
+        if model_id.split("@")[0] != self.name:
+            raise HTTPException(404, f"the model {model_id!r} is not served here, {self.name!r} is")
+        return super().process_model_name(model_id)
+
     def load_model_and_processor(self, model_id_and_revision, *args, **kwargs):
-        if model_id_and_revision.split("@")[0] != self.name:
-            raise HTTPException(404, f"the model {model_id_and_revision!r} is not served here, {self.name!r} is")
-        return self.model, self.processor
+        self.process_model_name(model_id_and_revision)
+        return self.model, OffLoop(self.processor)
+
+    def get_model_modality(self, model, processor=None):  # type: ignore[override]
+        return super().get_model_modality(model, self.processor)
 
     async def load_model_streaming(self, model_id_and_revision, *args, **kwargs):
-        self.load_model_and_processor(model_id_and_revision)
         yield f"data: {json.dumps({'status': 'ready', 'model': self.name})}\n\n"
 
     def get_gen_models(self, cache_dir: str | None = None) -> list[dict]:  # type: ignore[override]
@@ -80,8 +91,14 @@ class _Handler(BaseHandler):
     generation_state: EngineState
     model_manager: OneModel
 
+    async def handle_request(self, body: dict, request_id: str):
+        return await off_loop(lambda: super(_Handler, self).handle_request(body, request_id))  # type: ignore[misc]
+
     def _validate_request(self, body: dict) -> None:
         super()._validate_request(body)
+        models, manager = self.model_manager, self.generation_state.manager
+        modality = models.get_model_modality(models.model)
+        check_fields(body, manager.most_characters, reads_text_alone=modality is Modality.LLM)
         for name, harmless in WITHOUT_EFFECT.items():
             if name in body and body[name] not in harmless:
                 raise HTTPException(400, f"`{name}={body[name]!r}` is not supported: leave it out")
@@ -92,17 +109,22 @@ class _Handler(BaseHandler):
 
     def _build_generation_config(self, body: dict, model_generation_config, use_cb: bool = False):
         # The handler would seed torch for everybody; a request has a generator of its own.
-        rest = {name: value for name, value in body.items() if name != "seed"}
+        rest = {name: value for name, value in body.items() if name not in OURS}
         config = super()._build_generation_config(rest, model_generation_config, use_cb=use_cb)
         if body.get("temperature"):  # as the API has it: a temperature above 0 samples
             config.do_sample = True
         config.may_be_shorter = (
             all(body.get(name) is None for name in LENGTHS) and body.get("generation_config") is None
         )
-        config.seed = body.get("seed")
-        if config.seed is not None and not isinstance(config.seed, int):
-            raise ValueError(f"`seed={config.seed!r}`: give a whole number.")
+        config.seed, config.stop_texts = body.get("seed"), stops_of(body)
+        if bias := body.get("logit_bias"):
+            config.sequence_bias = {(self._known(int(token)),): float(value) for token, value in bias.items()}
         return config
+
+    def _known(self, token: int) -> int:
+        if token >= (size := num_logits(self.model_manager.model)):
+            raise ValueError(f"`logit_bias` names the token {token}, and the model has {size}: leave it out.")
+        return token
 
     def _counted(self, request_id: str, answer: dict) -> dict:
         counts = self.generation_state.manager.counts_of(request_id)

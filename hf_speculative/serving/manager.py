@@ -16,13 +16,16 @@ from transformers.cli.serving.utils import (
     DirectStreamer,
     GenerateManager,
     GenerationState,
+    _GenerationCancelled,
     _StreamError,
 )
 
 from ..call.statistics import RowStatistics
 from ..types import NoDistribution
-from .engine import Closed, Engine, QueueFull
+from .engine import DEFAULT_MAX_LENGTH, Closed, Engine, QueueFull
+from .fields import CHARACTERS_PER_TOKEN
 from .requests import Request
+from .stops import HeldBack, StopTexts, without_stop
 
 logger = logging.getLogger(__name__)
 #: counts of so many requests that ended are kept until they are asked for
@@ -47,6 +50,15 @@ class Streamer(DirectStreamer):
     """transformers' streamer of one answer; to cancel it gives the lane back with the round under way."""
 
     request: Request | None = None
+    held_back: HeldBack | None = None
+
+    def _enqueue(self, item) -> None:
+        if self.held_back is not None and type(item) is str:
+            item = self.held_back.add(item)
+        elif self.held_back is not None and item is None and (rest := self.held_back.rest()):
+            super()._enqueue(rest)
+        if item != "":
+            super()._enqueue(item)
 
     def receive(self, tokens: list[int]) -> None:
         self.put(torch.tensor(tokens))
@@ -74,18 +86,38 @@ class EngineManager(BaseGenerateManager):
         self._lock = threading.Lock()
 
     def generate_streaming(self, model, processor, inputs, gen_config, request_id, response_parser=None):
-        if not self._is_for_engine(inputs):
-            return self.others.generate_streaming(model, processor, inputs, gen_config, request_id, response_parser)
+        stops = gen_config.__dict__.pop("stop_texts", [])
         queue: asyncio.Queue = asyncio.Queue()
         tokenizer = getattr(processor, "tokenizer", processor)._tokenizer
         streamer = Streamer(tokenizer, asyncio.get_running_loop(), queue, response_parser)
-        streamer.put(inputs["input_ids"][0])  # which it leaves out
-        streamer.request = self._submit(request_id, inputs, gen_config, streamer.receive, streamer.finish)
+        streamer.held_back = HeldBack(stops) if stops else None
+        criteria = [StopTexts(tokenizer, stops)] if stops else []
+        if self._is_for_engine(inputs):
+            streamer.put(inputs["input_ids"][0])  # which it leaves out
+            streamer.request = self._submit(request_id, inputs, gen_config, criteria, streamer.receive, streamer.finish)
+            return queue, streamer
+        call = _call(inputs, gen_config, criteria) | {"streamer": streamer, "tokenizer": processor}
+        if hasattr(model, "has_talker"):  # as in transformers' own manager
+            call["generation_mode"] = "text"
+
+        def run() -> None:
+            try:
+                model.generate(**call)
+            except _GenerationCancelled:
+                streamer.finish(None)
+            except Exception as error:
+                streamer.finish(error)
+
+        self.others.submit(run)
         return queue, streamer
 
     async def generate_non_streaming(self, model, processor, inputs, gen_config, request_id):
+        stops = gen_config.__dict__.pop("stop_texts", [])
+        criteria = [StopTexts(getattr(processor, "tokenizer", processor)._tokenizer, stops)] if stops else []
         if not self._is_for_engine(inputs):
-            return await self.others.generate_non_streaming(model, processor, inputs, gen_config, request_id)
+            call = _call(inputs, gen_config, criteria)
+            text, *rest = await self.others.generate_non_streaming(model, processor, call, gen_config, request_id)
+            return without_stop(text, stops), *rest
         loop = asyncio.get_running_loop()
         is_done: asyncio.Future[None] = loop.create_future()
         new_ids: list[int] = []
@@ -97,9 +129,16 @@ class EngineManager(BaseGenerateManager):
         def finish(error: BaseException | None) -> None:
             loop.call_soon_threadsafe(end, error)
 
-        self._submit(request_id, inputs, gen_config, new_ids.extend, finish)
+        self._submit(request_id, inputs, gen_config, criteria, new_ids.extend, finish)
         await is_done
-        return processor.decode(new_ids, skip_special_tokens=True), inputs["input_ids"].shape[-1], torch.tensor(new_ids)
+        text = without_stop(processor.decode(new_ids, skip_special_tokens=True), stops)
+        return text, inputs["input_ids"].shape[-1], torch.tensor(new_ids)
+
+    @property
+    def most_characters(self) -> int:
+        """Of a prompt that is worth reading."""
+        limit = DEFAULT_MAX_LENGTH if self.engine is None else self.engine.max_length
+        return CHARACTERS_PER_TOKEN * limit
 
     def async_submit(self, call, *args, **kwargs) -> asyncio.Future:
         """What transformers' other endpoints run on the model: one at a time, on its own thread."""
@@ -127,7 +166,7 @@ class EngineManager(BaseGenerateManager):
     def _is_for_engine(self, inputs) -> bool:
         return self.engine is not None and set(inputs) <= {"input_ids", "attention_mask", "token_type_ids"}
 
-    def _submit(self, request_id: str, inputs, gen_config, receive, finish) -> Request:
+    def _submit(self, request_id: str, inputs, gen_config, criteria, receive, finish) -> Request:
         assert self.engine is not None
         ids = inputs["input_ids"][0].tolist()
         # What the handler has set on its own copy of the config.
@@ -149,11 +188,17 @@ class EngineManager(BaseGenerateManager):
             finish(error)
 
         with self._lock:
-            if request_id in self._requests:
-                raise ValueError(f"a request with the id {request_id!r} is running: give another `x-request-id`.")
-            request = self.engine.submit(ids, receive, finished, seed, generation_config=gen_config)
+            settings = {"generation_config": gen_config, "stopping_criteria": criteria}
+            request = self.engine.submit(ids, receive, finished, seed, **settings)
             self._requests[request_id] = request
         return request
+
+
+def _call(inputs, gen_config, criteria) -> dict[str, Any]:
+    """Keywords of `generate`, without what is not for a model."""
+    for name in ("seed", "may_be_shorter"):
+        gen_config.__dict__.pop(name, None)
+    return {**inputs, "generation_config": gen_config} | ({"stopping_criteria": criteria} if criteria else {})
 
 
 class EngineState(GenerationState):

@@ -15,8 +15,8 @@ from rich.text import Text
 from ..call.option_table import ROWS
 from ..command.arguments import (
     DTYPES,
-    check_data,
     check_dtype,
+    check_file,
     check_models,
     from_table,
     load_pair,

@@ -3,16 +3,24 @@
 import asyncio
 import copy
 import json
+import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
+import uvicorn
 from fastapi.testclient import TestClient
 
+from hf_speculative.serving import app as app_module
+from hf_speculative.serving import patience, stops
 from hf_speculative.serving.app import build_app
 from tests.support import tiny, tongues
-from tests.support.served import alone, running
+from tests.support.served import PATIENCE, alone, running
 
+JSON = {"content-type": "application/json"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -90,7 +98,7 @@ def test_completions(body, settings, client, target, tokenizer):
 def test_chat_and_stop(client, target, tokenizer):
     whole = text_alone(target, tokenizer, "hi there", max_new_tokens=20)
     stop = whole[6:8]
-    expected = whole[: whole.index(stop) + 2]
+    expected = whole[: whole.index(stop)]  # without it, as in the API
     body = {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 20, "stop": [stop]}
     answer = client.post("/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["content"] == expected
@@ -117,7 +125,7 @@ def test_models_health_and_metrics(client):
     ("path", "body", "status", "words"),
     [
         ("completions", {"prompt": "x", "max_tokens": 200}, 400, "more than the 100 that fit"),
-        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "max_new_tokens"),
+        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "give a whole number, 1 or more"),
         ("completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
         ("completions", {"prompt": "x", "temperature": "hot"}, 400, "hot"),
         ("completions", {"prompt": "x", "seed": "five"}, 400, "seed"),
@@ -214,3 +222,180 @@ def test_sampled_without_a_seed_differs(client):
     torch.manual_seed(0)
     texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ""),
+        ("stop", [""]),
+        ("stop", [5]),
+        ("stop", ["x"] * 5),
+        ("stop", "x" * 257),
+        ("model", 5),
+        ("model", ["a"]),
+        ("top_p", 0),
+        ("top_p", True),
+        ("stream", "yes"),
+        ("max_tokens", 5.5),
+        ("frequency_penalty", 1e308),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 101}),
+        ("suffix", "x"),
+    ],
+    ids=str,
+)
+def test_fields_that_cannot_be_honoured(field, value, client):
+    response = client.post("/v1/completions", json={"prompt": "x", field: value})
+    assert response.status_code == 400 and f"`{field}=" in response.json()["error"]["message"], response.text
+
+
+def test_a_temperature_beyond_all_numbers(client):
+    response = client.post("/v1/completions", content=b'{"prompt": "x", "temperature": 1e400}', headers=JSON)
+    assert response.status_code == 400 and "`temperature=inf`: give a finite number" in response.text
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_what_cannot_fit_is_refused_unread(path, target, tokenizer, engine, monkeypatch):
+    for name in ("__call__", "apply_chat_template"):
+        monkeypatch.setattr(type(tokenizer), name, lambda *args, **kwargs: pytest.fail("read"))
+    text = "x" * 1700
+    prompt = {"prompt": text * 2} if path == "completions" else {"messages": [{"role": "user", "content": text}] * 2}
+    with TestClient(build_app(target, tokenizer, "tiny", engine)) as client:
+        response = client.post(f"/v1/{path}", json=prompt)
+    assert response.status_code == 400 and "has 3,4" in response.text and "more than 3,200 cannot fit" in response.text
+
+
+def test_images_are_not_dropped(client):
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    assert response.status_code == 400 and "'image_url', and this model reads text alone" in response.text
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_logit_bias(path, client, tokenizer):
+    prompt = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    body = prompt | {"max_tokens": 4, "logit_bias": {"70": 100}}
+    (choice,) = client.post(f"/v1/{path}", json=body).json()["choices"]
+    assert choice.get("text", choice.get("message", {}).get("content")) == tokenizer.decode([70] * 4)
+    response = client.post(f"/v1/{path}", json=prompt | {"logit_bias": {"300": 1}})
+    assert response.status_code == 400 and "names the token 300, and the model has 300" in response.text
+
+
+@pytest.mark.parametrize("of_engine", [True, False])
+def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, client, target, tokenizer):
+    """Streamed or not, whatever pieces they come in, and by transformers' own manager, too."""
+    whole = text_alone(target, tokenizer, "hello", max_new_tokens=30)
+    if not of_engine:
+        client = TestClient(build_app(target, tokenizer, "tiny", None))
+    for start, length in ((0, 1), (5, 1), (8, 3), (11, 6)):
+        stop = whole[start : start + length]
+        body = {"prompt": "hello", "max_tokens": 30, "stop": [stop, "never there"]}
+        answer = client.post("/v1/completions", json=body).json()
+        assert answer["choices"][0]["text"] == whole[: whole.index(stop)]
+        assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 30
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            streamed = "".join(chunk["choices"][0]["text"] for chunk in events(response))
+        assert streamed == whole[: whole.index(stop)]
+    across = "o" + whole[0]
+    answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 30, "stop": across}).json()
+    assert answer["choices"][0]["text"] == stops.without_stop(whole, [across])
+    with client.stream(
+        "POST", "/v1/completions", json={"prompt": "hello", "max_tokens": 9, "stop": whole[8:12] + "!", "stream": True}
+    ) as response:
+        streamed = "".join(chunk["choices"][0]["text"] for chunk in events(response))
+    assert streamed == text_alone(target, tokenizer, "hello", max_new_tokens=9).rstrip("\ufffd"), (
+        "nothing stays held back"
+    )
+
+
+def test_ids_of_clients_are_labels(client, target, tokenizer):
+    """Two of one name run at a time, and the one that ends does not end the other."""
+    expected = text_alone(target, tokenizer, "hello", max_new_tokens=60)
+    body, name = {"prompt": "hello", "max_tokens": 60}, {"x-request-id": "same"}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: client.post("/v1/completions", json=body, headers=name), range(4)))
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == [expected] * 4
+    assert {answer.headers["x-request-id"] for answer in answers} == {"same"}
+    assert len({answer.json()["id"] for answer in answers}) == 4
+
+
+def test_routes(client):
+    assert client.get("/docs").status_code == 404 and client.get("/redoc").status_code == 404
+    assert "vllm:generation_tokens" in client.get("/metrics", follow_redirects=False).text
+    assert client.post("/load_model", json={"model": "tiny"}).text.startswith('data: {"status": "ready"')
+    assert client.post("/load_model", json={"model": "other"}).status_code == 404
+    assert client.post("/load_model", json={"model": 5}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_others_are_answered_while_a_prompt_is_read(path, client, tokenizer, monkeypatch):
+    """Tokenising waits here for another request to be answered, which it could not be on the same thread."""
+    answered, kind = threading.Event(), type(tokenizer)
+    name = "__call__" if path == "completions" else "apply_chat_template"
+    read = getattr(kind, name)
+
+    def slow(self, *args, **kwargs):
+        assert answered.wait(PATIENCE)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, name, slow)
+    prompt = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, f"/v1/{path}", json=prompt | {"max_tokens": 2})
+        assert client.get("/health").status_code == 200
+        answered.set()
+        assert answer.result(PATIENCE).status_code == 200
+
+
+@pytest.fixture
+def address(target, tokenizer, engine, monkeypatch):
+    """Of a real server, which is impatient."""
+    monkeypatch.setattr(app_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(app_module, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "HEADER_SECONDS", 0.5)
+    config = uvicorn.Config(
+        build_app(target, tokenizer, "tiny", engine), port=0, http=patience.PatientProtocol, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + PATIENCE
+    while not server.started:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "answer"),
+    [
+        (b"", b"", b""),
+        (b"GET /health HTTP/1.1\r\nHo", b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b"", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b" ", b"408"),
+    ],
+    ids=["nothing", "half a header", "half a body", "a body that trickles"],
+)
+def test_clients_that_do_not_go_on(begin, more, answer, address):
+    with socket.create_connection(address, timeout=PATIENCE) as client:
+        client.sendall(begin)
+        client.settimeout(0.1)
+        until, got = time.monotonic() + PATIENCE, None
+        while got is None:
+            assert time.monotonic() < until
+            try:
+                got = client.recv(1000)
+            except TimeoutError:
+                client.sendall(more)
+        assert answer in got and (not answer or got.startswith(b"HTTP/1.1 408"))
+
+
+def test_a_client_that_takes_its_time_between_requests(address):
+    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=PATIENCE) as client:
+        for _ in range(3):
+            assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 40}).status_code == 200
+            time.sleep(0.3)

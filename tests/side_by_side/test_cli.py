@@ -233,7 +233,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
         (("x", "--top-k", 5), "give a --temperature above 0"),
         (("x", "--rule", "blok"), "`--rule blok` is not one of token, block, sampled: did you mean 'block'"),
         (("x", "--draft-model", "some/model"), "--model and --draft-model go together"),
-        (("--prompts", "nowhere.txt"), "no such file"),
+        (("--prompts", "nowhere.txt"), "there is no such file"),
         (("x", "--prompts", "nowhere.txt"), "two sources"),
     ],
 )

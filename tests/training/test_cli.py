@@ -20,7 +20,7 @@ def invoke(*args):
 def test_a_dry_run_tells_time_and_memory_and_trains_nothing(tmp_path):
     data = write_prompts(tmp_path / "p.jsonl", LINES)
     result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--minutes", 0.5, "--dry-run")
-    assert result.exit_code == 2 and "`steps` and `minutes` both say how long" in result.stderr
+    assert result.exit_code == 2 and "`--steps` and `--minutes` both say how long" in result.stderr
     result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--dry-run", "--store", tmp_path / "store")
     assert result.exit_code == 0, result.output
     assert "store: about 0.0 GB in" in result.stderr.replace("\n", " ") and not (tmp_path / "store").exists()

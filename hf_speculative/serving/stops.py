@@ -1,0 +1,68 @@
+"""Texts that end an answer, as OpenAI's API has them: looked for in the new text alone, and left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
+from transformers import StoppingCriteria
+
+
+class StopTexts(StoppingCriteria):
+    """Ends one answer as soon as it holds one of `texts`. Asked after each token, in order.
+
+    Args:
+        tokenizer: the Rust tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]):
+        self.tokenizer, self.texts = tokenizer, texts
+        self.longest = max(map(len, texts))
+        self.stream = DecodeStream([], skip_special_tokens=True)
+        self.num_read: int | None = None
+        self.tail = ""
+        self.is_over = False
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        first = input_ids.shape[1] - 1 if self.num_read is None else self.num_read
+        for token in input_ids[0, first:].tolist():
+            self.tail += self.stream.step(self.tokenizer, token) or ""
+            self.is_over |= any(text in self.tail for text in self.texts)
+            self.tail = self.tail[-self.longest :]
+        self.num_read = input_ids.shape[1]
+        return torch.full((len(input_ids),), self.is_over, device=input_ids.device)
+
+
+def without_stop(text: str, texts: Sequence[str]) -> str:
+    """A text up to the first of `texts` in it."""
+    return text[: min((at for stop in texts if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+class HeldBack:
+    """A text that comes in pieces: passes on what cannot be part of one of `texts`, and nothing once one is there."""
+
+    def __init__(self, texts: Sequence[str]):
+        self.texts, self.held, self.is_over = texts, "", False
+
+    def add(self, piece: str) -> str:
+        if self.is_over:
+            return ""
+        whole = self.held + piece
+        shown = without_stop(whole, self.texts)
+        self.is_over = len(shown) < len(whole)
+        num_held = 0 if self.is_over else max(_overlap(whole, stop) for stop in self.texts)
+        self.held = whole[len(whole) - num_held :]
+        return shown[: len(whole) - num_held]
+
+    def rest(self) -> str:
+        """What was held back at the end of the answer."""
+        held, self.held = self.held, ""
+        return "" if self.is_over else held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of `text` with which `stop` begins."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
