@@ -176,8 +176,8 @@ class Sampler:
     def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         """The round emitted `tokens`; `chances` as in `Appended`."""
 
-    def finish(self) -> None:
-        """The call is over."""
+    def finish(self, most_steps: int | None = None) -> None:
+        """The call is over, of which rows keep at most `most_steps` new tokens (`Stopping.end`)."""
 
     def num_allowed(self, tokens: Tensor) -> Tensor | None:
         """Of each row of `tokens (batch, n)`, where logits are largest, how many come before a forbidden one; `None`: all."""

@@ -254,7 +254,8 @@ class SpeculativeDecoding:
                 yield round, statistics
         finally:
             rounds.close()
-            parts.sampler.finish()
+            end = parts.stopping.end
+            parts.sampler.finish(None if end is None else end - parts.batch.prompt_width)
             parts.learned.keep(parts.schedule)
             statistics.num_target_forwards = parts.target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before

@@ -233,10 +233,11 @@ class Coupled(ProcessedSampler):
         super().end_round(batch, tokens)
         self.num_steps = max(self.num_steps, *(s + len(new) for s, new in zip(self.steps, tokens, strict=True)))
 
-    def finish(self) -> None:
+    def finish(self, most_steps: int | None = None) -> None:
         """Leave the generator where plain decoding leaves it: one draw a step, whatever was looked at ahead."""
-        if self.num_steps < len(self.states):
-            self.generator.set_state(self.states[self.num_steps])
+        num_steps = self.num_steps if most_steps is None else min(most_steps, self.num_steps)
+        if num_steps < len(self.states):
+            self.generator.set_state(self.states[num_steps])
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:
         race = scores.log_softmax(-1) - self._noise(ahead, 1).log()

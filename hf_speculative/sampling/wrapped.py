@@ -40,8 +40,8 @@ class WrappedSampler(Sampler):
     def proposes_likeliest(self) -> bool:  # type: ignore[override]
         return self.sampler.proposes_likeliest
 
-    def finish(self) -> None:
-        self.sampler.finish()
+    def finish(self, most_steps: int | None = None) -> None:
+        self.sampler.finish(most_steps)
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
         return self.sampler.target_scores(batch, logits)

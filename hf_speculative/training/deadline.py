@@ -21,7 +21,7 @@ class Deadline:
     """
 
     seconds: float | None
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def left(self) -> float:

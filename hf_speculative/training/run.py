@@ -111,7 +111,7 @@ class Run:
     watch: Watch
     push: Push | None = None
     store: str | Path | None = None
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=lambda: time.monotonic())
     examples: list[Example] = field(default_factory=list)
 
     def __post_init__(self):

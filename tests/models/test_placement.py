@@ -1,9 +1,6 @@
 """Where weights lie and in what form: offloaded, quantised, of another dtype, on another device."""
 
 import copy
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,22 +9,14 @@ from accelerate import cpu_offload, disk_offload
 import hf_speculative as hs
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.placement import quantised, torchao_or_skip
 
 NEW = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.fixture
-def torchao(monkeypatch):
-    """From a folder of its own, unless it is installed: wherever transformers finds it, it says much on stderr."""
-    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "torchao"))
-    return importlib.import_module("torchao.quantization")
-
-
-def quantised(model, torchao):
-    model = copy.deepcopy(model)
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
-    assert type(model.get_output_embeddings().weight) is not torch.nn.Parameter
-    return model
+@pytest.fixture(scope="module")
+def torchao():
+    return torchao_or_skip()
 
 
 @pytest.fixture(params=["llama", "bloom", "qwen3_next", "t5"])

@@ -1,6 +1,7 @@
 """The command train."""
 
 import re
+import shlex
 
 from typer.testing import CliRunner
 
@@ -43,6 +44,14 @@ def test_a_run_by_command(tmp_path):
         "Acceptance length on held-out prompts, temperature 1:" in result.stdout
         and f"draft_model='{out}'" in result.stdout
     )
+    lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
+    assert lines[0] == f"hf-speculative eval --dataset {data} --model embedded --draft-model {out}"
+    assert lines[1] == f"hf-speculative check embedded {out}" and lines[2].startswith(
+        "hs.attach(hs.embedded_pair()[0],"
+    )
+    results, few = tmp_path / "eval.jsonl", ("--limit", "2", "--max-new-tokens", "4", "--num-draft-tokens", "2")
+    tried = CliRunner().invoke(app, [*shlex.split(lines[0])[1:], *few, "--results", str(results)])
+    assert tried.exit_code == 0 and "adaptive" not in tried.output, tried.output
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "report.html", "training.json"} <= names
     assert "the embedded target" in (out / "README.md").read_text()
@@ -63,6 +72,8 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
     assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
+    assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
+    assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
     assert "--private has no effect without --push-to-hub" in refused("--private")
     assert "--device abacus" in refused("--device", "abacus")

@@ -2,20 +2,26 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 import hf_speculative as hs
-from hf_speculative.training import arguments, prospects
+from hf_speculative.call import measured_costs
+from hf_speculative.training import arguments, deadline, prospects
 from hf_speculative.training import card as cards
+from hf_speculative.training import run as run_module
+from hf_speculative.training import trainer as trainer_module
+from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.distributions import Use
 from hf_speculative.training.estimate import Estimate
 from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run, Watch, train
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
+from hf_speculative.types import Costs
 from tests.support import blocks, tiny
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
@@ -156,7 +162,6 @@ def test_a_stopped_run_goes_on(trained, tokenizer, tmp_path, monkeypatch):
     """Killed after its first checkpoint, in the middle of writing the second one."""
     target, whole, _ = trained
     settings, said = Settings(**SETTINGS), []
-    shutil.copy(whole.folder / "answers.jsonl", tmp_path)  # sampled ones are other draws each time
     step = DraftTrainer.training_step
 
     def killed(self, *args):
@@ -235,11 +240,94 @@ def test_settings_that_cannot_work(given, told):
         Settings(**SETTINGS | given)
 
 
-def test_steps_end_with_an_evaluation():
-    costs = Estimate(seconds=0.7, gigabytes=1.0)
-    by_time = Settings(**SETTINGS | {"steps": None, "minutes": 1.0, "num_evaluations": 4})
-    assert arguments.steps_of(by_time, costs) == 88, "85 fit, and 4 evaluations share 88"
-    assert arguments.steps_of(Settings(**SETTINGS | {"steps": 1}), costs) == 1
+def weights_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_answers_and_weights(trained, tokenizer, tmp_path, monkeypatch):
+    """Whatever draft lengths the clock of the machine has led to; killed while it answered, too."""
+    target, whole, _ = trained
+    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.02, 8: 1.1}}))
+    arguments = {"tokenizer": tokenizer, "lr_scheduler_type": "linear"}
+    again = train(target, PROMPTS, tmp_path / "again", Settings(**SETTINGS), **arguments)
+
+    def killed(done, total):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        train(target, PROMPTS, folder, Settings(**SETTINGS), watch=Watch(answers=killed), **arguments)
+    resumed = train(target, PROMPTS, folder, Settings(**SETTINGS), resume=True, **arguments)
+    for result in (again, resumed):
+        lines = [sorted((one.folder / "answers.jsonl").read_text().splitlines()[1:]) for one in (result, whole)]
+        assert lines[0] == lines[1] and weights_of(result.folder) == weights_of(whole.folder)
+
+
+def test_a_run_that_is_done_goes_on_if_asked_for_more(trained, tokenizer, tmp_path):
+    target, whole, _ = trained
+    folder, said = shutil.copytree(whole.folder, tmp_path / "run"), []
+    arguments = {"tokenizer": tokenizer, "resume": True, "watch": Watch(say=said.append)}
+    before = weights_of(folder)
+    same = train(target, PROMPTS, folder, Settings(**SETTINGS), **arguments)
+    assert same == replace(whole, folder=folder) and weights_of(folder) == before
+    assert said == ["This run has made its 4 steps: give more `steps` to go on with it, or another folder."]
+    more = train(target, PROMPTS, folder, Settings(**SETTINGS | {"steps": 6}), **arguments)
+    assert more.num_steps == 6 and [point.step for point in more.curve] == [0, 2, 4, 6]
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_finished(trained, tokenizer, tmp_path):
+    target, whole, _ = trained
+    folder = shutil.copytree(whole.folder, tmp_path / "run")
+    (folder / "model.safetensors").unlink()
+    replace(whole, folder=folder, best_step=None, curve=[]).write()
+    result = train(target, PROMPTS, folder, Settings(**SETTINGS), tokenizer=tokenizer, resume=True)
+    assert weights_of(folder) == weights_of(whole.folder) and result.curve == whole.curve
+
+
+def test_a_folder_without_a_run_is_not_resumed(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"typo'` holds no run to go on with: name its folder, or begin one without"):
+        train(tiny.llama(), PROMPTS, tmp_path / "typo", Settings(**SETTINGS), tokenizer=tokenizer, resume=True)
+    assert not (tmp_path / "typo").exists()
+
+
+class Machine:
+    """A clock on which answers, measurements and steps take what is given."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (deadline, trainer_module):
+            monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+    def slow(self, monkeypatch, owner, name, seconds):
+        method = getattr(owner, name)
+
+        def slow(*args, **kwargs):
+            self.now += seconds
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, slow)
+
+
+@pytest.mark.parametrize(("step", "measuring"), [(1.0, 2.0), (16.0, 10.0), (0.2, 30.0)])
+def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monkeypatch):
+    machine, target = Machine(monkeypatch), tiny.llama()
+    machine.slow(monkeypatch, DraftTrainer, "training_step", step)
+    machine.slow(monkeypatch, Meter, "__call__", measuring)
+    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(step, 1.0))
+    settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 8})
+    watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0))
+    result = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, watch=watch)
+    assert 60 < machine.now <= 120 + step
+    assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
+    assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
+
+
+def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
+    time_left = deadline.Deadline(600.0)
+    assert time_left.num_answers(wanted=1000, seconds=2.0) == 120 and time_left.num_answers(50, 2.0) == 50
+    assert time_left.num_steps(1.0, answering=240.0) == pytest.approx(0.7 * (570 - 240), abs=1)
+    assert deadline.Deadline(None).num_answers(1000, 60.0) == 1000
 
 
 def test_runs_without_a_chance_are_told():

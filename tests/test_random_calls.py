@@ -1,0 +1,142 @@
+"""Random calls, each compared with plain decoding: sources of drafts, processors, stops, batches and kinds of weights at once.
+
+`RANDOM_CALLS=3000 pytest -m slow tests/test_random_calls.py` makes as many calls, each from a seed of its own.
+"""
+
+import functools
+import os
+import random
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, set_seed
+
+import hf_speculative as hs
+from tests.support import tiny
+from tests.support.placement import quantised, torchao_or_skip
+
+#: calls of the slow test, and those of the quick one
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 60
+#: calls of one test
+CHUNK = 60
+
+
+@functools.cache
+def pair(kind: str):
+    """A target and a draft that partly agrees."""
+    target = tiny.build(kind.partition("-")[0], seed=1)
+    draft = tiny.noisy_copy(target, 0.1)
+    return (quantised(target, torchao_or_skip()) if kind.endswith("-int8") else target), draft
+
+
+class LastIn(StoppingCriteria):
+    """Ends a row at some tokens."""
+
+    def __init__(self, tokens):
+        self.tokens = torch.tensor(tokens)
+
+    def again(self):
+        return self
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.tokens)
+
+
+class AfterSeveral(StoppingCriteria):
+    """Ends a row at the n-th of some tokens, by a memory of each row."""
+
+    def __init__(self, tokens, n):
+        self.tokens, self.n, self.counts = torch.tensor(tokens), n, {}
+
+    def again(self):
+        return AfterSeveral(self.tokens.tolist(), self.n)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        hits = torch.isin(input_ids[:, -1], self.tokens).tolist()
+        for row, is_hit in enumerate(hits):
+            self.counts[row] = self.counts.get(row, 0) + is_hit
+        return torch.tensor([self.counts[row] >= self.n for row in range(len(hits))])
+
+
+class Lowers(LogitsProcessor):
+    """Makes what was said in the last few tokens less likely."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter_add(1, input_ids[:, -self.n :], -torch.ones_like(scores[:, : self.n]))
+
+
+def random_call(seed: int) -> tuple[str, dict, dict]:
+    """The kind of pair, keywords of plain `generate`, and those that ask for drafts besides."""
+    chance = random.Random(seed)
+    kind = chance.choice(["llama", "llama", "mistral", "gpt2", "qwen2", "llama-int8", "gpt2-int8"])
+    batch_size = chance.choice([1, 1, 2, 3, 5])
+    call = dict(tiny.prompts(batch_size, width=chance.randint(2, 9), seed=seed))
+    call |= {"max_new_tokens": chance.randint(1, 24), "pad_token_id": 0, "do_sample": chance.random() < 0.4}
+    tokens = chance.sample(range(tiny.VOCAB), 12)
+    stops = [[], [], [LastIn(tokens)], [AfterSeveral(tokens, 2)], [LastIn(tokens[:3]), AfterSeveral(tokens, 3)]]
+    if criteria := chance.choice(stops):
+        call["stopping_criteria"] = criteria
+    if chance.random() < 0.4:
+        call["eos_token_id"] = chance.sample(range(1, tiny.VOCAB), chance.choice([1, 5]))
+    if chance.random() < 0.3:
+        call["logits_processor"] = LogitsProcessorList([Lowers(chance.randint(1, 2))])
+    for name, values in {
+        "repetition_penalty": [1.3],
+        "no_repeat_ngram_size": [2, 3],
+        "min_new_tokens": [4],
+        "suppress_tokens": [[3, 4, 5]],
+    }.items():
+        if chance.random() < 0.2:
+            call[name] = chance.choice(values)
+    if chance.random() < 0.15:
+        call["prefill_chunk_size"] = 3  # takes the universal path
+    if call["do_sample"]:
+        call |= {
+            "temperature": chance.choice([0.5, 1.0, 1.7]),
+            "top_k": chance.choice([0, 5]),
+            "top_p": chance.choice([1.0, 0.8]),
+        }
+    length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
+    source = chance.choice(
+        [{"draft_model": "draft"}] * 3 + [{"method": "auto"}, {"method": "suffix"}, {"prompt_lookup_num_tokens": 4}]
+    )
+    drafts = source | (length if "prompt_lookup_num_tokens" not in source else {})
+    return kind, call, drafts | ({"reproducible": True} if call["do_sample"] else {})
+
+
+def copied(call: dict) -> dict:
+    """What has a memory begins anew."""
+    criteria = [one.again() for one in call.get("stopping_criteria", [])]
+    return call | ({"stopping_criteria": criteria} if criteria else {})
+
+
+def check(seed: int) -> None:
+    kind, call, drafts = random_call(seed)
+    target, draft = pair(kind)
+    if "draft_model" in drafts:
+        drafts["draft_model"] = draft
+    set_seed(seed)
+    expected, state = target.generate(**copied(call)), torch.get_rng_state()
+    set_seed(seed)
+    found = hs.generate(target, **copied(call), **drafts)
+    assert found.tolist() == expected.tolist(), f"call {seed}: {kind}, {call}, {drafts}"
+    assert torch.equal(torch.get_rng_state(), state), f"call {seed} drew otherwise"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:nothing was drafted")
+def test_random_calls():
+    for seed in range(FEW):
+        check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:nothing was drafted")
+@pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
+def test_many_random_calls(first):
+    for seed in range(first, first + CHUNK):
+        check(seed)
