@@ -8,10 +8,15 @@ from .command.interrupts import ends_at_once
 LOUD = ("torchao", "torchao.utils", "torch.utils._pytree")
 
 
-def main() -> None:
-    """Entry point of the console script."""
+def quiet() -> None:
+    """Hide what others say while they are imported."""
     for name in LOUD:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    quiet()
     with ends_at_once():
         from .cli import app
     app()

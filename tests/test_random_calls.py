@@ -86,7 +86,7 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
     for name, values in {
         "repetition_penalty": [1.3],
         "no_repeat_ngram_size": [2, 3],
-        "min_new_tokens": [4],
+        "min_new_tokens": [min(4, call["max_new_tokens"])],
         "suppress_tokens": [[3, 4, 5]],
     }.items():
         if chance.random() < 0.2:

@@ -48,7 +48,8 @@ def options_of(command: Callable) -> dict[str, str]:
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         told = (*typing.get_args(parameter.annotation), parameter.default)
         found = next((one for one in told if isinstance(one, OptionInfo | ArgumentInfo)), None)
-        flags = [flag for flag in getattr(found, "param_decls", None) or () if flag.startswith("--")]
+        given = (getattr(found, "default", None), *(getattr(found, "param_decls", None) or ()))  # typer's own order
+        flags = [flag for flag in given if isinstance(flag, str) and flag.startswith("--")]
         shown = flags[0] if flags else f"--{name.replace('_', '-')}"
         options[name] = name.upper() if isinstance(found, ArgumentInfo) else shown.split("/")[0]
     for name, option in list(options.items()):

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
 from hf_speculative.cli import app
-from hf_speculative.reports.speedup import Speedup
+from hf_speculative.reports.speedup import Speedup, Work
 from hf_speculative.side_by_side import demo
 from hf_speculative.side_by_side.comparison import Runner
-from tests.support import record_demo, site
+from tests.support import record_demo, site, tiny
 
 PAIR = embedded_pair()
 
@@ -64,6 +64,10 @@ def test_the_sentence():
         "61 passes of the target instead of 192; the same texts; 1.5x (1.4 to 1.6) on this machine."
     )
     assert "machine" not in demo.sentence(3, 3, True, Speedup(1.5, None, None, 1.0, 2)), "noise is no figure"
+    told = demo.sentence(61, 192, True, None, is_disturbed=True)
+    assert told.endswith(
+        "the same texts; no speedup is told, since other programs used this machine: try again once it is quiet."
+    )
     assert "please report it" in demo.sentence(3, 3, False, gain)
 
 
@@ -81,3 +85,28 @@ def test_a_recording_is_made():
     console.print("[green]a[/] < b")
     text = record_demo.svg(console, "made up")
     assert "a" in text and "&lt;" in text and "font-face" not in text and "prefers-color-scheme" not in text
+
+
+def test_the_demo_runs_with_the_threads_that_are_fastest(monkeypatch):
+    """On a machine of four cores, three of which others use."""
+    chosen, seconds = [4], {1: 0.2, 2: 0.5, 4: 0.9}
+    monkeypatch.setattr(demo.torch, "get_num_threads", lambda: chosen[0])
+    monkeypatch.setattr(demo.torch, "set_num_threads", lambda num: chosen.__setitem__(0, num))
+    monkeypatch.setattr(demo, "timed", lambda call, device: (None, seconds[chosen[0]]))
+    demo.choose_threads(tiny.llama())
+    assert chosen == [1]
+    seconds[4] = 0.1
+    chosen[0] = 4
+    demo.choose_threads(tiny.llama())
+    assert chosen == [4]
+
+
+def test_a_disturbed_measurement_is_seen(monkeypatch):
+    clock = {"perf_counter": 0.0, "thread_time": 0.0}
+    for name in clock:
+        monkeypatch.setattr(demo.time, name, lambda name=name: clock[name])
+    busy = demo.BusyTime()
+    clock.update(perf_counter=2.0, thread_time=1.0)
+    assert busy.share == 0.5 < demo.LEAST_SHARE
+    pairs = [(Work(9, 1.0), Work(9, 2.0)), (Work(9, 1.2), Work(9, 2.1))]
+    assert demo.are_alike(pairs) and not demo.are_alike([*pairs, (Work(9, 1.7), Work(9, 2.0))])

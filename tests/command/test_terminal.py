@@ -1,0 +1,125 @@
+"""Errors of commands: in the words of the command, at once, naming what the user wrote."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_speculative import names
+from hf_speculative.cli import app
+from hf_speculative.command.terminal import in_options, options_of
+from hf_speculative.embedded import FOLDER
+from hf_speculative.evaluation.cli import eval_command
+from hf_speculative.evaluation.journal import Journal
+from hf_speculative.training.cli import train_command
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "shown"),
+    [
+        (train_command, "`learning_rate=-1.0`: give more than 0.", "`--learning-rate -1.0`: give more than 0."),
+        (train_command, "`steps` and `minutes` both", "`--steps` and `--minutes` both"),
+        (train_command, "go on with `resume=True`", "go on with `--resume`"),
+        (train_command, "`output='a b'` holds", "`--output a b` holds"),
+        (train_command, "`dataset` has 1 prompt", "`--data` has 1 prompt"),
+        (train_command, "`num_evaluations=0`", "`--evaluations 0`"),
+        (train_command, "`attention_mask` is no option", "`attention_mask` is no option"),
+        (eval_command, "`prompt_lookup_num_tokens=0`", "`--prompt-lookup 0`"),
+        (eval_command, "`temperatures=-1`", "`--temperature -1`"),
+    ],
+)
+def test_keywords_are_told_as_options(command, message, shown):
+    assert in_options(message, options_of(command)) == shown
+
+
+def test_every_command_knows_its_options():
+    for command in app.registered_commands:
+        assert all(option.startswith("--") or option.isupper() for option in options_of(command.callback).values())
+
+
+WRONG = {
+    "a file of prompts": ["eval", "--dataset", "missing.jsonl"],
+    "prompts to learn from": ["train", "--data", "missing.jsonl"],
+    "prompts to compare on": ["generate", "--prompts", "missing.txt"],
+    "a model's folder": ["check", "./missing"],
+    "a draft's name": ["serve", "--draft-model", "no name"],
+    "a file": ["chat", __file__],
+}
+
+
+@pytest.mark.parametrize("args", WRONG.values(), ids=WRONG)
+def test_what_is_not_there_is_said_before_torch_is_imported(args, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    result = subprocess.run(
+        [sys.executable, "-m", "hf_speculative", *args],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(names.__file__).parents[1]}", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2 and args[-1] in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
+def test_names():
+    assert names.place_of("embedded") == str(FOLDER / "target") and names.place_of("embedded/head") == str(
+        FOLDER / "head"
+    )
+    assert names.place_of("org/name") == "org/name"
+    for name in ("org/name", "gpt2", "Qwen/Qwen2.5-0.5B", str(FOLDER)):
+        names.check_name(name)
+    for name in ("./x", "/x", "x/", "a/b/c", "two words", "x\n"):
+        with pytest.raises(ValueError, match="there is no folder"):
+            names.check_name(name)
+
+
+def test_torchao_says_nothing_while_a_command_begins(tmp_path):
+    """transformers imports it wherever it is installed; a stand-in says what it says."""
+    loud = tmp_path / "torchao" / "__init__.py"
+    loud.parent.mkdir()
+    loud.write_text(
+        textwrap.dedent(
+            """
+            import logging
+            __version__ = "0.18.0"
+            logging.getLogger("torchao").warning("Failed to load _C.so")
+            logging.getLogger("torch.utils._pytree").warning("Calling register_constant() is deprecated")
+            """
+        )
+    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['x', '--version']\n"
+    script += "from hf_speculative import __main__ as main\nmain.quiet()\nimport torchao"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"header": {"for', "its first line is cut off"),
+        (b"", "it is empty"),
+        (bytes(range(128, 256)) * 9 + b"\n", "it holds bytes that are no text"),
+    ],
+)
+def test_journals_that_are_none(content, why, tmp_path):
+    path = tmp_path / "eval.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"is not the file of an evaluation.*: {why}. Name another\.$"):
+        Journal.read(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where nothing can be made")
+@pytest.mark.parametrize(
+    "args",
+    [["train", "--steps", "1", "--output", "/proc/x", "--data"], ["eval", "--results", "/proc/x.jsonl", "--dataset"]],
+    ids=lambda args: args[0],
+)
+def test_a_place_where_nothing_can_be_written(args, tmp_path):
+    data = tmp_path / "p.jsonl"
+    data.write_text('{"prompt": "x"}\n' * 2)
+    result = CliRunner().invoke(app, [*args, str(data)], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and "can be" in result.stderr and "name another" in result.stderr
+    assert "/proc/x" in result.stderr and "Errno" not in result.stderr
