@@ -49,7 +49,7 @@ def test_the_loop_asks_no_part_who_it_is():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_stay_small(path):
     assert path.stem != "utils"
-    limit = 410 if path.stem == "interfaces" else 300  # the seams, whole in one place
+    limit = 420 if path.stem == "interfaces" else 360  # the seams, whole in one place
     assert len(path.read_text().splitlines()) <= limit
 
 
@@ -69,7 +69,7 @@ def test_the_graph_sees_what_is_imported():
 
 
 def test_few_modules_lie_in_the_root():
-    assert len([path for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__")]) <= 10
+    assert len([path for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__")]) <= 12
 
 
 @pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS)))

@@ -127,7 +127,6 @@ def check(seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:nothing was drafted")
 def test_random_calls():
     for seed in range(FEW):
         check(seed)
@@ -135,7 +134,6 @@ def test_random_calls():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:nothing was drafted")
 @pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
 def test_many_random_calls(first):
     for seed in range(first, first + CHUNK):

@@ -36,8 +36,8 @@ _FORGETS = (
 _HEADS = "has an output layer for each position, a codebook each, and as many positions"
 #: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
 NEARLY_AS_DEAR = 1.1
-#: rounds without a draft, of all rows together, before that is told
-ENOUGH_ROUNDS = 64
+#: passes of a call without a draft, before that is told
+ENOUGH_PASSES = 48
 OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
@@ -243,7 +243,7 @@ def warn_of_size(source: Source, model: PreTrainedModel) -> None:
 def warn_of_no_draft(source: Source, model: PreTrainedModel, statistics: Statistics) -> None:
     """Say once a pair that the draft model was never asked, since it does not pay."""
     draft, told = source.draft_model, kept_with(model).setdefault(warn_of_no_draft, WeakSet())
-    if draft is None or statistics.reason is None or statistics.num_rounds < ENOUGH_ROUNDS or draft in told:
+    if draft is None or statistics.reason is None or statistics.num_target_forwards < ENOUGH_PASSES or draft in told:
         return
     told.add(draft)
     warnings.warn(

@@ -130,9 +130,9 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. You may stop at any time: the same command continues
     where it stopped. A row that cannot be used is recorded and skipped.
     """
+    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
     check_data("--dataset", dataset)
     check_models(model=model, draft_model=draft_model)
-    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import page, screen
         from .results import Evaluation

@@ -71,7 +71,6 @@ def test_rounds_of_a_call_are_held_against_plain_ones(pair, machine, batch_size,
         assert timings.ratios(n) == pytest.approx([ours.curve[n]] * len(timings.ratios(n)))
 
 
-@pytest.mark.filterwarnings("ignore:nothing was drafted")
 def test_a_draft_that_is_dearer_than_assumed_is_given_up_in_the_first_call(pair, machine):
     """Always right, and yet slower than plain decoding."""
     ours = machine(*pair, draft_step=1.2, column=0.0)

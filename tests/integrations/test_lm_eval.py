@@ -184,7 +184,7 @@ def test_without_a_draft_model(pair, source):
         ({"draft_model": "x", "num_draft_token": 3}, TypeError, "did you mean `num_draft_tokens`"),
         ({"draft_model": "x", "assistant_model": "y"}, ValueError, "mean the same"),
         ({"prompt_lookup_num_tokens": 3, "draft_dtype": "bfloat16"}, ValueError, "`draft_dtype='bfloat16'` is for"),
-        ({"draft_model": "./no/such/folder"}, OSError, "no/such/folder"),
+        ({"draft_model": "./no/such/folder"}, ValueError, "no/such/folder"),
     ],
 )
 def test_what_is_misspelt_is_met_before_anything_loads(options, error, words, monkeypatch):

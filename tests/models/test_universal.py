@@ -172,7 +172,7 @@ def test_a_wrong_cache_is_found_out(monkeypatch):
         return original(*args, input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 
     monkeypatch.setattr(model, "forward", forgetful)
-    monkeypatch.setattr(probe, "is_tested_universal", lambda model: False)
+    monkeypatch.setattr(probe, "is_tested_universal", lambda model, by_type: False)
     inputs, draft = prompts("causal", model, 2), tiny.llama(vocab_size=99)
     with pytest.raises(ValueError, match=r"BloomForCausalLM computes different logits.*draft_model=None"):
         hs.generate(model, **inputs, **NEW, draft_model=draft)
