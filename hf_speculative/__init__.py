@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .call.adapters import with_adapter, without_adapter
     from .call.configuration import SpeculativeConfig
     from .call.output import GenerateSpeculativeOutput
-    from .call.source import Source
+    from .call.source import DraftSource
     from .call.statistics import RowStatistics, Statistics, record
     from .compatibility import Compatibility, check
     from .drafting.suffix import SuffixStore
@@ -31,7 +31,7 @@ else:
             ".compatibility": ["Compatibility", "check"],
             ".call.configuration": ["SpeculativeConfig"],
             ".call.output": ["GenerateSpeculativeOutput"],
-            ".call.source": ["Source"],
+            ".call.source": ["DraftSource"],
             ".embedded": ["embedded_pair"],
             ".drafting.suffix": ["SuffixStore"],
             ".evaluation": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
@@ -54,6 +54,7 @@ __all__ = [
     "Compatibility",
     "Completion",
     "Draft",
+    "DraftSource",
     "Drafter",
     "Evaluation",
     "GenerateSpeculativeOutput",
@@ -63,7 +64,6 @@ __all__ = [
     "Rule",
     "Schedule",
     "Setting",
-    "Source",
     "SpeculativeConfig",
     "SpeculativeEvalCallback",
     "SpeculativeGenerationMixin",

@@ -9,6 +9,7 @@ import typer
 from .benchmark.cli import bench
 from .command.arguments import help_of
 from .command.terminal import clean_exits
+from .compare.cli import generate
 from .compatibility.cli import check
 from .compilation.cli import compile_command
 from .evaluation.cli import eval_command
@@ -16,7 +17,6 @@ from .hub import cli as hub
 from .playground.cli import playground
 from .serving.chat import chat
 from .serving.cli import serve
-from .side_by_side.cli import generate
 from .training.cli import train_command
 from .version import __version__
 

@@ -20,7 +20,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
-from .call.kept import forget
+from .call.model_state import forget
 from .call.option_table import ATTACHED_SOURCES, CALL, documented
 from .call.output import GenerateSpeculativeOutput
 from .call.packed import check_pack_weights, pack

@@ -55,7 +55,7 @@ def speculate(
         num_from_draft = [len(tokens) - 1 for tokens in new.tokens]
         done = stopping.cut(batch, new.tokens, scores)
         kept = [min(n, len(tokens)) for n, tokens in zip(num_from_draft, new.tokens, strict=True)]
-        round = Round(list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.survival)
+        round = Round(list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.acceptance_prob)
         lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.

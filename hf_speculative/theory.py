@@ -2,7 +2,7 @@
 
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
-functions of `survival` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
+functions of `acceptance_prob` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
 They are for whoever plans a pair, or studies one (docs/theory.md).
 """
 
@@ -107,31 +107,36 @@ def block_survival(ratios: Tensor) -> Tensor:
     (Sun et al. 2025, arXiv 2403.10444, Algorithm 2.) Argument and errors as `token_survival`.
     """
     _require_ratios(ratios)
-    survival = ratios.clamp(max=1)
+    acceptance_prob = ratios.clamp(max=1)
     for i in range(1, ratios.shape[1]):
-        survival[:, i] = (survival[:, i - 1] * ratios[:, i]).clamp(max=1)
-    return survival
+        acceptance_prob[:, i] = (acceptance_prob[:, i - 1] * ratios[:, i]).clamp(max=1)
+    return acceptance_prob
 
 
-def expected_tokens_from_survival(survival: Sequence[float] | Tensor) -> float:
+def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> float:
     """Mean number of tokens a round emits, **bonus token included**: 1 + s_1 + ... + s_gamma.
 
-    `survival` is `(gamma,)`, s_1 first; of estimates, the mean over rounds.
+    `acceptance_prob` is `(gamma,)`, s_1 first; of estimates, the mean over rounds.
 
     Raises:
         ValueError: survival does not have one dimension, or does not hold probabilities.
     """
-    if isinstance(survival, Tensor):
-        shape = tuple(survival.shape)
-        _require(len(shape) == 1, "survival.shape", shape, "should be (gamma,): average the rounds, `survival.mean(0)`")
-        survival = survival.tolist()
-    for value in survival:
-        _require(0 <= value <= 1, "survival", value, "is a probability: give numbers from 0 to 1")
-    return 1 + sum(survival)
+    if isinstance(acceptance_prob, Tensor):
+        shape = tuple(acceptance_prob.shape)
+        _require(
+            len(shape) == 1,
+            "acceptance_prob.shape",
+            shape,
+            "should be (gamma,): average the rounds, `acceptance_prob.mean(0)`",
+        )
+        acceptance_prob = acceptance_prob.tolist()
+    for value in acceptance_prob:
+        _require(0 <= value <= 1, "acceptance_prob", value, "is a probability: give numbers from 0 to 1")
+    return 1 + sum(acceptance_prob)
 
 
 def speedup_from_survival(
-    survival: Sequence[float] | Tensor, draft_time: float, verify_time: float, target_time: float
+    acceptance_prob: Sequence[float] | Tensor, draft_time: float, verify_time: float, target_time: float
 ) -> float:
     """How many times faster than plain decoding: a round's tokens times `target_time`, over the time the round takes.
 
@@ -146,22 +151,27 @@ def speedup_from_survival(
     _require_amount("draft_time", draft_time)
     _require_amount("target_time", target_time, positive=True)
     _require_amount("verify_time", verify_time, positive=True)
-    return expected_tokens_from_survival(survival) * target_time / (draft_time + verify_time)
+    return expected_tokens_from_survival(acceptance_prob) * target_time / (draft_time + verify_time)
 
 
 def best_gamma_from_survival(
-    survival: Sequence[float] | Tensor, draft_times: Sequence[float], verify_times: Sequence[float], target_time: float
+    acceptance_prob: Sequence[float] | Tensor,
+    draft_times: Sequence[float],
+    verify_times: Sequence[float],
+    target_time: float,
 ) -> int:
     """The gamma of the largest `speedup_from_survival`, the smallest of equals; 0, plain decoding, if none is above 1.
 
-    `survival`, `draft_times` and `verify_times` are `(max_gamma,)`: what that function takes for gamma = 1, 2, ...
+    `acceptance_prob`, `draft_times` and `verify_times` are `(max_gamma,)`: what that function takes for gamma = 1, 2, ...
     Errors are the same, and that the lengths differ.
     """
-    lengths = len(survival), len(draft_times), len(verify_times)
+    lengths = len(acceptance_prob), len(draft_times), len(verify_times)
     if len(set(lengths)) > 1:
-        raise ValueError(f"`survival`, `draft_times`, `verify_times` have the lengths {lengths}: give one per gamma.")
+        raise ValueError(
+            f"`acceptance_prob`, `draft_times`, `verify_times` have the lengths {lengths}: give one per gamma."
+        )
     times = zip((0.0, *draft_times), (target_time, *verify_times), strict=True)
-    speedups = [speedup_from_survival(survival[:gamma], *pair, target_time) for gamma, pair in enumerate(times)]
+    speedups = [speedup_from_survival(acceptance_prob[:gamma], *pair, target_time) for gamma, pair in enumerate(times)]
     return speedups.index(max(speedups))
 
 

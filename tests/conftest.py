@@ -5,9 +5,9 @@ import pytest
 import torch
 import transformers
 
-from hf_speculative.call import kept
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.models import packing, products
+from hf_speculative.call import model_state
+from hf_speculative.models import matmul_autotune, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
 from tests.support import tiny
@@ -38,14 +38,14 @@ def fixed_costs(request, monkeypatch):
 def fixed_products(request, monkeypatch):
     """Weights are packed by these times, not by the clock's, which are not noted; a test marked `measures` asks the clock."""
     if request.node.get_closest_marker("measures") is None:
-        monkeypatch.setattr(products, "_known", {})
-        monkeypatch.setattr(products, "_noted", seconds_of_products)
+        monkeypatch.setattr(matmul_autotune, "_known", {})
+        monkeypatch.setattr(matmul_autotune, "_noted", seconds_of_products)
 
 
 def seconds_of_products(kind, measure):
-    """By the `products.kind` of layers, 1 s packed, in either order, and 2 s plain."""
+    """By the `matmul_autotune.kind` of layers, 1 s packed, in either order, and 2 s plain."""
     orders = orders_of(torch.float32 if "float32" in kind else torch.bfloat16)
-    return {order: [1.0 + (order == "plain")] * len(products.WIDTHS) for order in ("plain", *orders)}
+    return {order: [1.0 + (order == "plain")] * len(matmul_autotune.WIDTHS) for order in ("plain", *orders)}
 
 
 @pytest.fixture(params=[BLOCKED, TRANSPOSED, ROWS])
@@ -64,7 +64,7 @@ def order(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def nothing_learned(monkeypatch):
     """Of models that tests share: after calls whose drafts did not pay, later ones might not draft."""
-    monkeypatch.setattr(kept, "_kept", WeakKeyDictionary())
+    monkeypatch.setattr(model_state, "_kept", WeakKeyDictionary())
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from transformers import StoppingCriteria
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import decoding
-from hf_speculative.drafting import Beams, DraftModel
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.models import RaggedModel
 from hf_speculative.models.capture import CudaGraphs
 from hf_speculative.types import read_later, uploaded
@@ -71,7 +71,7 @@ def of_draft(draft) -> dict:
 
 
 def of_beams(draft) -> dict:
-    drafter = Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
+    drafter = DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
     return {"num_draft_tokens": 5, "speculative_config": SpeculativeConfig(drafter=drafter)}
 
 

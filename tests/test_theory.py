@@ -110,9 +110,9 @@ def test_chen_table_1(token_time, speed):
     """A round drafts 4 tokens of 1.8 ms and takes a pass of 14.1 ms; the measured time of a token gives the tokens."""
     draft_time, target_time = 4 * 1.8e-3, 14.1e-3
     tokens = (draft_time + target_time) / token_time
-    survival = [(tokens - 1) / 4] * 4
-    assert theory.expected_tokens_from_survival(survival) == pytest.approx(tokens)
-    got = theory.speedup_from_survival(survival, draft_time, verify_time=target_time, target_time=target_time)
+    acceptance_prob = [(tokens - 1) / 4] * 4
+    assert theory.expected_tokens_from_survival(acceptance_prob) == pytest.approx(tokens)
+    got = theory.speedup_from_survival(acceptance_prob, draft_time, verify_time=target_time, target_time=target_time)
     assert got == pytest.approx(speed, abs=0.005)
 
 
@@ -177,9 +177,11 @@ def test_survival_of_an_empty_draft(rule):
 @pytest.mark.parametrize("distributions", [TWO, THREE])
 def test_token_survival_of_iid_distributions_is_a_power_of_the_acceptance_rate(distributions):
     alpha = theory.acceptance_rate(*distributions)
-    survival = mean_survival(theory.token_survival, distributions, 5)
-    torch.testing.assert_close(survival, alpha ** torch.arange(1, 6))
-    assert theory.expected_tokens_from_survival(survival) == pytest.approx(theory.expected_tokens(float(alpha), 5))
+    acceptance_prob = mean_survival(theory.token_survival, distributions, 5)
+    torch.testing.assert_close(acceptance_prob, alpha ** torch.arange(1, 6))
+    assert theory.expected_tokens_from_survival(acceptance_prob) == pytest.approx(
+        theory.expected_tokens(float(alpha), 5)
+    )
 
 
 def test_acceptance_rate_is_one_less_the_total_variation():
@@ -201,14 +203,16 @@ def test_acceptance_rate_takes_low_precision():
 @pytest.mark.parametrize("cost", [0.0, 0.05, 0.5])
 def test_survival_formulas_agree_with_the_iid_ones(alpha, cost):
     max_gamma, target_time = 12, 0.014
-    survival = [alpha**i for i in range(1, max_gamma + 1)]
+    acceptance_prob = [alpha**i for i in range(1, max_gamma + 1)]
     for gamma in range(max_gamma + 1):
-        tokens = theory.expected_tokens_from_survival(survival[:gamma])
+        tokens = theory.expected_tokens_from_survival(acceptance_prob[:gamma])
         assert tokens == pytest.approx(theory.expected_tokens(alpha, gamma))
-        speedup = theory.speedup_from_survival(survival[:gamma], gamma * cost * target_time, target_time, target_time)
+        speedup = theory.speedup_from_survival(
+            acceptance_prob[:gamma], gamma * cost * target_time, target_time, target_time
+        )
         assert speedup == pytest.approx(theory.walltime_factor(alpha, gamma, cost))
     draft_times = [gamma * cost * target_time for gamma in range(1, max_gamma + 1)]
-    got = theory.best_gamma_from_survival(survival, draft_times, [target_time] * max_gamma, target_time)
+    got = theory.best_gamma_from_survival(acceptance_prob, draft_times, [target_time] * max_gamma, target_time)
     assert got == theory.best_gamma(alpha, cost, max_gamma)
 
 
@@ -221,11 +225,11 @@ def test_speedup_divides_by_all_the_time_a_round_takes():
 
 
 def test_best_gamma_sees_past_a_step_in_the_verification_time():
-    survival = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    acceptance_prob = torch.tensor([0.9, 0.8, 0.7, 0.6])
     draft_times, verify_times = [1, 2, 3, 4], [10, 16, 16, 16]  # 19/11, 27/18, 34/19, 40/20
-    assert theory.best_gamma_from_survival(survival, draft_times, verify_times, target_time=10) == 4
-    assert theory.best_gamma_from_survival(survival[:2], draft_times[:2], verify_times[:2], target_time=10) == 1
-    assert theory.best_gamma_from_survival(survival, [30, 60, 90, 120], verify_times, target_time=10) == 0
+    assert theory.best_gamma_from_survival(acceptance_prob, draft_times, verify_times, target_time=10) == 4
+    assert theory.best_gamma_from_survival(acceptance_prob[:2], draft_times[:2], verify_times[:2], target_time=10) == 1
+    assert theory.best_gamma_from_survival(acceptance_prob, [30, 60, 90, 120], verify_times, target_time=10) == 0
     assert theory.best_gamma_from_survival([0.6], [1], [14], target_time=10) == 1  # 16 / 15
     assert theory.best_gamma_from_survival([0.6], [1], [15], target_time=10) == 0  # 16 / 16
     assert theory.best_gamma_from_survival([], [], [], target_time=10) == 0
@@ -256,16 +260,19 @@ HALVES = torch.tensor([0.5, 0.5])
         (lambda: theory.best_gamma_from_survival([], [], [], -1), r"^`target_time=-1` " + ABOVE_ZERO),
         (
             lambda: theory.expected_tokens_from_survival([0.9, 1.5]),
-            r"^`survival=1\.5` is a probability: give numbers from 0 to 1\.$",
+            r"^`acceptance_prob=1\.5` is a probability: give numbers from 0 to 1\.$",
         ),
-        (lambda: theory.expected_tokens_from_survival(torch.tensor([math.nan])), r"^`survival=nan` is a probability"),
+        (
+            lambda: theory.expected_tokens_from_survival(torch.tensor([math.nan])),
+            r"^`acceptance_prob=nan` is a probability",
+        ),
         (
             lambda: theory.expected_tokens_from_survival(torch.ones(2, 3)),
-            r"^`survival\.shape=\(2, 3\)` should be \(gamma,\): average the rounds, `survival\.mean\(0\)`\.$",
+            r"^`acceptance_prob\.shape=\(2, 3\)` should be \(gamma,\): average the rounds, `acceptance_prob\.mean\(0\)`\.$",
         ),
         (
             lambda: theory.best_gamma_from_survival([0.5, 0.2], [1], [1, 2], 1),
-            r"^`survival`, `draft_times`, `verify_times` have the lengths \(2, 1, 2\): give one per gamma\.$",
+            r"^`acceptance_prob`, `draft_times`, `verify_times` have the lengths \(2, 1, 2\): give one per gamma\.$",
         ),
         (
             lambda: theory.token_survival(torch.ones(3)),

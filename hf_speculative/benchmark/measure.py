@@ -120,7 +120,7 @@ def _measure_cell(
     steps.next(f"{cell}: preparing the pair")
     calibration = pair.prepare(cell.acceptance, cell.temperature)
     lengths = (num_new_tokens, num_new_tokens // 4)
-    timer, why_not = _pass_timer(pair, cell, num_cached=cell.context + sum(lengths) // 2)
+    timer, unsupported_reason = _pass_timer(pair, cell, num_cached=cell.context + sum(lengths) // 2)
     results = {
         m.name: MethodResult(
             m.name,
@@ -132,7 +132,7 @@ def _measure_cell(
         )
         for m in methods
     }
-    result = CellResult(cell, results, calibration, timer.passes if timer else None, why_not)
+    result = CellResult(cell, results, calibration, timer.passes if timer else None, unsupported_reason)
     if timer is not None:
         result.draft_cache_bytes = timer.passes.draft_cache_bytes * (cell.context + num_new_tokens) // timer.num_cached
     for method in methods:

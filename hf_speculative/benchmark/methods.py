@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import ROWS
-from .kept import made_once, weights_of
-from .peers import economize, llama_cpp, openvino, why_missing
+from .fixtures import made_once, weights_of
+from .peers import economize, llama_cpp, missing_reason, openvino
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _packed_head(pair: Pair, kind: str) -> PreTrainedModel:
 
 
 def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
-    from ..call.kept import keeping
+    from ..call.model_state import keeping
     from ..generation import generate
 
     with keeping(pair.target, {}):  # the same prompt comes again and again
@@ -289,7 +289,7 @@ def chosen_methods(methods: Iterable[str | Method]) -> list[Method]:
             if method not in METHODS:
                 raise ValueError(f"`methods`: {method!r} is not known: choose from {', '.join(METHODS)}.")
             method = METHODS[method]
-        if method.package is not None and (reason := why_missing(method.package)):
+        if method.package is not None and (reason := missing_reason(method.package)):
             raise ValueError(f"`methods`: {method.name!r} cannot be measured: {reason}")
         if method.name not in {other.name for other in chosen}:
             chosen.append(method)

@@ -20,14 +20,14 @@ from ..models import (
     choose,
     fits_universal,
     has_tested_modules,
+    states_unsupported_reason,
     weights_of_a_pass,
-    why_no_states,
 )
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
-from .kept import kept_with
-from .source import Source
+from .model_state import kept_with
+from .source import DraftSource
 from .statistics import Statistics
 
 _FORGETS = (
@@ -174,7 +174,7 @@ def check_model(model, argument: str) -> None:
         ValueError: what about it does not fit, and the way out.
     """
     check_type(model, argument)
-    reason = why_not_speculative(model)
+    reason = speculation_unsupported_reason(model)
     if reason is not None:
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
@@ -219,14 +219,14 @@ def quantised_inputs(model: PreTrainedModel) -> str:
     )
 
 
-def check_source(source: Source, model: PreTrainedModel) -> None:
+def check_source(source: DraftSource, model: PreTrainedModel) -> None:
     """Refuse a source of drafts that does not fit the target `model`."""
     if source.needs_ragged or source.reads_states:
         check_path(source, model, choose(model))
     source.check(model)
 
 
-def warn_of_size(source: Source, model: PreTrainedModel) -> None:
+def warn_of_size(source: DraftSource, model: PreTrainedModel) -> None:
     """A draft model that computes more than its target `model`."""
     draft = source.draft_model
     if draft is None:
@@ -240,7 +240,7 @@ def warn_of_size(source: Source, model: PreTrainedModel) -> None:
         )
 
 
-def warn_of_no_draft(source: Source, model: PreTrainedModel, statistics: Statistics) -> None:
+def warn_of_no_draft(source: DraftSource, model: PreTrainedModel, statistics: Statistics) -> None:
     """Say once a pair that the draft model was never asked, since it does not pay."""
     draft, told = source.draft_model, kept_with(model).setdefault(warn_of_no_draft, WeakSet())
     if draft is None or statistics.reason is None or statistics.num_target_forwards < ENOUGH_PASSES or draft in told:
@@ -253,17 +253,17 @@ def warn_of_no_draft(source: Source, model: PreTrainedModel, statistics: Statist
     )
 
 
-def check_path(source: Source, model: PreTrainedModel, path: Path) -> None:
+def check_path(source: DraftSource, model: PreTrainedModel, path: Path) -> None:
     """What a source reads of the target has to be there on its path."""
     if source.needs_ragged:
         check_ragged(model, path, source.name)
-    elif source.reads_states and path.name == "universal" and (reason := why_no_states(model)) is not None:
+    elif source.reads_states and path.name == "universal" and (reason := states_unsupported_reason(model)) is not None:
         raise ValueError(
             f"`{source.name}` reads the target's hidden states, and {type(model).__name__} {reason}: {OTHERWISE}."
         )
 
 
-def check_whole_states(source: Source, inputs: Inputs) -> None:
+def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
     """Drafts that read states, beside prompts of which the universal path does not see ids and states as a whole."""
     if not source.reads_states:
         return
@@ -288,14 +288,14 @@ def check_ragged(model, path: Path, what: str) -> None:
         )
 
 
-def check_passes(config: SpeculativeConfig, source: Source, model: PreTrainedModel) -> None:
+def check_passes(config: SpeculativeConfig, source: DraftSource, model: PreTrainedModel) -> None:
     """Drafts that read the target's layers take them out of eager passes, and its states out of those or of compiled ones."""
     for name in ("compile", "cuda_graphs") if source.reads_target else ():
         if getattr(config, name) is not True:  # "auto" is eager where it has to be
             continue
         why = "out of eager passes"
         if name == "compile" and source.reads_states:
-            if (reason := artifacts.why_not(model)) is None:
+            if (reason := artifacts.unsupported_reason(model)) is None:
                 continue
             why = f"and {type(model).__name__} {reason}"
         raise ValueError(
@@ -304,7 +304,7 @@ def check_passes(config: SpeculativeConfig, source: Source, model: PreTrainedMod
         )
 
 
-def why_not_speculative(model) -> str | None:
+def speculation_unsupported_reason(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
         return "has no `generate`"

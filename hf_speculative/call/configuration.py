@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..interfaces import Drafter, Rule, Schedule
 from .generation_settings import first_given
 from .option_table import CONFIG, checked, documented
-from .source import Source
+from .source import DraftSource
 
 
 @documented(CONFIG)
@@ -25,7 +25,7 @@ class SpeculativeConfig:
     """
 
     num_draft_tokens: int | None = None
-    drafter: Drafter | Source | None = None
+    drafter: Drafter | DraftSource | None = None
     method: str | None = None
     rule: Rule | str | None = None
     draft_sample_method: str | None = None
@@ -69,7 +69,7 @@ class SpeculativeConfig:
 class Options:
     """One call's options, resolved. `options["name"]` is what was said about one that is no source of drafts."""
 
-    source: Source
+    source: DraftSource
     num_draft_tokens: int
     schedule_name: str
     config: SpeculativeConfig

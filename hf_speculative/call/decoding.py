@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..distributed.synced_gpus import in_step
-from ..distributed.tensor_parallel import Alone
+from ..distributed.tensor_parallel import SingleProcess
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
 from ..models import Inputs, warms_up
@@ -23,10 +23,9 @@ from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
-from .clocked import Clocked
 from .configuration import Options
-from .learned import Learned
 from .measured_costs import Probe
+from .online_costs import OnlineCosts
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
 from .parts import (
     drawn_from,
@@ -39,6 +38,7 @@ from .parts import (
     target_and_drafter,
     within_reach,
 )
+from .schedule_state import ScheduleState
 from .statistics import Statistics, Stopwatch, publish
 
 
@@ -70,8 +70,8 @@ class Parts:
     stopping: Stopping
     generator: torch.Generator | None
     probe: Probe
-    learned: Learned
-    ranks: Alone
+    learned: ScheduleState
+    ranks: SingleProcess
 
     def begin(self) -> None:
         """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""
@@ -132,7 +132,7 @@ class SpeculativeDecoding:
                 streamer.put(input_ids.cpu())
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
-            if parts.sampler.processors.why_not_ahead is None:  # else that was told
+            if parts.sampler.processors.lookahead_unsupported_reason is None:  # else that was told
                 checks.warn_of_no_draft(self.options.source, model, statistics)
             if streamer is not None:
                 streamer.end()
@@ -191,11 +191,11 @@ class SpeculativeDecoding:
         sampler.keeps_draft_probs = rule.reads_draft_probs
         batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
         probe = Probe(options, model, inputs, inputs_tensor, batch, logits_processor)
-        learned = Learned(options, model, inputs)
+        learned = ScheduleState(options, model, inputs)
         schedule = within_reach(make_schedule(options), processors)
         passes = options.config.compile, options.config.cuda_graphs, model, options.source.draft_model
         if learned.is_allowed and ranks.one_clock and not warms_up(*passes):
-            schedule = Clocked(schedule, probe)
+            schedule = OnlineCosts(schedule, probe)
         return Parts(
             inputs=inputs,
             cache=cache,

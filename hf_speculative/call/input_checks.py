@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 
 from ..models import Inputs, misfit_of_encoder
 from .configuration import Options
-from .source import Source
+from .source import DraftSource
 
 
 def check_ids(kwargs: dict) -> None:
@@ -122,7 +122,7 @@ def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> No
 
 
 def check_cache(
-    cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None, source: Source
+    cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None, source: DraftSource
 ) -> None:
     """A cache that the user gave.
 

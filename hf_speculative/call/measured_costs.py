@@ -2,7 +2,7 @@
 
 Measuring takes a small share of all that calls of a pair ask for; a call that does not need its share leaves it to later ones.
 So a round of it is begun only where it is expected to fit, the most telling first. What was not reached is assumed, and later
-calls go on from there until times agree. Within a call only its own rounds, `clocked.py`, change what is known.
+calls go on from there until times agree. Within a call only its own rounds, `online_costs.py`, change what is known.
 
 What is timed are whole rounds of the loop itself, on parts of their own and the last token of each prompt, with chance of their
 own: nothing that the call will use is touched. No draft token is kept, so that each round is like the next.
@@ -30,9 +30,9 @@ from ..types import Batch, Costs, NoDistribution
 from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
-from .source import Source
+from .source import DraftSource
 from .timed_rounds import TimedRounds
-from .timings import Budget, Known, Session, Timings, costs_of
+from .timings import Budget, CostTable, Session, Timings, costs_of
 
 #: measuring takes no longer than so many plain steps, nor than this share of the plain steps that a call asks for, nor than
 #: that of those that all calls have asked for
@@ -45,7 +45,7 @@ ASSUMED_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
 
 _at_once: ContextVar[bool] = ContextVar("_at_once", default=False)
-_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, Known]]]
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, CostTable]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
 
@@ -88,7 +88,7 @@ class Probe:
     """
 
     seconds: float = 0.0
-    found: Known | None = None
+    found: CostTable | None = None
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Probe:
                 self._measure(known)
             return costs_of(known)
 
-    def _of_parts(self, parts: tuple[Source, Source]) -> Costs:
+    def _of_parts(self, parts: tuple[DraftSource, DraftSource]) -> Costs:
         """Of drafts and of guesses. Each has its own share of the time, and a call measures one of them."""
         of_drafts, of_guesses = (copy.copy(self) for _ in parts)
         of_guesses.options, of_drafts.options = (replace(self.options, source=source) for source in parts)
@@ -150,15 +150,15 @@ class Probe:
         with _lock_if_free() as is_free:
             return costs_of(self.found) if is_free else None
 
-    def _found(self) -> Known:
+    def _found(self) -> CostTable:
         of_target = _known.setdefault(self.model, WeakKeyDictionary())
         kinds, kind = of_target.setdefault(self.options.source.costs_end_with(self.model), {}), self._kind()
         if kind not in kinds:
-            kinds[kind] = Known()
+            kinds[kind] = CostTable()
             self._add(kinds[kind], self.num_rows)
         return kinds[kind]
 
-    def _add(self, known: Known, num_rows: int) -> None:
+    def _add(self, known: CostTable, num_rows: int) -> None:
         lengths = self._with_room(self.options.source.timed_lengths)
         sessions = known.sessions_of(num_rows)
         known.setdefault((num_rows, 0), Timings(self._assumed_per_token(num_rows), lengths, sessions))
@@ -172,7 +172,7 @@ class Probe:
         passes = how_passes_run(own.compile, model, source.draft_model)
         return (source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
-    def _add_tree(self, known: Known, num_rows: int, num_levels: int) -> None:
+    def _add_tree(self, known: CostTable, num_rows: int, num_levels: int) -> None:
         lengths = self._with_room(self.options.source.timed_trees[num_levels])
         drafted = num_levels * self.options.source.cost_of_token(self.model)
         per_node = drafted / max(1, lengths[0]) + assumed_verification(num_rows, self.model.device)
@@ -188,7 +188,7 @@ class Probe:
     def _assumed_per_token(self, num_rows: int) -> float:
         return self.options.source.cost_of_token(self.model) + assumed_verification(num_rows, self.model.device)
 
-    def _measure(self, known: Known) -> None:
+    def _measure(self, known: CostTable) -> None:
         """Lengthens `known`, by batch size, the call's and, as rows that are done leave, one row; and by levels of trees."""
         num_lanes, waiting = self.num_rows, self.batch.waiting
         rows_a_lane = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_lanes)
@@ -216,7 +216,7 @@ class Probe:
         known.saved -= num_steps - budget.left(known[self.num_rows, 0].plain_step)
         self.seconds = time.perf_counter() - start
 
-    def _time(self, num_rows: int, known: Known, budget: Budget) -> None:
+    def _time(self, num_rows: int, known: CostTable, budget: Budget) -> None:
         """Times rounds of `num_rows` rows, as long as the budget lasts."""
         options, ranks = self.options, budget.ranks
         target, drafter = target_and_drafter(options, self.model, self.inputs, self.inputs_tensor)

@@ -73,7 +73,7 @@ _AS_CONFIGURED = (CALL, GENERATION_CONFIG, DRAFTS_OWN)
 
 _MODEL = Instance(("torch.nn:Module",), "a transformers model, or the name or folder of one")
 _DRAFTER = Instance(
-    ("hf_speculative:Drafter", "hf_speculative:Source"),
+    ("hf_speculative:Drafter", "hf_speculative:DraftSource"),
     "an object of a subclass of hf_speculative.Drafter or hf_speculative.Source",
 )
 _SCHEDULE = Instance(("hf_speculative:Schedule",), "an object of a subclass of hf_speculative.Schedule")
@@ -220,7 +220,7 @@ def checked(name: str, value) -> Any:
     return None if value is None else ROWS[name].type.checked(name, value)
 
 
-def why_unknown(name: str) -> str | None:
+def unknown_reason(name: str) -> str | None:
     """What is wrong with a keyword of a call that nobody else knows; `None` if it is like no option."""
     if name in ROWS:
         return f"`{name}` is no keyword: give `speculative_config=hf_speculative.SpeculativeConfig({name}=...)`."

@@ -31,10 +31,10 @@ from .option_table import (
     SOURCES,
     Option,
     checked,
-    why_unknown,
+    unknown_reason,
 )
 from .option_types import shown
-from .source import Source
+from .source import DraftSource
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
 #: what says how much to draft, the schedule's name last
@@ -91,7 +91,7 @@ class _Call:
         if useless:
             raise ValueError(f"{', '.join(useless)} has no effect {why}.")
 
-    def refuse_for(self, source: Source, config: SpeculativeConfig) -> None:
+    def refuse_for(self, source: DraftSource, config: SpeculativeConfig) -> None:
         """Refuse what has no effect on drafts of this source, be it by the resolved `config`."""
         own = source.options()
         for name, value in (vars(config) | self.given).items():
@@ -185,7 +185,7 @@ def _source(
     return *next(iter(named.items()), (None, None)), guesses, attached
 
 
-def _how_much(source: Source, values: dict[str, Any]) -> dict[str, Any]:
+def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
     """How many tokens are drafted, by which schedule."""
     length = first_given(source.num_draft_tokens, values["num_draft_tokens"])
     # Who names a number of tokens gets it; the number that comes with a source means "up to".
@@ -230,7 +230,7 @@ def check_names(model, names: Iterable[str]) -> None:
     """
     config = GenerationConfig()
     for name in names:
-        reason = None if name in IN_CALL or hasattr(config, name) else why_unknown(name)
+        reason = None if name in IN_CALL or hasattr(config, name) else unknown_reason(name)
         functions = (type(model).generate, model.prepare_inputs_for_generation, model.forward)
         if reason and not any(name in inspect.signature(function).parameters for function in functions):
             raise TypeError(reason)

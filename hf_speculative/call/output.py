@@ -28,12 +28,12 @@ class Speculation:
     """
 
     from_draft: Tensor | None = None
-    survival: Tensor | None = None
+    acceptance_prob: Tensor | None = None
     statistics: Statistics | None = None
 
 
 class GenerateSpeculativeOutput(GenerateDecoderOnlyOutput, Speculation):
-    """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `survival` and `statistics` as attributes.
+    """transformers' `GenerateDecoderOnlyOutput`, with `from_draft`, `acceptance_prob` and `statistics` as attributes.
 
     `scores` and `logits` have one `(batch, vocab)` entry a step, as in plain `generate`; a row that is done is 0 there.
     `past_key_values` has read all columns of `sequences` but the last, as in plain `generate`, the pad tokens after the end of
@@ -63,17 +63,17 @@ class Rows:
 
     Attributes:
         new_tokens: of each row.
-        survival: for each of them `Verdict.survival`, nan for the target's own.
+        survival: for each of them `Verdict.acceptance_prob`, nan for the target's own.
     """
 
     def __init__(self, num_rows: int):
         self.new_tokens: list[list[int]] = [[] for _ in range(num_rows)]
-        self.survival: list[list[float]] = [[] for _ in range(num_rows)]
+        self.acceptance_prob: list[list[float]] = [[] for _ in range(num_rows)]
 
     def follow(self, round: Round) -> None:
-        for row, tokens, survival in zip(round.rows, round.tokens, round.survival_of_tokens, strict=True):
+        for row, tokens, acceptance_prob in zip(round.rows, round.tokens, round.acceptance_prob_of_tokens, strict=True):
             self.new_tokens[row] += tokens
-            self.survival[row] += survival
+            self.acceptance_prob[row] += acceptance_prob
 
 
 class Output(Rows):
@@ -147,8 +147,8 @@ class Output(Rows):
             asked = [name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}")]
             fields |= {f"encoder_{name}": encoder.get(name) for name in asked}
         result = kind(**fields)
-        result.survival, result.statistics = self._survival_matrix(), statistics
-        result.from_draft = ~result.survival.isnan()
+        result.acceptance_prob, result.statistics = self._acceptance_prob_matrix(), statistics
+        result.from_draft = ~result.acceptance_prob.isnan()
         return result
 
     @property
@@ -157,10 +157,10 @@ class Output(Rows):
         width, longest = self.input_ids.shape[1], self._longest()
         return [width + min(len(tokens), longest) for tokens in self.new_tokens]
 
-    def _survival_matrix(self) -> Tensor:
-        """`(batch, new)` float, see `Verdict.survival`; nan where the draft had not guessed, and after the end of a row."""
+    def _acceptance_prob_matrix(self) -> Tensor:
+        """`(batch, new)` float, see `Verdict.acceptance_prob`; nan for the target's own tokens and after a row's end."""
         longest = self._longest()
-        rows = [row[:longest] + [math.nan] * (longest - len(row)) for row in self.survival]
+        rows = [row[:longest] + [math.nan] * (longest - len(row)) for row in self.acceptance_prob]
         return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
 
     def _steps(self, name: str) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *con
     )
     if not value:
         return
-    is_ahead = bool(compile) and artifacts.why_not(model) is None
+    is_ahead = bool(compile) and artifacts.unsupported_reason(model) is None
     if not _takes_packed(compile, cuda_graphs, is_ahead):
         return
     packing.pack_weights(model, only_if_faster=value == "auto", is_compiled=is_ahead)
@@ -43,9 +43,9 @@ def check_pack_weights(value: bool | str, target: PreTrainedModel, config: Specu
         raise ValueError(f'`pack_weights={value!r}`: give True, False or "auto".')
     if value is not True:
         return
-    is_ahead = config.compile is True and artifacts.why_not(target) is None
+    is_ahead = config.compile is True and artifacts.unsupported_reason(target) is None
     is_static = not _takes_packed(config.compile, config.cuda_graphs, is_ahead)
     static = "is to run passes that are captured, or compiled in the process, which take plain weights"
-    if (reason := static if is_static else packing.why_not_packed(target)) is not None:
+    if (reason := static if is_static else packing.packing_unsupported_reason(target)) is not None:
         name = type(target).__name__
         raise ValueError(f'`pack_weights=True` has no effect: {name} {reason}. Give "auto", or leave it out.')

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..distributed.tensor_parallel import Alone, ranks_of
+from ..distributed.tensor_parallel import SingleProcess, ranks_of
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
-from ..schedules import SCHEDULE_NAMES, ConfidenceStop, Constant, Together
+from ..schedules import SCHEDULE_NAMES, AlignRows, ConfidenceStop, Constant
 from ..types import Batch
 from ..verification import BlockVerification, Measured, SampledVerification, rule_for
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .output import output_names
-from .source import PreparedCall
+from .source import BuildContext
 
 
 def target_and_drafter(
@@ -41,7 +41,7 @@ def target_and_drafter(
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
     keep = output_names(model, inputs.generation_config)
-    call = PreparedCall(model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
+    call = BuildContext(model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
     target, drafter = source.build(call)
     if target is None and path.name == "ragged":
         target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs)
@@ -65,17 +65,17 @@ def make_schedule(options: Options) -> Schedule:
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
     """`schedule`, or one that drafts nothing where processors have to be called once a token and in order."""
-    if processors.why_not_ahead is None:
+    if processors.lookahead_unsupported_reason is None:
         return schedule
-    warnings.warn(f"nothing is drafted in this call: {processors.why_not_ahead}", stacklevel=2)
+    warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
     nothing = Constant(0)
-    nothing.reason = str(processors.why_not_ahead)
+    nothing.reason = str(processors.lookahead_unsupported_reason)
     return nothing
 
 
 def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:
     """`schedule`, for parts that work best on rows of similar length."""
-    return Together(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
+    return AlignRows(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
 
 
 def make_sampler(
@@ -100,7 +100,7 @@ def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator 
     return own.generator
 
 
-def make_ranks(options: Options, model: PreTrainedModel) -> Alone:
+def make_ranks(options: Options, model: PreTrainedModel) -> SingleProcess:
     """Who decides in a call: one process for itself, or the first of several ranks for all."""
     return ranks_of(model, options.source.draft_model, draft_reads_target=options.source.reads_target)
 

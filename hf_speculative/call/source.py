@@ -20,7 +20,7 @@ LENGTHS = (1, 4, 0, 8, 2)
 
 
 @dataclass(frozen=True)
-class PreparedCall:
+class BuildContext:
     """A call as the target's own `generate` prepared it.
 
     Attributes:
@@ -42,7 +42,7 @@ class PreparedCall:
     cuda_graphs: bool
 
 
-class Source:
+class DraftSource:
     """Where the drafts of a call come from. A subclass is a dataclass with `argument`, `method` and `drafter`; the rest has
     defaults.
 
@@ -79,7 +79,7 @@ class Source:
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
     #: what guesses without a pass, and what drafts, where it is two sources in one
-    parts: tuple[Source, Source] | None = None
+    parts: tuple[DraftSource, DraftSource] | None = None
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Source:
     def cost_key(self) -> Hashable:
         return self.method
 
-    def for_model(self, model: PreTrainedModel) -> Source:
+    def for_model(self, model: PreTrainedModel) -> DraftSource:
         """The source that drafts for the target `model`, if this one stands for several."""
         return self
 
@@ -165,7 +165,7 @@ class Source:
         """Which of the target's hidden states its drafter reads, of drafters that are known by the draft model."""
         return ()
 
-    def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
+    def build(self, call: BuildContext) -> tuple[CachedModel | None, Drafter]:
         """The target with its cache, where it has to be of a kind of its own, and the drafter."""
         drafter, target = self.drafter(call), None
         if self.reads_states:
@@ -173,6 +173,6 @@ class Source:
             target = recording_model(call.model, call.inputs, call.path, layers, call.keep, call.compile)
         return target, drafter
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         """What drafts in this call."""
         raise NotImplementedError

@@ -82,4 +82,4 @@ class _KeepNothing(Rule):
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         verdict = self.rule(draft, target_probs, sampler)
-        return Verdict(torch.zeros_like(verdict.num_accepted), verdict.next_token, verdict.survival)
+        return Verdict(torch.zeros_like(verdict.num_accepted), verdict.next_token, verdict.acceptance_prob)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median_low
 
-from ..distributed.tensor_parallel import Alone
+from ..distributed.tensor_parallel import SingleProcess
 from ..types import Costs
 
 #: each is timed until its two best times are as close as this
@@ -176,7 +176,7 @@ class Timings:
         return [n for n in self.lengths if n not in (0, length) and self.ratios(n)]
 
 
-class Known(dict[Shape, Timings]):
+class CostTable(dict[Shape, Timings]):
     """What is known of one kind of call.
 
     Attributes:
@@ -270,7 +270,7 @@ class Budget:
         num_steps: the whole of it, in plain steps.
     """
 
-    def __init__(self, num_steps: float, ranks: Alone):
+    def __init__(self, num_steps: float, ranks: SingleProcess):
         self.num_steps, self.ranks, self.spent = num_steps, ranks, 0.0
         self.last = self._now()
 

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
-from ..call.source import Source
+from ..call.source import DraftSource
 from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..models import num_parameters
@@ -147,7 +147,7 @@ def _fit(
     draft_tokenizer: PreTrainedTokenizerBase | None,
     do_sample: bool,
     example: dict[str, Any],
-) -> tuple[Compatibility, Source | None]:
+) -> tuple[Compatibility, DraftSource | None]:
     """What needs no text, and the source that the draft is, if there is one."""
     report, reason = report_of(target, "model", example)
     if draft is None or reason is not None:
@@ -174,7 +174,7 @@ def _summary(report: ModelReport) -> str:
     return f"{report.name} takes the {report.path} path" + (f", it {report.why}" if report.why else "")
 
 
-def _shown(source: Source) -> str:
+def _shown(source: DraftSource) -> str:
     """The draft's name: as on the Hub, or its folder's."""
     name = source.draft_model.config.name_or_path if source.draft_model is not None else ""
     return Path(name).name or "draft" if not name or Path(name).exists() else name

@@ -12,6 +12,7 @@ from ..call import checks
 from ..models import (
     Inputs,
     choose,
+    eager_reason,
     fits_trees,
     is_tested_universal,
     packing,
@@ -20,7 +21,6 @@ from ..models import (
     text_inputs,
     tolerance,
     universal_deviation,
-    why_eager,
 )
 from ..types import Batch
 
@@ -69,7 +69,7 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
     if is_tested or deviation <= tolerance(model):
         if kind == "ragged":
             chains = None if fits_trees(model) else "computes other logits for branches side by side"
-            return ModelReport(name, kind, why, deviation, why_eager(model), chains, packing.describe(model)), None
+            return ModelReport(name, kind, why, deviation, eager_reason(model), chains, packing.describe(model)), None
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
         )

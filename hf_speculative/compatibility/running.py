@@ -13,10 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.configuration import SpeculativeConfig
-from ..call.kept import keeping
 from ..call.measured_costs import at_once
+from ..call.model_state import keeping
 from ..call.prompts import settings_of_rows
-from ..call.source import Source
+from ..call.source import DraftSource
 from ..call.sources import SOURCES, source_of
 from ..call.statistics import Statistics
 from ..generation import generate_rounds
@@ -41,7 +41,7 @@ class Candidate:
         given: the keywords as `generate` gets them.
     """
 
-    source: Source
+    source: DraftSource
     options: dict[str, Any]
     given: dict[str, Any]
 

@@ -57,20 +57,20 @@ def compile_command(
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.packed import pack
-        from ..models import artifacts, packing, why_eager
+        from ..models import artifacts, eager_reason, packing
         from ..models.packed_layers import packed_of
 
         quiet_transformers()
         names = ("MODEL", "--draft-model")
         target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
-        if pack_weights and (reason := packing.why_not_packed(target)):
+        if pack_weights and (reason := packing.packing_unsupported_reason(target)):
             raise ValueError(f"`--pack-weights` has no effect: {type(target).__name__} {reason}. Leave it out.")
     made = []
     for role, one, recorded in _passes(target, draft):
         pack(one, "auto" if pack_weights else False, {"compile": True})
         is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
-            if reason := why_eager(one):
+            if reason := eager_reason(one):
                 raise artifacts.CannotCompile(f"it {reason}")
             with ends_at_once(), err.status(f"{role}: compiling") as status:
                 path = artifacts.make(one, partial(_say, status, role), recorded)

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..models import are_several, device_of, has_sharded_weights, is_sharded, is_staged
 
 
-class Turnstile(AbstractContextManager):
+class ForwardBarrier(AbstractContextManager):
     """Keeps the ranks in step while it is open, and at its end until all of them are there.
 
     An error outside of a forward does not hold up the others: this rank goes on for them, and raises it once they are done.
@@ -45,7 +45,7 @@ class Turnstile(AbstractContextManager):
     def __init__(self, models: list[PreTrainedModel], device: torch.device):
         self.models, self.device = models, device
 
-    def __enter__(self) -> Turnstile:
+    def __enter__(self) -> ForwardBarrier:
         self.hooks = []
         for index, model in enumerate(self.models):
             hook = functools.partial(self._wait_for_turn, index)
@@ -118,7 +118,7 @@ def in_step(
         device: of the prompts.
     """
     models = models_in_step(synced_gpus, model, draft)
-    return Turnstile(models, device) if models else nullcontext()
+    return ForwardBarrier(models, device) if models else nullcontext()
 
 
 def check_synced(

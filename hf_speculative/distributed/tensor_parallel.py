@@ -23,7 +23,7 @@ from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Draft, Verdict
 
 
-class Alone:
+class SingleProcess:
     """One process: every part decides for itself.
 
     Attributes:
@@ -57,7 +57,7 @@ class Alone:
         return value
 
 
-class Ranks(Alone):
+class TensorParallelGroup(SingleProcess):
     """The ranks of one model: wraps each part that decides.
 
     Args:
@@ -76,7 +76,7 @@ class Ranks(Alone):
         self.first = distributed.get_global_rank(group, 0)
         self.decides = distributed.get_rank(group) == 0
 
-    def told(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """`tensor` as the first rank has it; it has the same shape on all of them."""
         tensor = tensor.to(self.device, copy=True).contiguous()
         distributed.broadcast(tensor, self.first, group=self.group)
@@ -86,17 +86,17 @@ class Ranks(Alone):
         self.generator = generator
         if self.generator is not None:
             state = self.generator.get_state()
-            self.were_alike = torch.equal(self.told(state).cpu(), state)
+            self.were_alike = torch.equal(self.broadcast(state).cpu(), state)
 
     def end(self) -> None:
         """Only the first rank has drawn. If all generators were equal before, as plain sampling needs, they are equal again."""
         if self.generator is not None:
-            state = self.told(self.generator.get_state()).cpu()
+            state = self.broadcast(self.generator.get_state()).cpu()
             if self.were_alike:
                 self.generator.set_state(state)
 
     def number(self, value: float) -> float:
-        return self.told(torch.tensor([value], dtype=torch.float64)).item()
+        return self.broadcast(torch.tensor([value], dtype=torch.float64)).item()
 
     def drafter(self, drafter: Drafter) -> Drafter:
         return AgreedDrafter(self, drafter) if self.all_draft or self.decides else AgreedDrafter(self, Absent(drafter))
@@ -117,7 +117,7 @@ class Ranks(Alone):
 class AgreedDrafter(WrappedDrafter):
     """The first rank's proposal, without the probabilities, which that rank alone needs."""
 
-    def __init__(self, ranks: Ranks, drafter: Drafter):
+    def __init__(self, ranks: TensorParallelGroup, drafter: Drafter):
         super().__init__(drafter)
         self.ranks = ranks
 
@@ -128,11 +128,11 @@ class AgreedDrafter(WrappedDrafter):
             raise ValueError(f"the drafter proposed {draft.width} tokens where at most {longest} were asked for.")
         tokens = functional.pad(draft.tokens, (0, longest - draft.width))
         width = torch.full_like(draft.num_tokens, draft.width)
-        told = ranks.told(torch.cat([width[:, None], draft.num_tokens[:, None], tokens], 1))
+        broadcast = ranks.broadcast(torch.cat([width[:, None], draft.num_tokens[:, None], tokens], 1))
         if ranks.decides:
             return draft
-        told = told.to(batch.tokens.device)
-        return Draft(told[:, 2 : 2 + int(told[0, 0])], None, told[:, 1])
+        broadcast = broadcast.to(batch.tokens.device)
+        return Draft(broadcast[:, 2 : 2 + int(broadcast[0, 0])], None, broadcast[:, 1])
 
 
 class Absent(Drafter):
@@ -155,39 +155,39 @@ class Absent(Drafter):
 class AgreedRule(Rule):
     """The first rank's verdict, which is also what the schedule learns from."""
 
-    def __init__(self, ranks: Ranks, rule: Rule):
+    def __init__(self, ranks: TensorParallelGroup, rule: Rule):
         self.ranks, self.rule = ranks, rule
         self.lossless, self.reads_draft_probs = rule.lossless, rule.reads_draft_probs
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         ranks = self.ranks
-        told = torch.zeros(len(draft.tokens), 4 + draft.width, dtype=torch.float64)  # exact for token ids
+        broadcast = torch.zeros(len(draft.tokens), 4 + draft.width, dtype=torch.float64)  # exact for token ids
         if ranks.decides:
             verdict = self.rule(draft, target_probs, sampler)
-            survival = verdict.survival
-            if survival is None:
+            acceptance_prob = verdict.acceptance_prob
+            if acceptance_prob is None:
                 places = torch.arange(draft.width, device=draft.tokens.device)
-                survival = places < verdict.num_accepted[:, None]
-            chances = survival.new_zeros(len(survival), 2) if verdict.chances is None else verdict.chances
+                acceptance_prob = places < verdict.num_accepted[:, None]
+            chances = acceptance_prob.new_zeros(len(acceptance_prob), 2) if verdict.chances is None else verdict.chances
             decided = torch.stack([verdict.num_accepted, verdict.next_token], 1)
-            told = torch.cat([decided, chances.double(), survival.double()], 1)
-        told = ranks.told(told).to(draft.tokens.device)
-        return Verdict(told[:, 0].long(), told[:, 1].long(), told[:, 4:], chances=told[:, 2:4])
+            broadcast = torch.cat([decided, chances.double(), acceptance_prob.double()], 1)
+        broadcast = ranks.broadcast(broadcast).to(draft.tokens.device)
+        return Verdict(broadcast[:, 0].long(), broadcast[:, 1].long(), broadcast[:, 4:], chances=broadcast[:, 2:4])
 
 
 class AgreedSchedule(WrappedSchedule):
     """The first rank's lengths; its clock is its own."""
 
-    def __init__(self, ranks: Ranks, schedule: Schedule):
+    def __init__(self, ranks: TensorParallelGroup, schedule: Schedule):
         super().__init__(schedule)
         self.ranks = ranks
 
     def plan(self, batch: Batch) -> list[int]:
-        return self.ranks.told(torch.tensor(self.schedule.plan(batch))).tolist()
+        return self.ranks.broadcast(torch.tensor(self.schedule.plan(batch))).tolist()
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
         counts = self.schedule.num_nodes(batch, chances)
-        return self.ranks.told(torch.tensor(counts)).tolist() if self.ranks.all_draft else counts
+        return self.ranks.broadcast(torch.tensor(counts)).tolist() if self.ranks.all_draft else counts
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> Tensor | None:
         return self._agreed(self.schedule.should_stop(scores, tokens))
@@ -198,25 +198,25 @@ class AgreedSchedule(WrappedSchedule):
     def _agreed(self, stop: Tensor | None) -> Tensor | None:
         if stop is None or not self.ranks.all_draft:
             return stop
-        return self.ranks.told(stop).to(stop.device)
+        return self.ranks.broadcast(stop).to(stop.device)
 
 
 class AgreedSampler(WrappedSampler):
     """A model that all ranks draft with has to read the same draft tokens on each of them."""
 
-    def __init__(self, ranks: Ranks, sampler: Sampler):
+    def __init__(self, ranks: TensorParallelGroup, sampler: Sampler):
         super().__init__(sampler)
         self.ranks = ranks
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         tokens, probs = self.sampler.propose(scores, ahead)
-        return self.ranks.told(tokens).to(tokens.device), probs
+        return self.ranks.broadcast(tokens).to(tokens.device), probs
 
 
 class AgreedStopping(Stopping):
     """Criteria of the user's, `max_time` among them, may answer differently on each rank."""
 
-    def __init__(self, ranks: Ranks, stopping: Stopping):
+    def __init__(self, ranks: TensorParallelGroup, stopping: Stopping):
         self.ranks, self.stopping = ranks, stopping
 
     def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
@@ -224,13 +224,13 @@ class AgreedStopping(Stopping):
         done = self.stopping.cut(batch, tokens, scores)
         end = self.stopping.end or 0
         answers = [[len(new), int(is_done), end] for new, is_done in zip(tokens, done, strict=True)]
-        answers = self.ranks.told(torch.tensor(answers)).tolist()
+        answers = self.ranks.broadcast(torch.tensor(answers)).tolist()
         for new, full, (length, _, end) in zip(tokens, whole, answers, strict=True):
             new[:], self.end = full[:length], end or None
         return [bool(is_done) for _, is_done, _ in answers]
 
 
-def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> Alone:
+def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> SingleProcess:
     """Who decides in a call.
 
     Args:
@@ -239,6 +239,6 @@ def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_
     own = group_of(draft)
     group = group_of(model) or own
     if group is None:
-        return Alone()
+        return SingleProcess()
     is_whole = draft is not None and own is None and not draft_reads_target and not is_sharded(draft)
-    return Ranks(group, device_of(model), all_draft=not is_whole)
+    return TensorParallelGroup(group, device_of(model), all_draft=not is_whole)

@@ -17,11 +17,11 @@ from ..heads.dflash import Block
 from ..interfaces import CachedModel, Sampler
 from ..models import AttentionLayers, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
+from .autoregressive import AutoregressiveDrafter
 from .raw_embedding import raw_embedding
-from .stepwise import Stepwise
 
 
-class DFlash(Stepwise):
+class DFlash(AutoregressiveDrafter):
     """Drafts with a block-diffusion model that was trained for the target.
 
     Args:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..interfaces import CachedModel, Sampler, Schedule
 from ..types import Batch, Draft, uploaded
-from .stepwise import Stepwise, as_proposed
+from .autoregressive import AutoregressiveDrafter, as_proposed
 
 
-class DraftModel(Stepwise):
+class DraftModel(AutoregressiveDrafter):
     """Drafts with a causal language model and a cache of its own.
 
     Args:

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from ..interfaces import Sampler, Schedule
 from ..types import Batch, Draft, Tree, uploaded
+from .autoregressive import AutoregressiveDrafter
 from .nodes import as_fed
-from .stepwise import Stepwise
 from .wrapped import WrappedDrafter
 
 #: how often the first sibling is kept, the second, ..., where nobody says more
@@ -35,13 +35,13 @@ class DrawnTree(WrappedDrafter):
         ValueError: no chance at all, or no depth.
     """
 
-    def __init__(self, drafter: Stepwise, rates: Sequence[float] = DEFAULT_RATES, depth: int = 8):
+    def __init__(self, drafter: AutoregressiveDrafter, rates: Sequence[float] = DEFAULT_RATES, depth: int = 8):
         if not rates or not all(0 < rate <= 1 for rate in rates):
             raise ValueError(f"`rates={rates}`: give a chance above 0 for each sibling.")
         if depth < 1:
             raise ValueError(f"`depth={depth}` drafts nothing: give 1 or more.")
         super().__init__(drafter)
-        self.stepwise, self.rates, self.depth = drafter, tuple(rates), depth
+        self.autoregressive, self.rates, self.depth = drafter, tuple(rates), depth
         self.branches = drafter.scores_levels
         self.fed_as: list[int] | None = None
 
@@ -54,7 +54,7 @@ class DrawnTree(WrappedDrafter):
         rooms = [min(n, room) for n, room in zip(num_tokens, batch.rooms, strict=True)]
         if not self.may_branch or not sampler.drafts_trees or schedule.may_stop:
             return super().propose(batch, rooms, schedule, sampler)
-        depth = max(self.stepwise.limit(batch, [min(self.depth, room) for room in rooms]))
+        depth = max(self.autoregressive.limit(batch, [min(self.depth, room) for room in rooms]))
         if depth == 0:
             return Draft.empty(batch)
         levels = shape(self.rates, max(num_tokens), depth)
@@ -63,14 +63,14 @@ class DrawnTree(WrappedDrafter):
         tokens, probs = batch.tokens.new_empty(len(rooms), 0), []
         for ahead, level in enumerate(levels):
             if ahead == 0:
-                scores, asked = sampler.draft_scores(batch, self.stepwise.step(batch, 0), 0)[:, None], [-1]
+                scores, asked = sampler.draft_scores(batch, self.autoregressive.step(batch, 0), 0)[:, None], [-1]
             else:
                 now = [node for node in fed if node < tokens.shape[1]]
                 asked = sorted({parent for parent, _ in level})
                 among = [now.index(parents[node]) if parents[node] >= 0 else -1 for node in now]
                 tree = Tree(uploaded([among] * len(rooms), tokens.device, torch.long), ahead)
                 batch.put(tokens[:, now], tree=tree)
-                scores = self.stepwise.level(batch, len(now), len(asked))
+                scores = self.autoregressive.level(batch, len(now), len(asked))
                 scores = sampler.level_scores(batch, scores, len(now) - len(asked))
             drawn, drawn_from = self._siblings(sampler.probs(scores), sampler, ahead)
             places, ranks = [asked.index(parent) for parent, _ in level], [rank for _, rank in level]

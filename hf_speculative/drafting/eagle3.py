@@ -14,11 +14,11 @@ from ..heads.eagle3 import Eagle3Model
 from ..interfaces import CachedModel, Sampler
 from ..models import AttentionLayers, CompiledPass, Nodes, RaggedCache, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
+from .autoregressive import AutoregressiveDrafter
 from .compiled_head import CompiledHead, embedded
-from .stepwise import Stepwise
 
 
-class Eagle3(Stepwise):
+class Eagle3(AutoregressiveDrafter):
     """Drafts with a head that was trained for the target.
 
     Args:

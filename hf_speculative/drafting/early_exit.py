@@ -6,10 +6,10 @@ from torch import Tensor
 
 from ..models import EarlyExitModel
 from ..types import Batch
-from .stepwise import Stepwise
+from .autoregressive import AutoregressiveDrafter
 
 
-class EarlyExit(Stepwise):
+class EarlyExit(AutoregressiveDrafter):
     """Drafts with the lower half of the target, whose cache it writes to; so there is nothing to roll back.
 
     Args:

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from ..interfaces import CachedModel
 from ..models import AttentionLayers, exchanged, with_folded_attention
 from ..types import Batch
-from .stepwise import Stepwise
+from .autoregressive import AutoregressiveDrafter
 
 
-class Gemma4Assistant(Stepwise):
+class Gemma4Assistant(AutoregressiveDrafter):
     """Drafts with an assistant that shares the target's cache.
 
     Args:

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from ..interfaces import CachedModel, Sampler, Schedule
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..types import Batch, Draft
+from .autoregressive import AutoregressiveDrafter
 from .raw_embedding import raw_embedding
-from .stepwise import Stepwise
 
 
-class Mtp(Stepwise):
+class Mtp(AutoregressiveDrafter):
     """Drafts with transformers' `MtpModel`, at most one token a layer.
 
     Args:

@@ -13,11 +13,11 @@ from torch import Tensor
 from ..interfaces import CachedModel, Sampler
 from ..tokenizers.alignment import Translation
 from ..types import Batch
+from .autoregressive import AutoregressiveDrafter
 from .draft_side import DraftSide
-from .stepwise import Stepwise
 
 
-class TokenIntersection(Stepwise):
+class TokenIntersection(AutoregressiveDrafter):
     """Drafts with a causal language model of another vocabulary, token by token.
 
     Args:

@@ -1,4 +1,4 @@
-"""Drafts without a draft model: trees of what several guessers expect, the likeliest nodes first."""
+"""Drafts without a draft model: trees of what several proposers expect, the likeliest nodes first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
-from .guessers import Guesser
 from .nodes import draft_of
+from .proposers import Proposer
 
 
 @dataclass
@@ -28,14 +28,14 @@ class Growth(Nodes):
 
 
 class TreeDrafter(Drafter):
-    """Proposes the tokens that its guessers expect, as a tree where the call takes one, else as a chain.
+    """Proposes the tokens that its proposers expect, as a tree where the call takes one, else as a chain.
 
-    What guessers agree on is one node. A node's chance is learned from how often guesses of its kind were right before, in
+    What proposers agree on is one node. A node's chance is learned from how often guesses of its kind were right before, in
     this row and in all; `Schedule.num_nodes` says how many of the likeliest are worth their time. All of it is known before the
     target draws, so that the output keeps its distribution.
 
     Args:
-        guessers: the ways to guess.
+        proposers: the ways to guess.
         max_depth: the longest path.
         learned: how often guesses were right, by kind, kept by the caller; by default this drafter's own.
     """
@@ -45,17 +45,19 @@ class TreeDrafter(Drafter):
 
     def __init__(
         self,
-        guessers: Sequence[Guesser],
+        proposers: Sequence[Proposer],
         max_depth: int = 24,
         learned: dict[Hashable, list[float]] | None = None,
     ):
-        self.guessers, self.max_depth = list(guessers), max_depth
-        self.num_successors = max(guesser.num_successors for guesser in self.guessers)
+        self.proposers, self.max_depth = list(proposers), max_depth
+        self.num_successors = max(proposer.num_successors for proposer in self.proposers)
         self.chances = Chances(self._prior, {} if learned is None else learned)
 
     def _prior(self, kinds: Hashable) -> float:
         assert isinstance(kinds, tuple)
-        return max(guesser.prior(kind) for guesser, kind in zip(self.guessers, kinds, strict=True) if kind is not None)
+        return max(
+            proposer.prior(kind) for proposer, kind in zip(self.proposers, kinds, strict=True) if kind is not None
+        )
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.vocab_size = sampler.vocab_size
@@ -65,14 +67,14 @@ class TreeDrafter(Drafter):
         self.proposed: list[list[int]] = []
         self.draft: Draft | None = None
         self.seen: tuple[list[int | None], list[list[int]] | None, Tensor, Tensor] | None = None
-        for guesser in self.guessers:
-            guesser.begin(batch, self.vocab_size)
+        for proposer in self.proposers:
+            proposer.begin(batch, self.vocab_size)
 
     def prefill(self, batch: Batch) -> None:
-        for guesser in self.guessers:
-            guesser.begin(batch, self.vocab_size)
+        for proposer in self.proposers:
+            proposer.begin(batch, self.vocab_size)
             for lane, text in enumerate(batch.history):
-                guesser.place_after(lane, text)
+                proposer.place_after(lane, text)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         grown = self.grow(batch, num_tokens)
@@ -112,9 +114,9 @@ class TreeDrafter(Drafter):
             shown = [row[:n] for n, *row in others.tolist()]
         tokens = [[] if first is None else [first, *nodes] for first, nodes in zip(newest, shown, strict=True)]
         for row, found in zip(tokens, successors.numpy(), strict=True):
-            for guesser in self.guessers:
-                if guesser.num_successors:
-                    guesser.observe(row, found[: len(row), : guesser.num_successors])
+            for proposer in self.proposers:
+                if proposer.num_successors:
+                    proposer.observe(row, found[: len(row), : proposer.num_successors])
 
     def rollback(self, batch: Batch) -> None:
         """Which guesses were right, on the way that the text took."""
@@ -131,16 +133,16 @@ class TreeDrafter(Drafter):
         self.grown = []
 
     def select(self, indices: list[int]) -> None:
-        for guesser in self.guessers:
-            guesser.select(indices)
+        for proposer in self.proposers:
+            proposer.select(indices)
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for guesser in self.guessers:
-            guesser.admit(newcomers, lanes)
+        for proposer in self.proposers:
+            proposer.admit(newcomers, lanes)
 
     def learn(self, prompt: list[int], answer: list[int]) -> None:
-        for guesser in self.guessers:
-            guesser.learn(prompt, answer)
+        for proposer in self.proposers:
+            proposer.learn(prompt, answer)
 
     def _grow(self, lane: int, batch: Batch, num_nodes: int, max_depth: int) -> Growth:
         """The likeliest nodes first; without branches, only the likeliest after each."""
@@ -160,7 +162,7 @@ class TreeDrafter(Drafter):
                 heappush(waiting, (-own_chance, count, token, node, level, after[token]))
 
         if num_nodes:
-            places = [guesser.place_after(lane, batch.history[lane]) for guesser in self.guessers]
+            places = [proposer.place_after(lane, batch.history[lane]) for proposer in self.proposers]
             reach(places, -1, 1.0, 1)
         while waiting and len(growth.tokens) < num_nodes:
             chance, _, token, parent, level, places = heappop(waiting)
@@ -170,13 +172,13 @@ class TreeDrafter(Drafter):
         return growth
 
     def _children(self, places: list) -> tuple[dict[int, Hashable], dict[int, tuple[list, dict[int, object]]]]:
-        """What may follow these places, one of each guesser: each token's kind, and where the guessers are after it."""
+        """What may follow these places, one of each proposer: each token's kind, and where the proposers are after it."""
         kinds: dict[int, list] = {}
         after: dict[int, tuple[list, dict[int, object]]] = {}
-        for i, (guesser, place) in enumerate(zip(self.guessers, places, strict=True)):
+        for i, (proposer, place) in enumerate(zip(self.proposers, places, strict=True)):
             if place is None:
                 continue
-            for kind, token, next_place in guesser.children(place):
+            for kind, token, next_place in proposer.children(place):
                 if not 0 <= token < self.vocab_size:
                     continue
                 if token not in kinds:
@@ -187,6 +189,6 @@ class TreeDrafter(Drafter):
     def _places_after(self, after: tuple[list, dict[int, object]], token: int) -> list:
         places, known = after
         return [
-            known[i] if i in known else None if place is None else guesser.follow(place, token)
-            for i, (guesser, place) in enumerate(zip(self.guessers, places, strict=True))
+            known[i] if i in known else None if place is None else proposer.follow(place, token)
+            for i, (proposer, place) in enumerate(zip(self.proposers, places, strict=True))
         ]

@@ -24,11 +24,11 @@ from transformers.generation.streamers import BaseStreamer
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import first_given, setting_of
-from ..call.kept import keeping
+from ..call.model_state import keeping
 from ..call.output import Rows
 from ..call.preparation import prepare
 from ..call.prompts import padded
-from ..call.source import Source
+from ..call.source import DraftSource
 from ..call.statistics import RowStatistics, Statistics
 from ..generation import attached_to, generate, generate_rounds
 from ..models import device_of
@@ -87,7 +87,7 @@ class Decoder:
         with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
             if not setting.is_plain:
                 (found, counts), seconds = timed(lambda: _all_rounds(self.target, inputs | kwargs), self.target.device)
-                rows = map(self._row, indices, found.new_tokens, found.survival, counts.rows)
+                rows = map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows)
                 return Call(setting.name, batch, seconds, list(rows), counts)
             ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
             if ends.criteria:
@@ -140,7 +140,7 @@ class Decoder:
         draft = {} if setting.draft is None else self.drafts[setting.draft].generate_kwargs
         return self._own_kwargs() | self._length_of(setting) | setting.generate_kwargs | draft
 
-    def _source(self, setting: Setting) -> Source:
+    def _source(self, setting: Setting) -> DraftSource:
         return setting.source(self.drafts).for_model(self.target)
 
     def _length_of(self, setting: Setting) -> dict[str, Any]:
@@ -184,8 +184,8 @@ class Decoder:
             torch.manual_seed(self.seed + batch)
             yield
 
-    def _row(self, index: int, ids: list[int], survival: list[float], counts: RowStatistics) -> Row:
-        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in survival]
+    def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
+        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
         return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
 
     def _plain_row(self, index: int, ids: list[int], length: float, prompt: list[int]) -> Row:

@@ -12,8 +12,8 @@ from ..call.statistics import RowStatistics, Statistics, without_nan
 from ..reports import files
 from ..reports.speedup import Work
 
-#: 2: a setting is the keywords of `generate`
-FORMAT = 2
+#: 3: chances are called `acceptance_prob`
+FORMAT = 3
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Row:
     text: str
     prompt: str | None = None
     pieces: list[str] = field(default_factory=list)
-    survival: list[float | None] = field(default_factory=list)
+    acceptance_prob: list[float | None] = field(default_factory=list)
     statistics: RowStatistics | None = None
 
     @classmethod
@@ -179,7 +179,7 @@ class Journal:
                     journal.add(KINDS[kind](values))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not the file of an evaluation, which `--results` names: {_why_not(content, error)}. Name another."
+                f"{path} is not the file of an evaluation, which `--results` names: {_mistaken(content, error)}. Name another."
             ) from error
         if version != FORMAT:
             raise ValueError(
@@ -204,7 +204,7 @@ KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
 }
 
 
-def _why_not(content: bytes, error: Exception) -> str:
+def _mistaken(content: bytes, error: Exception) -> str:
     """Why a file is not the results of an evaluation."""
     if not content.strip():
         return "it is empty"

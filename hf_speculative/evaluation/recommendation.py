@@ -103,7 +103,7 @@ class Recommendation:
             figure = "" if speedup.is_noise else f"; the best, {best}, is at {speedup} plain decoding"
             return f"decode plainly, no draft is faster here{figure}"
         if speedup.is_noise:
-            return f"no recommendation, the figures are noise: {best} came out at {speedup.why_noise}"
+            return f"no recommendation, the figures are noise: {best} came out at {speedup.noise_reason}"
         if speedup.spread is None:
             few = f"too few batches to tell, {speedup.num_pairs} where it takes {FEWEST}"
             return f"{few}; so far {best} is at {speedup} plain decoding"

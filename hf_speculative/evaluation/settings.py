@@ -9,7 +9,7 @@ from typing import Any
 
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import ATTACHED_SOURCES, DRAFTING, ROWS, SOURCES, checked
-from ..call.source import Source
+from ..call.source import DraftSource
 from ..call.sources import arguments_with, source_of
 from ..generation import attached_to
 from .drafts import NamedDraft
@@ -78,7 +78,7 @@ class Setting:
     def num_draft_tokens(self) -> int | None:
         return self.options.get("num_draft_tokens")
 
-    def source(self, drafts: Mapping[str, NamedDraft]) -> Source:
+    def source(self, drafts: Mapping[str, NamedDraft]) -> DraftSource:
         """Where its drafts come from, by the options of the setting alone.
 
         Args:

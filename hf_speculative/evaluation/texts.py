@@ -92,17 +92,17 @@ def _text(row: Row, prompt: str, place: str, speedup: Speedup, is_identical: boo
         is_identical=is_identical,
         prompt=prompt[-MAX_PROMPT_CHARACTERS:].lstrip("\n"),
         num_characters_left_out=max(0, len(prompt) - MAX_PROMPT_CHARACTERS),
-        units=list(units(row.pieces[:MAX_TOKENS], row.survival[:MAX_TOKENS])),
+        units=list(units(row.pieces[:MAX_TOKENS], row.acceptance_prob[:MAX_TOKENS])),
         num_tokens_left_out=max(0, len(row.pieces) - MAX_TOKENS),
-        num_tokens=len(row.survival),
-        num_drafted=sum(chance is not None for chance in row.survival),
+        num_tokens=len(row.acceptance_prob),
+        num_drafted=sum(chance is not None for chance in row.acceptance_prob),
     )
 
 
-def units(pieces: list[str], survival: list[float | None]) -> Iterator[Unit]:
+def units(pieces: list[str], acceptance_prob: list[float | None]) -> Iterator[Unit]:
     """Tokens without a text of their own are joined with the next one that has one."""
     chances: list[float | None] = []
-    for piece, chance in zip(pieces, survival, strict=True):
+    for piece, chance in zip(pieces, acceptance_prob, strict=True):
         chances.append(chance)
         if piece:
             yield Unit(piece, chances)

@@ -81,11 +81,11 @@ def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str, 
         names = sorted({kind.name for kind in LAYOUTS if hasattr(kind, "name")})
         raise ValueError(f"`layout={layout!r}` is not one of {', '.join(names)}.")
     config, tensors = head.contents() if isinstance(head, Layout) else (head.config, head.state_dict())
-    reasons = {kind: kind.why_not_written(config) for kind in named}
+    reasons = {kind: kind.writing_unsupported_reason(config) for kind in named}
     fitting = [kind for kind, reason in reasons.items() if reason is None]
     if not fitting:
         # What a layout says of a head of its own kind tells more than that it is another one.
-        other = Layout.why_not_written(config)
+        other = Layout.writing_unsupported_reason(config)
         reason = next((reason for reason in reasons.values() if reason != other), other)
         raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
     fitting[0].write(config, tensors, folder, target_name)

@@ -26,10 +26,10 @@ from .dflash_written import (
     for_speculators,
     for_z_lab,
     is_dflash,
-    why_not_speculators,
-    why_not_z_lab,
+    speculators_unsupported_reason,
+    z_lab_unsupported_reason,
 )
-from .draft_ids import why_wrong
+from .draft_ids import wrong_reason
 from .eagle3_config import speculators_config
 from .layout import Layout
 
@@ -101,7 +101,7 @@ class DFlashLayout(Layout):
         return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
 
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-        if "d2t" in tensors and (reason := why_wrong(tensors["d2t"], config.vocab_size)):
+        if "d2t" in tensors and (reason := wrong_reason(tensors["d2t"], config.vocab_size)):
             raise ValueError(
                 f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} {reason}: give the draft as it was published."
             )
@@ -204,8 +204,8 @@ class ZLabLayout(DFlashLayout):
         return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
-        return why_not_z_lab(config) if is_dflash(config) else super().why_not_written(config)
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
+        return z_lab_unsupported_reason(config) if is_dflash(config) else super().writing_unsupported_reason(config)
 
     @classmethod
     def published(
@@ -251,8 +251,10 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         return default if value is None else value
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
-        return why_not_speculators(config) if is_dflash(config) else super().why_not_written(config)
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
+        return (
+            speculators_unsupported_reason(config) if is_dflash(config) else super().writing_unsupported_reason(config)
+        )
 
     @classmethod
     def published(

@@ -33,7 +33,7 @@ CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
 
-def why_not_speculators(config: PreTrainedConfig) -> str | None:
+def speculators_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head speculators' layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
     return _first(
@@ -78,7 +78,7 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tup
     return fields, tensors
 
 
-def why_not_z_lab(config: PreTrainedConfig) -> str | None:
+def z_lab_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head z-lab's layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
     causal = _causal(config, block)

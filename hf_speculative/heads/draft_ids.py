@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def why_wrong(d2t: Tensor, vocab_size: int) -> str | None:
+def wrong_reason(d2t: Tensor, vocab_size: int) -> str | None:
     """What is wrong with a map of draft tokens to a target's of so many; `None` if nothing is."""
     if d2t.is_floating_point() or d2t.ndim != 1:
         return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"

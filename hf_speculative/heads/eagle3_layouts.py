@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .draft_ids import members, why_wrong
+from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
@@ -51,7 +51,7 @@ class Eagle3Layout(Layout):
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         found = {_renamed(name): tensor for name, tensor in tensors.items()}
         size = config.transformer_layer_config.vocab_size
-        if config.has_own_ids and "d2t" in found and "t2d" not in found and not why_wrong(found["d2t"], size):
+        if config.has_own_ids and "d2t" in found and "t2d" not in found and not wrong_reason(found["d2t"], size):
             found["t2d"] = members(found["d2t"], size)
         if not config.has_own_ids and "d2t" in found:
             self._check_map(found["d2t"], config)
@@ -77,7 +77,7 @@ class Eagle3Layout(Layout):
             )
 
     def _check_map(self, d2t: Tensor, config: Eagle3Config) -> None:
-        if reason := why_wrong(d2t, config.transformer_layer_config.vocab_size):
+        if reason := wrong_reason(d2t, config.transformer_layer_config.vocab_size):
             raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
 
 
@@ -93,8 +93,8 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
         return Eagle3Config(**fields | {"has_embed_tokens": "embed_tokens.weight" in names})
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
-        return None if isinstance(config, Eagle3Config) else super().why_not_written(config)
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, Eagle3Config) else super().writing_unsupported_reason(config)
 
     @classmethod
     def published(
@@ -142,9 +142,9 @@ class EagleLayout(Eagle3Layout):
         )
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
         if not isinstance(config, Eagle3Config):
-            return super().why_not_written(config)
+            return super().writing_unsupported_reason(config)
         layers = config.transformer_layer_config
         reasons = {
             "it drafts all tokens in one pass (P-EAGLE)": config.is_parallel,

@@ -22,7 +22,7 @@ class Layout:
     """A published layout of a head's files: a config, and tensors under names of its own.
 
     A subclass needs `config` and `model_class`, and `recognises` or `speculators_types`; one that can be written, `name`,
-    `why_not_written` and `published`.
+    `writing_unsupported_reason` and `published`.
 
     Attributes:
         name: what `hf-speculative export --layout` calls it.
@@ -64,7 +64,7 @@ class Layout:
         """
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
         """What about a head of this config the layout has no place for; `None` if it can be written."""
         return f"its config is of type {type(config).__name__}"
 

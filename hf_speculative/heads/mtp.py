@@ -151,8 +151,8 @@ class SpeculatorsMtpLayout(Layout):
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
 
     @classmethod
-    def why_not_written(cls, config: PreTrainedConfig) -> str | None:
-        return None if isinstance(config, MtpHeadConfig) else super().why_not_written(config)
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
+        return None if isinstance(config, MtpHeadConfig) else super().writing_unsupported_reason(config)
 
     @classmethod
     def published(

@@ -164,7 +164,7 @@ def export_vllm(
     if best is None:
         first = constant[0]
         raise ValueError(
-            f"every figure is noise, {first.setting.name!r} with {first.speedup.why_noise}: evaluate again on a quiet machine."
+            f"every figure is noise, {first.setting.name!r} with {first.speedup.noise_reason}: evaluate on a quiet machine."
         )
     header, setting = best.evaluation.header, best.setting
     num_tokens = setting.num_draft_tokens or setting.max_draft_tokens

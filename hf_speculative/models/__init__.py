@@ -4,16 +4,16 @@ from . import artifacts, packing, pool
 from .artifacts import CompiledPass
 from .attention import with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
-from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, why_not_ragged
+from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, ragged_unsupported_reason
 from .early_exit import EarlyExitModel
+from .execution import eager_reason, head_pass, how_passes_run, ragged_model, recording_model, warms_up
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes
 from .places import fed_slots
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .recording import RecordingModel, why_no_states
-from .running import head_pass, how_passes_run, ragged_model, recording_model, warms_up, why_eager
+from .recording import RecordingModel, states_unsupported_reason
 from .shallow import exchanged
 from .sharding import (
     are_several,
@@ -50,6 +50,7 @@ __all__ = [
     "choose",
     "choose_for",
     "device_of",
+    "eager_reason",
     "exchanged",
     "fed_slots",
     "fits_early_exit",
@@ -74,15 +75,14 @@ __all__ = [
     "prepared_inputs",
     "ragged_deviation",
     "ragged_model",
+    "ragged_unsupported_reason",
     "recording_model",
+    "states_unsupported_reason",
     "text_inputs",
     "tolerance",
     "universal_deviation",
     "warms_up",
     "weights_of_a_pass",
-    "why_eager",
-    "why_no_states",
-    "why_not_ragged",
     "with_folded_attention",
     "without_dropout",
 ]

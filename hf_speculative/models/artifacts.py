@@ -56,7 +56,7 @@ OWN_SOURCES = (
     "masks.py",
     "attention.py",
     "packed_layers.py",
-    "packed_together.py",
+    "fused_linears.py",
     "places.py",
     "states.py",
 )
@@ -70,7 +70,7 @@ class CannotCompile(RuntimeError):
     """No file can be made of this model's passes."""
 
 
-def why_not(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model` have no file; `None` if they may have."""
     modules = list(model.modules())
     if model.device.type != "cpu":
@@ -187,7 +187,7 @@ def make(
     Raises:
         CannotCompile: torch cannot compile it, or not so that it computes what the model does.
     """
-    if reason := why_not(model):
+    if reason := unsupported_reason(model):
         raise CannotCompile(f"{type(model).__name__} {reason}")
     path = path_of(model, recorded)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class Path:
 
 def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
     """The path of `model` for prompts of token ids; one that the tests do not cover is tried on random tokens, once."""
-    reason = why_not_ragged(model)
+    reason = ragged_unsupported_reason(model)
     if reason is None and not fits_ragged(model, is_draft):
         reason = "computes different logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
@@ -43,7 +43,7 @@ def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
 
 def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
     """The path of `model` for one call."""
-    reason = _why_not_ids_alone(inputs)
+    reason = _more_than_ids_reason(inputs)
     if reason is None and num_cached_of_image(model, inputs.cache):
         reason = "goes on from a cache that holds an image"
     if reason is not None:
@@ -63,7 +63,7 @@ def _asked_for(inputs: Inputs) -> Path | None:
     return None
 
 
-def _why_not_ids_alone(inputs: Inputs) -> str | None:
+def _more_than_ids_reason(inputs: Inputs) -> str | None:
     """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
     kwargs = inputs.model_kwargs
     if others := [name for name in inputs.others if name not in OUTPUTS]:
@@ -86,7 +86,7 @@ def _is_plain(positions: torch.Tensor, inputs: Inputs) -> bool:
     return bool((positions.expand_as(plain) == plain)[plain >= 0].all())
 
 
-def why_not_ragged(model: PreTrainedModel) -> str | None:
+def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
     """What about `model` the ragged cache cannot hold, seen from its class and config alone; `None` if nothing."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])

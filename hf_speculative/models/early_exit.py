@@ -37,12 +37,12 @@ class EarlyExitModel(CachedModel):
             raise ValueError("no single list of decoder layers")
         model = with_folded_attention(model)
         layers = list(model.get_submodule(path))
-        self.state = Handover()
+        self.state = SharedHidden()
         # Each half keeps every index occupied: models look up a layer's attention type by its place.
         lower = [Exit(layer, self.state) if i == exit_layer - 1 else layer for i, layer in enumerate(layers)]
-        lower[exit_layer:] = [Bypass(layer, self.state) for layer in layers[exit_layer:]]
-        upper = [Bypass(layer, self.state) for layer in layers[: exit_layer - 1]]
-        upper += [Entry(layers[exit_layer - 1], self.state), *layers[exit_layer:]]
+        lower[exit_layer:] = [SkippedLayer(layer, self.state) for layer in layers[exit_layer:]]
+        upper = [SkippedLayer(layer, self.state) for layer in layers[: exit_layer - 1]]
+        upper += [ResumeLayer(layers[exit_layer - 1], self.state), *layers[exit_layer:]]
         lower_layers = nn.ModuleList(lower)
         with_head = exchanged(model, {path: lower_layers})
         # Where only the hidden states are needed, the head, which may weigh as much as several layers, is left out.
@@ -121,7 +121,7 @@ class EarlyExitModel(CachedModel):
         return self.upper.exported(given, sequences.shape[1] - 1, padding)
 
 
-class Handover:
+class SharedHidden:
     """What passes from the lower half to the upper one.
 
     Attributes:
@@ -133,10 +133,10 @@ class Handover:
     is_tuple: bool = False
 
 
-class StandIn(nn.Module):
+class LayerProxy(nn.Module):
     """In a layer's place; anything but `forward` is asked of the layer itself."""
 
-    def __init__(self, layer: nn.Module, state: Handover):
+    def __init__(self, layer: nn.Module, state: SharedHidden):
         super().__init__()
         self.__dict__.update(layer=layer, state=state)  # past nn.Module: the layer is not a part of this one
 
@@ -144,7 +144,7 @@ class StandIn(nn.Module):
         return getattr(self.__dict__["layer"], name)
 
 
-class Exit(StandIn):
+class Exit(LayerProxy):
     """Runs its layer and notes the output."""
 
     def forward(self, *args, **kwargs):
@@ -154,14 +154,14 @@ class Exit(StandIn):
         return output
 
 
-class Bypass(StandIn):
+class SkippedLayer(LayerProxy):
     """Does not run its layer."""
 
     def forward(self, hidden_states: Tensor, *args, **kwargs):
         return (hidden_states,) if self.state.is_tuple else hidden_states
 
 
-class Entry(Bypass):
+class ResumeLayer(SkippedLayer):
     """Goes on with what the exit noted."""
 
     def forward(self, hidden_states: Tensor, *args, **kwargs):

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
-from .packed_together import Together
 from .shallow import duplicate
 
 #: how a packed weight lies: in oneDNN's blocks, or as `(in, out)` or `(out, in)`, which MKL reads
@@ -58,7 +58,7 @@ class Packed(nn.Module):
         return _empty, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
 
 
-def _bias_of(together: Together) -> Tensor | None:
+def _bias_of(together: FusedLinears) -> Tensor | None:
     members = (cast(PackedParameters, reference()) for reference in together.members)
     return joined([dict.get(parameters, "bias") for parameters in members])
 
@@ -115,7 +115,7 @@ class Traced(nn.Module):
     """
 
     order: str
-    together: Together | None = None
+    together: FusedLinears | None = None
     index: int
     twins: list[nn.Module]
 
@@ -205,7 +205,7 @@ def traced(model: nn.Module) -> dict[str, nn.Module]:
         weight = nn.Parameter(weight.t().contiguous().t() if order == TRANSPOSED else weight, requires_grad=False)
         family = [_twin(layer, weight if index == 0 else None, order) for index, layer in enumerate(layers)]
         if len(family) > 1:
-            together = Together([len(weight_of(layer)) for layer in layers])
+            together = FusedLinears([len(weight_of(layer)) for layer in layers])
             for index, twin in enumerate(family):
                 twin.together, twin.index, twin.twins = together, index, family
         twins |= zip(names, family, strict=True)
@@ -237,7 +237,7 @@ def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
     return {name: cast(PackedParameters, module._parameters) for name, module in modules if is_packed(module)}
 
 
-def why_not(module: nn.Module, is_shared: bool) -> str | None:
+def unsupported_reason(module: nn.Module, is_shared: bool) -> str | None:
     """Why the weight of this linear layer stays plain; `None` if it can be packed."""
     if "forward" in vars(module) or "_hf_hook" in vars(module) or module._compiled_call_impl is not None:
         return "run by a function of somebody else's"

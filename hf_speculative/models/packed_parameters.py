@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from .packed_together import Together
+from .fused_linears import FusedLinears
 
 #: numbers of a shared weight that are compared at the start of a call
 NUM_SAMPLES = 4096
@@ -60,7 +60,7 @@ class Held:
     """
 
     packed: Tensor
-    together: Together | None = None
+    together: FusedLinears | None = None
     index: int = 0
 
 
@@ -89,7 +89,7 @@ class PackedParameters(dict):
         return None if held is None else held.packed
 
     @property
-    def together(self) -> Together | None:
+    def together(self) -> FusedLinears | None:
         held = self.held
         return None if held is None else held.together
 
@@ -238,7 +238,7 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
     with _lock:
         together = None
         if len(members) > 1:  # whole before a thread that computes meanwhile finds it
-            together = Together([len(one.peek()) for one in members], list(map(weakref.ref, members)))
+            together = FusedLinears([len(one.peek()) for one in members], list(map(weakref.ref, members)))
         for index, one in enumerate(members):
             one.stamp = Stamp.of(one.peek()) if is_shared else None
             # From here on who reads the weight waits for the lock; who has read it before is found to have it.

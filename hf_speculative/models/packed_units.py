@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 from transformers import PreTrainedModel
 
-from .packed_layers import BLOCKED, is_linear, is_packed, pack, packed_weight, why_not
+from .fused_linears import families
+from .packed_layers import BLOCKED, is_linear, is_packed, pack, packed_weight, unsupported_reason
 from .packed_parameters import parameters_of, weight_of
-from .packed_together import families
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Unit:
     is_shared: bool = False
     order: str = BLOCKED
 
-    def why_not(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
-        reasons = (None if is_packed(layer) else why_not(layer, self.is_shared) for layer in self.layers)
+        reasons = (None if is_packed(layer) else unsupported_reason(layer, self.is_shared) for layer in self.layers)
         return next(filter(None, reasons), None)
 
     def pack(self) -> bool:
@@ -60,7 +60,11 @@ def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterat
     for family in families(model, layers):
         unit = Unit(tuple(family), layers[family[0]])
         num_packed = sum(map(is_packed, family))  # as parts of another model
-        is_whole = not any(layers[layer] for layer in family) and num_packed in (0, len(family)) and not unit.why_not()
+        is_whole = (
+            not any(layers[layer] for layer in family)
+            and num_packed in (0, len(family))
+            and not unit.unsupported_reason()
+        )
         yield from parts_of(unit) if is_whole else [Unit((layer,), layers[layer]) for layer in family]
 
 

@@ -19,10 +19,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from . import pool
-from .packed_layers import HELD, TRANSPOSED, dtypes, is_linear, is_packed, unpack, why_not
+from .matmul_autotune import AS_THEY_ARE, WIDTHS, Seconds, fastest, kind, seconds_of
+from .packed_layers import HELD, TRANSPOSED, dtypes, is_linear, is_packed, unpack, unsupported_reason
 from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .packed_units import Unit, linear_layers, parts_of, units_of
-from .products import AS_THEY_ARE, WIDTHS, Seconds, fastest, kind, seconds_of
 from .sharding import group_of, is_sharded
 
 #: "auto" packs a layer if its products take at most this share of the time that they take with plain weights
@@ -86,7 +86,7 @@ class Packing:
 _packings: WeakKeyDictionary[PreTrainedModel, Packing] = WeakKeyDictionary()
 
 
-def why_not_packed(model: PreTrainedModel) -> str | None:
+def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why no weights of `model` can be packed; `None` if some can."""
     kind = next((weight.device.type for weight in parameters_of(model) if weight.device.type != "cpu"), None)
     if kind is not None:
@@ -123,19 +123,21 @@ def pack_weights(
         return known
     unpack_weights(model)
     packing = _packings[model] = Packing(reach=reach)
-    if why_not_packed(model) is not None:
+    if packing_unsupported_reason(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights
     alike: dict[str, list[Unit]] = defaultdict(list)
     among = None if only is None else {model.get_submodule(name): order for name, order in only.items()}
     layers = linear_layers(model)
-    if any(not is_packed(layer) and why_not(layer, is_shared) == HELD for layer, is_shared in layers.items()):
+    if any(
+        not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
+    ):
         gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
     if among is not None and (others := layers.keys() - among.keys()):
         packing.left["not faster packed"] += len(others)
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
     for unit in units_of(model, layers):
-        if (reason := unit.why_not()) is None:
+        if (reason := unit.unsupported_reason()) is None:
             alike[kind(unit)].append(unit)
         else:
             packing.left[reason] += len(unit.layers)
@@ -170,7 +172,11 @@ def renew(model: PreTrainedModel | None) -> None:
             layer = unit.layers[0]
             if unit.is_shared and isinstance(layer._parameters, PackedParameters):
                 layer._parameters.check()
-            if not any(map(is_packed, unit.layers)) and all(map(is_linear, unit.layers)) and unit.why_not() is None:
+            if (
+                not any(map(is_packed, unit.layers))
+                and all(map(is_linear, unit.layers))
+                and unit.unsupported_reason() is None
+            ):
                 num_renewed += unit.pack()
     if num_renewed:
         _give_back_memory()
@@ -204,7 +210,7 @@ def are_packed(model: PreTrainedModel | None) -> bool:
 
 def describe(model: PreTrainedModel) -> str:
     """What `check` says about the weights of `model`."""
-    reason = why_not_packed(model)
+    reason = packing_unsupported_reason(model)
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
     return "plain; `attach(model, pack_weights='auto')` packs them" if reason is None else f"plain: {reason}"

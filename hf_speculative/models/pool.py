@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Kept:
+class ModelResources:
     """What is kept of one model.
 
     Attributes:
@@ -44,16 +44,16 @@ class Kept:
     twin: PreTrainedModel | None = None
 
 
-_kept: WeakKeyDictionary[PreTrainedModel, Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[PreTrainedModel, ModelResources] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def kept(model: PreTrainedModel) -> Kept:
+def kept(model: PreTrainedModel) -> ModelResources:
     """What is kept of `model`; nothing yet, if it is not as it was: see `_state`."""
     state = _state(model)
     with _lock:
         if model not in _kept or _kept[model].state != state:
-            _kept[model] = Kept(state)
+            _kept[model] = ModelResources(state)
         return _kept[model]
 
 

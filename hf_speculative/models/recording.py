@@ -156,7 +156,7 @@ class RecordingUniversalModel(UniversalModel):
         return self.states[rows.to(self.states.device)[:, None], columns]
 
 
-def why_no_states(model: PreTrainedModel) -> str | None:
+def states_unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the states of a `model` on the universal path cannot be read; `None` if they can. Tried once, on a short text."""
     if model not in _no_states:
         with without_dropout(model), torch.no_grad():

@@ -5,7 +5,7 @@ a model gets what it gets in plain `generate`: columns, masks, positions, images
 
 Such a cache has one length for all rows. Rows of a batch accept different numbers of tokens, so the cache goes back to the
 shortest row, and the others feed again what they had more: right filler is invisible to what stands left of it. Rows far ahead
-draft nothing until the others have caught up (`schedules.Together`), which bounds what is fed twice.
+draft nothing until the others have caught up (`schedules.AlignRows`), which bounds what is fed twice.
 """
 
 from __future__ import annotations

@@ -86,12 +86,12 @@ class RoundRecord:
         return place.target.get(token), None if place.draft is None else place.draft.get(token)
 
 
-def _whole(survival: Sequence[float], place: int) -> float:
+def _whole(acceptance_prob: Sequence[float], place: int) -> float:
     return 1.0
 
 
-def _so_far(survival: Sequence[float], place: int) -> float:
-    return survival[place - 1] if place else 1.0
+def _so_far(acceptance_prob: Sequence[float], place: int) -> float:
+    return acceptance_prob[place - 1] if place else 1.0
 
 
 #: by the names of rules with a residual: the share of the target that is weighed against the draft at a place
@@ -201,7 +201,9 @@ def _normalised(weights: Tensor) -> Tensor | None:
 def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) -> list[Guess]:
     tokens = draft.tokens[0, :num_guesses].tolist()
     parents = list(range(-1, num_guesses - 1)) if draft.parents is None else draft.parents[0, :num_guesses].tolist()
-    chances = [None] * num_guesses if verdict.survival is None else verdict.survival[0, :num_guesses].tolist()
+    chances = (
+        [None] * num_guesses if verdict.acceptance_prob is None else verdict.acceptance_prob[0, :num_guesses].tolist()
+    )
     return [
         Guess(token, parent, node in kept, chance)
         for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True))

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.configuration import SpeculativeConfig
-from ..call.kept import keeping
+from ..call.model_state import keeping
 from ..call.option_table import ROWS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics

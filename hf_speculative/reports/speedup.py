@@ -140,7 +140,7 @@ class Speedup:
         return "noise" if self.is_noise else f"{self.median:.2f}x"
 
     @property
-    def why_noise(self) -> str:
+    def noise_reason(self) -> str:
         """The end of a sentence that explains noise."""
         by_the_clock = f"{self.median:.2f} times plain's tokens per second by the clock"
         return f"{by_the_clock}, where its target passes allow {self.allowed:.2f}"
@@ -157,7 +157,7 @@ def remarks(name: str, speedup: Speedup | None, drafts_nothing: bool) -> list[st
     if drafts_nothing:
         found.append(f"{name}: nothing was drafted, so each target pass brought one token, as in plain decoding.")
     if speedup is not None and speedup.is_noise:
-        found.append(f"{name}: noise. {speedup.why_noise}.")
+        found.append(f"{name}: noise. {speedup.noise_reason}.")
     return found
 
 

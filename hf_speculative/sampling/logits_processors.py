@@ -5,7 +5,7 @@ are at different lengths, and the draft looks ahead at tokens that may never be 
 of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
-* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `memoryless.py`;
+* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `stateless.py`;
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
@@ -21,9 +21,9 @@ from transformers.generation import logits_process as hf
 from ..types import Batch
 from .copying import CannotCopy, clone
 from .guidance import Guidance
-from .memory import UsersOwn
-from .memoryless import MEMORYLESS
 from .prefixes import Prefixes
+from .stateful import StatefulProcessors
+from .stateless import MEMORYLESS
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -75,9 +75,9 @@ class Processors:
         return known if len(known) == len(tokens) else None
 
     @property
-    def why_not_ahead(self) -> CannotCopy | None:
+    def lookahead_unsupported_reason(self) -> CannotCopy | None:
         """Why drafts cannot be processed ahead of what is emitted; `None` if they can."""
-        return self.memories.why_not_ahead
+        return self.memories.lookahead_unsupported_reason
 
     @property
     def keeps_rows_together(self) -> bool:
@@ -88,8 +88,8 @@ class Processors:
         # By exact type: a subclass of a known processor may remember things.
         if type(processor) in CONTEXT_FREE:
             return ContextFree(processor)
-        memoryless = MEMORYLESS.get(type(processor))
-        return memoryless(processor) if memoryless else Remembering(processor, self.memories)
+        stateless = MEMORYLESS.get(type(processor))
+        return stateless(processor) if stateless else StatefulProcessor(processor, self.memories)
 
     @property
     def takes_trees(self) -> bool:
@@ -139,7 +139,7 @@ class ContextFree:
         return self.processor(self.no_prefix, scores.flatten(0, 1)).view_as(scores)
 
 
-class Remembering:
+class StatefulProcessor:
     """One processor with a memory. Each row has a copy of its own, see `Memories`.
 
     A row's copy is called with a batch as large as plain `generate`'s in which every row is that one, so that a processor
@@ -206,7 +206,7 @@ class Memories:
 
     Drafts and verification work on copies of a row's set; `commit` keeps the one after the last emitted token. If all of
     them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
-    cannot be copied are called themselves, which serves one row and no drafts: see `why_not_ahead`.
+    cannot be copied are called themselves, which serves one row and no drafts: see `lookahead_unsupported_reason`.
 
     Raises:
         CannotCopy: one of them cannot be copied, and there are several rows.
@@ -215,16 +215,16 @@ class Memories:
     def __init__(self, originals: list, batch_size: int):
         self.originals, self.batch_size = originals, batch_size
         self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
-        self.users: UsersOwn | None = None
-        self.why_not_ahead: CannotCopy | None = None
+        self.users: StatefulProcessors | None = None
+        self.lookahead_unsupported_reason: CannotCopy | None = None
         if originals and not (self.can_rollback and batch_size == 1):
             try:
-                self.users = UsersOwn(originals, "logits_processor")
+                self.users = StatefulProcessors(originals, "logits_processor")
             except CannotCopy as error:
                 if batch_size > 1:
                     raise
-                self.why_not_ahead = error
-        self.keeps_set = self.can_rollback or self.why_not_ahead is not None
+                self.lookahead_unsupported_reason = error
+        self.keeps_set = self.can_rollback or self.lookahead_unsupported_reason is not None
         self.of_row: dict[int, Memory] = {}
         self.is_drafting = False
 

@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from ..interfaces import Stopping
 from ..types import NO_TOKEN, Batch, NoDistribution
 from .copying import clone
-from .memory import UsersOwn
+from .stateful import StatefulProcessors
 
 
 class CriteriaStopping(Stopping):
@@ -57,7 +57,7 @@ class CriteriaStopping(Stopping):
                 self.others.append(criterion)
         self.may_differ_between_ranks = bool(self.others)
         self.copies: dict[int, list] = {}
-        self.users = UsersOwn(self.others, "stopping_criteria") if self.others and self.has_copies else None
+        self.users = StatefulProcessors(self.others, "stopping_criteria") if self.others and self.has_copies else None
         self.goes_on = rows_go_on and batch_size > 1 and not has_end_token(criteria)
         self.met: dict[int, int] = {}  # where `goes_on`: columns of each row at its first stop
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None

@@ -2,15 +2,15 @@
 
 from ..types import Costs
 from .adaptive import Adaptive
+from .adaptive_tree import AdaptiveTree
+from .align_rows import AlignRows
 from .best_nodes import BestNodes
-from .chain_or_tree import ChainOrTree
 from .confidence import ConfidenceStop
 from .constant import Constant
-from .free_or_paid import FreeOrPaid
 from .heuristic import Heuristic
-from .together import Together
+from .hybrid import HybridSchedule
 
-SCHEDULES = (Adaptive, BestNodes, ChainOrTree, Constant, FreeOrPaid, Heuristic, ConfidenceStop, Together)
+SCHEDULES = (Adaptive, BestNodes, AdaptiveTree, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -23,12 +23,12 @@ __all__ = [
     "SCHEDULES",
     "SCHEDULE_NAMES",
     "Adaptive",
+    "AdaptiveTree",
+    "AlignRows",
     "BestNodes",
-    "ChainOrTree",
     "ConfidenceStop",
     "Constant",
     "Costs",
-    "FreeOrPaid",
     "Heuristic",
-    "Together",
+    "HybridSchedule",
 ]

@@ -56,13 +56,13 @@ class Evidence:
     def __init__(self, longest: int):
         self.reached, self.kept = [0.0] * longest, [0.0] * longest
 
-    def add(self, survivals: list[list[float]]) -> None:
-        """One round: the mean of `survivals`, one for each draft."""
+    def add(self, acceptance_probs: list[list[float]]) -> None:
+        """One round: the mean of `acceptance_probs`, one for each draft."""
         self.reached, self.kept = [n * MEMORY for n in self.reached], [n * MEMORY for n in self.kept]
-        for survival in survivals:
-            for i, (reached, kept) in enumerate(zip([1.0, *survival], survival, strict=False)):
-                self.reached[i] += reached / len(survivals)
-                self.kept[i] += kept / len(survivals)
+        for acceptance_prob in acceptance_probs:
+            for i, (reached, kept) in enumerate(zip([1.0, *acceptance_prob], acceptance_prob, strict=False)):
+                self.reached[i] += reached / len(acceptance_probs)
+                self.kept[i] += kept / len(acceptance_probs)
 
     def faded(self) -> Evidence:
         """The same rates, seen in no more than `START_WEIGHT` tokens."""
@@ -74,18 +74,18 @@ class Evidence:
         """The share kept over all positions, shrunk towards `prior`."""
         return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
 
-    def survival(self, rate: float) -> list[float]:
+    def acceptance_prob(self, rate: float) -> list[float]:
         """s_1, s_2, ...: products of the shares kept at each position, each shrunk towards `rate`."""
-        survivals, survival = [], 1.0
+        acceptance_probs, acceptance_prob = [], 1.0
         for reached, kept in zip(self.reached, self.kept, strict=True):
-            survival *= (kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT)
-            survivals.append(survival)
-        return survivals
+            acceptance_prob *= (kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT)
+            acceptance_probs.append(acceptance_prob)
+        return acceptance_probs
 
 
-def expected_tokens(survivals: list[list[float]], rooms: list[int], longest: int) -> Floats:
+def expected_tokens(acceptance_probs: list[list[float]], rooms: list[int], longest: int) -> Floats:
     """`(rows, longest + 1)`: what a round brings each row, with drafts of 0, 1, ... tokens or as many as it has room for."""
-    kept = np.array(survivals)[:, :longest]
+    kept = np.array(acceptance_probs)[:, :longest]
     kept[np.arange(longest) >= np.array(rooms)[:, None]] = 0.0
     gains = np.ones((len(rooms), longest + 1))
     gains[:, 1:] += kept.cumsum(1)
@@ -160,7 +160,7 @@ class Adaptive(Schedule):
         self.see(batch)
         rooms = self.rooms(batch)
         longest = min(self.max_tokens, max(rooms))
-        gains = expected_tokens([self.survival(row) for row in batch.rows], rooms, longest)
+        gains = expected_tokens([self.acceptance_prob(row) for row in batch.rows], rooms, longest)
         length, _ = self.choose(gains) if longest else (0, 0.0)
         if longest and not length:
             self.rest(batch)
@@ -200,14 +200,14 @@ class Adaptive(Schedule):
     def _may_try(self) -> bool:
         return self.credit > 0 and self.can_pay
 
-    def survival(self, row: int) -> list[float]:
+    def acceptance_prob(self, row: int) -> list[float]:
         """The chances of a row that its first, its first two, ... draft tokens are kept."""
         evidence = self._evidence(row)
-        return evidence.survival(evidence.rate(self.all_rows.rate(), ROW_WEIGHT))
+        return evidence.acceptance_prob(evidence.rate(self.all_rows.rate(), ROW_WEIGHT))
 
     def update(self, round: Round) -> None:
-        rows = zip(round.rows, round.survival, strict=True)
-        drafts = {row: survival[: self.max_tokens] for row, survival in rows if survival}
+        rows = zip(round.rows, round.acceptance_prob, strict=True)
+        drafts = {row: acceptance_prob[: self.max_tokens] for row, acceptance_prob in rows if acceptance_prob}
         self.credit += CREDIT_A_ROUND
         self.saved += CREDIT_A_ROUND
         if not drafts:
@@ -216,11 +216,11 @@ class Adaptive(Schedule):
         seconds = self.times_of(len(round.rows))[-1, max(map(len, drafts.values()))]
         self.earn([1 + sum(drafts.get(row, [])) for row in round.rows], seconds)
 
-    def learn(self, survivals: dict[int, list[float]]) -> None:
+    def learn(self, acceptance_probs: dict[int, list[float]]) -> None:
         """What came of one round's drafts, by row."""
-        self.all_rows.add(list(survivals.values()))
-        for row, survival in survivals.items():
-            self._evidence(row).add([survival])
+        self.all_rows.add(list(acceptance_probs.values()))
+        for row, acceptance_prob in acceptance_probs.items():
+            self._evidence(row).add([acceptance_prob])
 
     def earn(self, gains: list[float], seconds: float) -> None:
         """A round with drafts brought each row so many tokens, and took so long."""

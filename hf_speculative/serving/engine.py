@@ -33,7 +33,7 @@ from ..types import Batch, Round
 from ..verification import SampledVerification
 from .parked import Parked
 from .requests import Request, prepare_request
-from .rows import OwnRoom, OwnSamplers, OwnStopping, OwnTrees, Rows, Running
+from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, PerRequestTrees, Rows, Running
 
 #: where nothing says how long a text may get
 DEFAULT_MAX_LENGTH = 2**15
@@ -222,16 +222,18 @@ class Engine:
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
-        sampler = OwnSamplers(running, num_logits(model))
-        schedule = OwnRoom(make_schedule(self.options), running)
+        sampler = PerRequestSamplers(running, num_logits(model))
+        schedule = PerRequestRoom(make_schedule(self.options), running)
         probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
         schedule.begin(batch, probe)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
-        trees = OwnTrees(batch, drafter, running)
+        trees = PerRequestTrees(batch, drafter, running)
         trees.begin_round()
-        rounds = speculate(batch, target, drafter, SampledVerification(), schedule, sampler, OwnStopping(running))
+        rounds = speculate(
+            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running)
+        )
         try:
             for round in rounds:
                 self._deliver(round, drafter)

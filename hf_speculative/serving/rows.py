@@ -96,7 +96,7 @@ class Alike:
         return tuple(answers) if self.back is None else tuple(part[self.back] for part in answers)
 
 
-class OwnSamplers(Sampler):
+class PerRequestSamplers(Sampler):
     """Each row's tokens are drawn by its own request's sampler, rows with the same settings together.
 
     Whatever a request's processors raise ends that request alone.
@@ -179,7 +179,7 @@ class OwnSamplers(Sampler):
         return self.processed_alike.ask(process, logits)[0]
 
 
-class OwnStopping(Stopping):
+class PerRequestStopping(Stopping):
     """Each row ends by its own request's criteria; one that is over ends at once."""
 
     def __init__(self, running: Running):
@@ -201,7 +201,7 @@ class OwnStopping(Stopping):
         return done
 
 
-class OwnRoom(WrappedSchedule):
+class PerRequestRoom(WrappedSchedule):
     """`schedule`, with each row's room up to its own maximum length."""
 
     def __init__(self, schedule: Schedule, running: Running):
@@ -214,7 +214,7 @@ class OwnRoom(WrappedSchedule):
         return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
 
 
-class OwnTrees:
+class PerRequestTrees:
     """Drafts are trees in rounds in which all requests take them; those with a processor that has a memory may not.
 
     Args:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .distributions import Use
+    from .distributions import SamplingParams
     from .losses import LOSSES
     from .push import Push
     from .results import Trained
@@ -15,7 +15,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".distributions": ["Use"],
+            ".distributions": ["SamplingParams"],
             ".losses": ["LOSSES"],
             ".push": ["Push"],
             ".results": ["Trained"],
@@ -24,4 +24,4 @@ else:
         },
     )
 
-__all__ = ["LOSSES", "Push", "Settings", "Trained", "Use", "train"]
+__all__ = ["LOSSES", "Push", "SamplingParams", "Settings", "Trained", "train"]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..call.statistics import RowStatistics
 from ..models import device_of
-from .distributions import Use
+from .distributions import SamplingParams
 
 #: ways to decode that are measured
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -29,16 +29,16 @@ class Meter:
     """
 
     prompts: list[list[int]]
-    use: Use
+    use: SamplingParams
     num_draft_tokens: int = 5
     max_new_tokens: int = 64
     batch_size: int = 8
     seed: int = 0
 
     @property
-    def ways(self) -> dict[str, Use]:
+    def ways(self) -> dict[str, SamplingParams]:
         """Each way to decode that is measured."""
-        ways = {GREEDY: Use(temperature=0)}
+        ways = {GREEDY: SamplingParams(temperature=0)}
         return ways if self.use.temperature == 0 else ways | {SAMPLED: self.use}
 
     @property

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..evaluation.processes import Processes
 from ..reports import files
-from .distributions import Use
+from .distributions import SamplingParams
 from .examples import Example
 
 FORMAT = 2
@@ -43,7 +43,7 @@ class Asked:
 
     target: str
     prompts: str
-    use: Use
+    use: SamplingParams
     max_new_tokens: int
     per_prompt: int = 1
     seed: int = 0
@@ -152,7 +152,7 @@ def answer(
                         return
 
 
-def _drafting(target: PreTrainedModel, use: Use) -> dict[str, Any]:
+def _drafting(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
     """How answers are drafted: so that they do not depend on draft lengths, which follow the clock."""
     if target.dtype != torch.float32:  # rounding depends on the width of a pass
         return {"draft_model": None}

@@ -232,8 +232,8 @@ def train_command(
     with ends_at_once():
         from ..embedded import embedded_pair
         from ..models import num_parameters
-        from . import told
-        from .distributions import Use
+        from . import console
+        from .distributions import SamplingParams
         from .push import Push
         from .run import Run, Watch
         from .settings import Settings
@@ -250,7 +250,7 @@ def train_command(
     settings = Settings(
         head=head,
         lora_rank=lora_rank,
-        use=Use(temperature, top_k, top_p),
+        use=SamplingParams(temperature, top_k, top_p),
         loss=loss,
         on_policy=on_policy,
         steps=steps,
@@ -300,12 +300,12 @@ def train_command(
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
             run.read(data, reading | {"prompt": field if template is None else template})
-            clock = told.StopWatch()
+            clock = console.StopWatch()
             run.answer(only=batch_size if dry_run else None)
             seconds = clock.seconds()
             costs = run.prepare(arguments, records=not dry_run)
         if dry_run:
-            told.estimate(err, run, costs, seconds)
+            console.estimate(err, run, costs, seconds)
             return
         size = num_parameters(run.student.draft()) / 1e6
         say(f"{size:.1f} million parameters learn from {len(run.examples):,} answers.")
@@ -314,4 +314,4 @@ def train_command(
         say(f"stopped; {output} has what was made so far, and the same command with --resume goes on from there.")
         raise typer.Exit(STOPPED) from interrupt
     if is_first:
-        told.result(Console(highlight=False), result)
+        console.result(Console(highlight=False), result)

@@ -20,7 +20,7 @@ from ..models.masks import AttentionLayers
 from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
 from .packing import positions_of
 from .student import Prediction
-from .teacher import Lesson
+from .teacher import TeacherOutputs
 
 #: a head has a layer for so many of the target's, and at most the five of the published ones
 TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5
@@ -125,7 +125,7 @@ class DFlashStudent(HeadStudent):
         has_more = getattr(head, "chain", None) is not None or getattr(head.config, "enable_confidence_head", False)
         return isinstance(head.config, MuseGlimmerAssistantConfig) and not has_more
 
-    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+    def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         assert lesson.states is not None
         dtype = self.head.dtype
         anchors, weights = self._drawn(lesson.counted, lesson.texts)
@@ -157,7 +157,7 @@ class DFlashStudent(HeadStudent):
         anchors = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
         return anchors, share.gather(1, anchors)
 
-    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
+    def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         hidden, anchors, weights = outputs["hidden"], outputs["anchors"], outputs["weights"]
         ahead = torch.arange(self.block.max_draft_tokens, device=anchors.device)
         # The first token decides whether the others are ever looked at (DFlash: gamma 4 and 5 for blocks of 8 and 10).

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWar
 
 
 @dataclass(frozen=True)
-class Use:
+class SamplingParams:
     """How the target will be sampled from. A draft that is trained for this is accepted most often there.
 
     Attributes:

@@ -14,7 +14,7 @@ from ..call import checks
 from ..call.sources import source_of
 from .packing import keeps_texts_apart, model_inputs
 from .student import Prediction, Student
-from .teacher import Lesson
+from .teacher import TeacherOutputs
 
 #: what a LoRA is put on: all linear layers but the head, as QLoRA does (arXiv 2305.14314)
 ALL_LINEAR = "all-linear"
@@ -46,10 +46,10 @@ class DraftStudent(Student):
     def packs(self) -> bool:
         return keeps_texts_apart(self.draft())
 
-    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+    def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         return model_inputs(lesson.ids, lesson.texts) | {"use_cache": False}
 
-    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
+    def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         return [Prediction.along(outputs.logits, lesson.texts)]
 
     def draft(self) -> PreTrainedModel:

@@ -18,7 +18,7 @@ from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_conf
 from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
 from .packing import positions_of
 from .student import Prediction
-from .teacher import Lesson
+from .teacher import TeacherOutputs
 
 #: those of EAGLE-3.1 (arXiv 2605.09992)
 NORMS = ("fc_norm", "norm_output")
@@ -84,7 +84,7 @@ class Eagle3Student(HeadStudent):
     def trains(cls, head: PreTrainedModel) -> bool:
         return isinstance(head.config, Eagle3Config) and not head.config.is_parallel
 
-    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+    def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         assert lesson.states is not None
         dtype = self.head.dtype
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Eagle3Student(HeadStudent):
             "texts": lesson.texts[:, :-1] if lesson.is_packed else None,
         }
 
-    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
+    def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         return [
             Prediction.along(logits, lesson.texts, step + 1, self.decay**step) for step, logits in enumerate(outputs)
         ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .distributions import Use
+from .distributions import SamplingParams
 from .examples import Collator, Example
 
 
@@ -26,7 +26,7 @@ class OnPolicy:
     """
 
     share: float
-    use: Use
+    use: SamplingParams
     collator: Collator
 
     def __call__(self, draft: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .distributions import Use
+from .distributions import SamplingParams
 from .losses import LOSSES, NEEDS_ALL_TOKENS
 
 #: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
@@ -41,7 +41,7 @@ class Settings:
 
     head: str
     lora_rank: int | None = None
-    use: Use = field(default_factory=Use)
+    use: SamplingParams = field(default_factory=SamplingParams)
     loss: str = "lk_hybrid"
     on_policy: float = 0.0
     steps: int | None = None

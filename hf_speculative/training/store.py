@@ -21,7 +21,7 @@ from torch import Tensor
 from ..evaluation.fingerprint import fingerprint
 from ..reports import files
 from .examples import Collator, Example
-from .teacher import Lesson, Teacher
+from .teacher import Teacher, TeacherOutputs
 
 FILE, FORMAT = "store.json", 1
 #: texts in a file, which is written whole or not at all
@@ -106,7 +106,7 @@ class StoredTeacher(Teacher):
                 os.replace(beside, self._path(number))
 
     @torch.no_grad()
-    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> Lesson:
+    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> TeacherOutputs:
         dtype, device = self.target.dtype, input_ids.device
         found = {
             name: torch.zeros(*input_ids.shape, width, dtype=dtype, device=device)
@@ -117,7 +117,7 @@ class StoredTeacher(Teacher):
                 for name, tensor in found.items():
                     tensor[row, here] = file.get_tensor(f"{i}.{name}").to(device)
         logits = found["logits"] if "logits" in found else self.output(found["read"])
-        return Lesson(input_ids, texts, self.counted(labels, texts), logits, found.get("states"))
+        return TeacherOutputs(input_ids, texts, self.counted(labels, texts), logits, found.get("states"))
 
     def _computed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the target makes of a batch, each `(rows, width, size)`; `read` is what its output layer reads."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .teacher import Lesson
+from .teacher import TeacherOutputs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Prediction:
         """Those of each place of a row, so many positions ahead; where another text has begun there, they do not count.
 
         Args:
-            texts: `(batch, length)`, as in `Lesson`.
+            texts: `(batch, length)`, as in `TeacherOutputs`.
         """
         num_guesses = logits.shape[1]
         positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)
@@ -63,11 +63,11 @@ class Student:
         """Whether it keeps texts that share a row apart."""
         return True
 
-    def inputs(self, lesson: Lesson) -> dict[str, Any]:
+    def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         """Keywords of the module's forward."""
         raise NotImplementedError
 
-    def predictions(self, outputs: Any, lesson: Lesson) -> list[Prediction]:
+    def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         """What the module's forward guesses."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from .packing import model_inputs
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherOutputs:
     """What the target makes of a batch of texts, right-padded, and maybe several in a row.
 
     Attributes:
@@ -56,7 +56,7 @@ class Teacher:
             self._check()
 
     @torch.no_grad()
-    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> Lesson:
+    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> TeacherOutputs:
         """
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
@@ -70,7 +70,7 @@ class Teacher:
         finally:
             self.target.train(was_training)
         states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
-        return Lesson(input_ids, texts, self.counted(labels, texts), outputs.logits, states)
+        return TeacherOutputs(input_ids, texts, self.counted(labels, texts), outputs.logits, states)
 
     @staticmethod
     def counted(labels: Tensor, texts: Tensor) -> Tensor:

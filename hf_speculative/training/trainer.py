@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import Trainer, TrainerState
 
 from .acceptance import Meter
-from .distributions import Use
+from .chunked_loss import summed
+from .distributions import SamplingParams
 from .losses import LOSSES, Loss
 from .on_policy import OnPolicy
-from .pieces import summed
 from .student import Prediction, Student
-from .teacher import Lesson, Teacher
+from .teacher import Teacher, TeacherOutputs
 
 
 class NotFinite(ValueError):
@@ -48,7 +48,7 @@ class DraftTrainer(Trainer):
         student: Student,
         teacher: Teacher,
         loss: str | Loss,
-        use: Use,
+        use: SamplingParams,
         meter: Meter | None = None,
         on_policy: OnPolicy | None = None,
         **kwargs,
@@ -76,7 +76,7 @@ class DraftTrainer(Trainer):
             self._stop(inputs, loss)
         return (loss, outputs) if return_outputs else loss
 
-    def _summed(self, prediction: Prediction, lesson: Lesson) -> Tensor:
+    def _summed(self, prediction: Prediction, lesson: TeacherOutputs) -> Tensor:
         """The loss of one prediction, summed over the guesses that count."""
         last = lesson.ids.shape[1] - 1  # which never counts: nothing follows
         positions = prediction.positions.clamp(max=last)

@@ -106,14 +106,14 @@ class Batch:
         `is_valid (batch, k + 1)`. Reads from the device, once a round; stop strings, criteria of the user's and a confidence
         stop read more.
         """
-        num_accepted, survival, path = verdict.num_accepted[:, None], verdict.survival, verdict.path
-        if survival is None and draft.width:
-            survival = torch.arange(draft.width, device=num_accepted.device) < num_accepted
+        num_accepted, acceptance_prob, path = verdict.num_accepted[:, None], verdict.acceptance_prob, verdict.path
+        if acceptance_prob is None and draft.width:
+            acceptance_prob = torch.arange(draft.width, device=num_accepted.device) < num_accepted
         if is_valid is None:
             is_valid = torch.ones(len(draft.tokens), draft.width + 1, dtype=torch.bool, device=num_accepted.device)
         num_valid = is_valid.long().cumprod(1).sum(1, keepdim=True)
         counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
-        of_draft = [] if survival is None else [draft.tokens, in_units(survival)]
+        of_draft = [] if acceptance_prob is None else [draft.tokens, in_units(acceptance_prob)]
         more = [*([] if path is None else [path]), *([] if verdict.chances is None else [in_units(verdict.chances)])]
         packed = [*counts, *of_draft, *more]
         read = torch.cat(packed, 1).tolist()
@@ -133,7 +133,7 @@ class Batch:
             self.history[row] += new
             appended.tokens.append(new[:limit] + [NO_TOKEN] * (num_kept + 1 - limit))
             appended.num_drafted.append(num_proposed)
-            appended.survival.append([n / UNIT for n in chances[:num_proposed]])
+            appended.acceptance_prob.append([n / UNIT for n in chances[:num_proposed]])
         self.is_unread, self.tree = False, None
         return appended
 
@@ -273,7 +273,11 @@ def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[D
     path = verdict.path
     assert path is not None
     rows = torch.arange(len(path), device=path.device)[:, None]
-    survival = None if verdict.survival is None else verdict.survival[rows, path]
+    acceptance_prob = None if verdict.acceptance_prob is None else verdict.acceptance_prob[rows, path]
     positions = functional.pad(path + 1, (1, 0))
     chain = Draft(draft.tokens[rows, path], None, draft.num_tokens)
-    return chain, replace(verdict, survival=survival), tuple(values[rows, positions] for values in of_positions)
+    return (
+        chain,
+        replace(verdict, acceptance_prob=acceptance_prob),
+        tuple(values[rows, positions] for values in of_positions),
+    )

@@ -31,7 +31,7 @@ class Verdict:
 
     num_accepted: Tensor
     next_token: Tensor
-    survival: Tensor | None = None
+    acceptance_prob: Tensor | None = None
     path: Tensor | None = None
     chances: Tensor | None = None
 
@@ -43,13 +43,13 @@ class Appended:
     Attributes:
         tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
         num_drafted: draft tokens proposed.
-        survival: `Verdict.survival` of the draft tokens, of a tree those on the path that was kept.
+        survival: `Verdict.acceptance_prob` of the draft tokens, of a tree those on the path that was kept.
         chances: `Verdict.chances`, of all rows together.
     """
 
     tokens: list[list[int]]
     num_drafted: list[int]
-    survival: list[list[float]]
+    acceptance_prob: list[list[float]]
     chances: tuple[float, float] | None = None
 
 
@@ -65,7 +65,7 @@ class Round:
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
-        survival: for each draft token proposed, `Verdict.survival`.
+        survival: for each draft token proposed, `Verdict.acceptance_prob`.
     """
 
     rows: list[int]
@@ -75,7 +75,7 @@ class Round:
     done: list[bool]
     logits: Tensor = field(repr=False)
     scores: Tensor = field(repr=False)
-    survival: list[list[float]] = field(default_factory=list)
+    acceptance_prob: list[list[float]] = field(default_factory=list)
 
     @property
     def num_accepted(self) -> list[int]:
@@ -87,9 +87,9 @@ class Round:
         return [len(tokens) - 1 for tokens in self.tokens]
 
     @property
-    def survival_of_tokens(self) -> list[list[float]]:
-        """`survival` of each new token, nan for the target's own."""
-        rows = zip(self.tokens, self.num_from_draft, self.survival, strict=True)
+    def acceptance_prob_of_tokens(self) -> list[list[float]]:
+        """`acceptance_prob` of each new token, nan for the target's own."""
+        rows = zip(self.tokens, self.num_from_draft, self.acceptance_prob, strict=True)
         return [chances[:num] + [nan] * (len(tokens) - num) for tokens, num, chances in rows]
 
     @property

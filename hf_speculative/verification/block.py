@@ -55,7 +55,7 @@ class BlockVerification(Rule):
         kept = sampler.bernoulli(keep) & proposed
         sizes = torch.arange(1, draft.width + 1, device=claim.device)
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, survival=claim[:, 1:])
+        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=claim[:, 1:])
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
@@ -63,5 +63,5 @@ class BlockVerification(Rule):
         ends = sampler.bernoulli(turns.ends[:, 1:])
         leads_to_end = (ends[:, :, None] & tree.ancestors).any(1)
         kept = path_of(tree, turns.first(leads_to_end))
-        survival = turns.claims * product_along(tree, turns.none_before)
-        return Verdict(kept.num_nodes, draw_at(kept.position, turns.residual, sampler), survival, kept.nodes)
+        acceptance_prob = turns.claims * product_along(tree, turns.none_before)
+        return Verdict(kept.num_nodes, draw_at(kept.position, turns.residual, sampler), acceptance_prob, kept.nodes)

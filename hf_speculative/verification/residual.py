@@ -16,7 +16,7 @@ def draw_next_token(
     residual: Tensor,
     num_accepted: Tensor,
     sampler: Sampler,
-    survival: Tensor | None = None,
+    acceptance_prob: Tensor | None = None,
 ) -> Verdict:
     """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss.
 
@@ -30,7 +30,7 @@ def draw_next_token(
     left_over = functional.pad(residual, (0, 0, 0, 1))[rows, num_accepted]
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
-    return Verdict(num_accepted, next_token, survival)
+    return Verdict(num_accepted, next_token, acceptance_prob)
 
 
 def draw_without_draft(draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:

@@ -33,8 +33,8 @@ class SampledVerification(Rule):
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)
-        survival = None if _knows_noise(sampler) else probability_of(target_probs, draft.tokens).cumprod(1)
-        return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], survival)
+        acceptance_prob = None if _knows_noise(sampler) else probability_of(target_probs, draft.tokens).cumprod(1)
+        return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], acceptance_prob)
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
@@ -44,8 +44,8 @@ class SampledVerification(Rule):
         kept = path_of(tree, (drawn.gather(1, before) == draft.tokens) & may_agree)
         rows = torch.arange(len(drawn), device=drawn.device)
         chances = target_probs[rows[:, None], before, draft.tokens] * may_agree
-        survival = None if _knows_noise(sampler) else product_along(tree, chances)
-        return Verdict(kept.num_nodes, drawn[rows, kept.position], survival, kept.nodes)
+        acceptance_prob = None if _knows_noise(sampler) else product_along(tree, chances)
+        return Verdict(kept.num_nodes, drawn[rows, kept.position], acceptance_prob, kept.nodes)
 
 
 def _knows_noise(sampler: Sampler) -> bool:

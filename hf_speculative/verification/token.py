@@ -35,11 +35,11 @@ class TokenVerification(Rule):
         accepted = sampler.bernoulli(keep) & is_proposed(draft)
         num_accepted = accepted.long().cumprod(1).sum(1)
         residual = (target_probs[:, : draft.width] - draft_probs).clamp(min=0)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, survival=keep.cumprod(1))
+        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=keep.cumprod(1))
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=False)
         kept = path_of(tree, turns.first(sampler.bernoulli(turns.claims)))
-        survival = product_along(tree, turns.claims * turns.none_before)
-        return Verdict(kept.num_nodes, draw_at(kept.position, turns.residual, sampler), survival, kept.nodes)
+        acceptance_prob = product_along(tree, turns.claims * turns.none_before)
+        return Verdict(kept.num_nodes, draw_at(kept.position, turns.residual, sampler), acceptance_prob, kept.nodes)

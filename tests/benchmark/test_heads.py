@@ -5,7 +5,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import benchmark
-from hf_speculative.benchmark import heads, kept, methods
+from hf_speculative.benchmark import fixtures, heads, methods
 from hf_speculative.models.packed_layers import dtypes
 from hf_speculative.models.packing import are_packed
 from hf_speculative.models.traced import HeadPass
@@ -42,7 +42,7 @@ def test_the_methods_are_those_that_can_be_made():
 def test_on_packed_weights_the_head_has_some_too(pair, tmp_path, monkeypatch):
     """Those of a copy, for the head is measured on plain weights as well."""
     emulated = install(tmp_path, monkeypatch)
-    monkeypatch.setattr(kept, "_made", {})  # and leaves nothing to other tests
+    monkeypatch.setattr(fixtures, "_made", {})  # and leaves nothing to other tests
     cells = [benchmark.Cell(acceptance=1.0, context=16)]
     report = benchmark.run(pair, cells, methods=["head-eagle3", "head-eagle3-packed"], num_new_tokens=12, repeats=1)
     assert not report.failures and emulated.runs_of_heads

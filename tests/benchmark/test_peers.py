@@ -67,7 +67,7 @@ def test_openvino_is_asked_for_the_same_work(target, draft, monkeypatch, tmp_pat
     )
     monkeypatch.setitem(sys.modules, "openvino_genai", package)
     monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Tensor=lambda values: values))
-    monkeypatch.setattr(methods, "why_missing", lambda package: None)
+    monkeypatch.setattr(methods, "missing_reason", lambda package: None)
     monkeypatch.setattr(openvino, "_exported", lambda pair: SimpleNamespace(path=tmp_path))
     cells = benchmark.sweep(batch=[1], num_draft_tokens=[2], context=[8], acceptance=[None], temperature=[0.0])
     report = benchmark.run(benchmark.Pair(target, draft, "tiny"), cells, methods=[name], num_new_tokens=8, repeats=2)
@@ -141,7 +141,7 @@ def test_llama_cpp_is_asked_for_the_same_work(target, draft, monkeypatch, name):
     )
     monkeypatch.setitem(sys.modules, "xllamacpp", package)
     monkeypatch.setattr(llama_cpp, "Remote", lambda asked: llama_cpp.made(asked).handle_completions)  # in this process
-    monkeypatch.setattr(methods, "why_missing", lambda package: None)
+    monkeypatch.setattr(methods, "missing_reason", lambda package: None)
     cells = benchmark.sweep(batch=[2], num_draft_tokens=[2, 3], context=[8], acceptance=[None], temperature=[0.0])
     report = benchmark.run(benchmark.Pair(target, draft, "tiny"), cells, methods=[name], num_new_tokens=8, repeats=2)
     assert [cell.methods[name].num_equal_rows for cell in report.cells] == [2, 2]
@@ -164,7 +164,7 @@ def test_what_was_made_of_other_weights_is_not_measured(monkeypatch):
     def answer(call):
         return {"choices": [{"index": 0, "text": "1," * call["n_predict"]}]}
 
-    monkeypatch.setattr(methods, "why_missing", lambda package: None)
+    monkeypatch.setattr(methods, "missing_reason", lambda package: None)
     pair = benchmark.CalibratedPair("tiny", dtype=torch.float32, num_rows=2)
     cells = benchmark.sweep(batch=[1], num_draft_tokens=[2], context=[8], acceptance=[0.5, 0.9], temperature=[0.0])
     benchmark.run(pair, cells, methods=["llama-cpp"], num_new_tokens=8, repeats=1)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_speculative.call import clocked, timings
 from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import online_costs, timings
 from tests.support import tiny
 
 
@@ -53,7 +53,7 @@ def machine(monkeypatch):
 
     def make(*models, **speeds):
         made.append(Machine(*models, **speeds))
-        for module in (costs, timings, clocked):
+        for module in (costs, timings, online_costs):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
         return made[-1]
 

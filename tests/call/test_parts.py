@@ -9,14 +9,14 @@ from hf_speculative.drafting import DRAFTERS, DraftModel
 from hf_speculative.schedules import (
     SCHEDULES,
     Adaptive,
+    AdaptiveTree,
+    AlignRows,
     BestNodes,
-    ChainOrTree,
     ConfidenceStop,
     Constant,
     Costs,
-    FreeOrPaid,
     Heuristic,
-    Together,
+    HybridSchedule,
 )
 from hf_speculative.verification import RULES, SampledVerification
 from tests.support import tiny
@@ -27,12 +27,12 @@ CHEAP = Costs({1: {0: 1.0, 8: 1.1}}, {1: {1: {4: 1.02, 8: 1.03}, 3: {8: 1.05}}})
 MAKE_SCHEDULE = {
     Adaptive: lambda: Adaptive(6),
     BestNodes: lambda: BestNodes(6, costs=CHEAP),
-    ChainOrTree: lambda: ChainOrTree(4, 8, 3, costs=CHEAP),
+    AdaptiveTree: lambda: AdaptiveTree(4, 8, 3, costs=CHEAP),
     Constant: lambda: Constant(3),
-    FreeOrPaid: lambda: FreeOrPaid(ChainOrTree(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
+    HybridSchedule: lambda: HybridSchedule(AdaptiveTree(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
-    Together: lambda: Together(Constant(4), max_lead=2),
+    AlignRows: lambda: AlignRows(Constant(4), max_lead=2),
 }
 
 
@@ -51,7 +51,7 @@ def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop, ChainOrTree))
+@pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop, AdaptiveTree))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
     config = SpeculativeConfig(

@@ -10,7 +10,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import sources
 from hf_speculative.call.sources.given_model import HeadSource
-from hf_speculative.drafting import DraftModel, OwnText, PromptLookup, Recycling
+from hf_speculative.drafting import DraftModel, PromptLookup, PromptSuffix, Recycling
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny
@@ -23,7 +23,7 @@ class ToySource(HeadSource):
     method = "toy"
     config_fields = ("toy_depth",)
 
-    def why_not(self, config):
+    def unsupported_reason(self, config):
         size = self.draft_model.config.hidden_size
         return None if size == config.hidden_size else f"a target of hidden size {size}"
 
@@ -53,8 +53,8 @@ def head(target, monkeypatch):
 def test_methods_in_any_order_are_one_source(given, target):
     source = sources.source_of("method", given, {"suffix_decoding_max_spec_factor": 2.0})
     assert source.label == source.cost_key == "suffix+recycling"
-    assert [type(guesser) for guesser in source.guessers(target)] == [OwnText, Recycling]
-    assert source.guessers(target)[0].max_factor == 2.0 and "corpus" in source.options()
+    assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, Recycling]
+    assert source.proposers(target)[0].max_factor == 2.0 and "corpus" in source.options()
     assert SpeculativeConfig(method=given).method == "suffix+recycling"
     assert type(sources.source_of("method", ["ngram"])) is sources.NgramSource
 
@@ -140,7 +140,7 @@ def test_what_of_a_call_keeps_it_off_the_ragged_path_is_named(target, name, valu
 
 
 @dataclass(frozen=True)
-class CopyingSource(hs.Source):
+class CopyingSource(hs.DraftSource):
     """One of the user's own, with a draft length."""
 
     max_ngram: int

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_speculative.call.kept import kept_with
+from hf_speculative.call.model_state import kept_with
 from hf_speculative.call.sources import source_of
 from hf_speculative.compatibility import running
 from hf_speculative.compatibility.running import Candidate, Limits, candidates, run_trials

@@ -12,7 +12,7 @@ class OfAnotherMind:
     def __init__(self, all_draft):
         self.all_draft = all_draft
 
-    def told(self, values):
+    def broadcast(self, values):
         return ~values
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import Beams, DFlash
+from hf_speculative.drafting import DFlash, DynamicTreeDrafter
 from hf_speculative.drafting.raw_embedding import raw_embedding
 from hf_speculative.heads import load_head
 from hf_speculative.types import Batch
@@ -184,14 +184,16 @@ def test_trees_of_a_block(kind, folders, target):
 
     DFlash.level = level
     try:
-        config = SpeculativeConfig(drafter=Beams(DFlash(head, target), top_k=2, depth=3), num_draft_tokens=5)
+        config = SpeculativeConfig(
+            drafter=DynamicTreeDrafter(DFlash(head, target), top_k=2, depth=3), num_draft_tokens=5
+        )
         settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **tiny.prompts(3)}
         with torch.no_grad():
             found = hs.generate(target, **settings, speculative_config=config)
         assert found.tolist() == target.generate(**settings).tolist() and max(seen) == 2
     finally:
         DFlash.level = original
-    config = SpeculativeConfig(drafter=Beams(DFlash(head, target), top_k=3, depth=4), num_draft_tokens=6)
+    config = SpeculativeConfig(drafter=DynamicTreeDrafter(DFlash(head, target), top_k=3, depth=4), num_draft_tokens=6)
     assert same_as_plain(target, tiny.prompts(4), speculative_config=config).draft_acceptance_rate > 0.05
 
 

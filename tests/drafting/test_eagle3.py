@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import Beams, Eagle3, PEagle
+from hf_speculative.drafting import DynamicTreeDrafter, Eagle3, PEagle
 from hf_speculative.heads import load_head
 from hf_speculative.interfaces import CachedModel
 from hf_speculative.sampling import samplers
@@ -130,7 +130,7 @@ def test_the_tree_is_eagles(monkeypatch):
         expected["aux_hidden"],
         expected["target_embed_tokens.weight"],
     )
-    beams = Beams(drafter, top_k=3, depth=4)  # its depth is that of what is expanded
+    beams = DynamicTreeDrafter(drafter, top_k=3, depth=4)  # its depth is that of what is expanded
     beams.may_branch = True
     draft = beams.propose(batch, [15], Constant(15), sampler)
     found = {tuple(path) for path in trees.paths_of(draft.tokens[0].tolist(), draft.parents[0].tolist())}
@@ -187,7 +187,7 @@ def test_proposals_equal_those_of_fresh_passes(name):
     target, head = made(name)
     kind = PEagle if head.config.is_parallel else Eagle3
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
-    for own, num_tokens in ((drafter, 3), (Beams(drafter, 2, depth=3), 5)):
+    for own, num_tokens in ((drafter, 3), (DynamicTreeDrafter(drafter, 2, depth=3), 5)):
         same_as_plain(
             target, tiny.prompts(3), speculative_config=SpeculativeConfig(drafter=own, num_draft_tokens=num_tokens)
         )

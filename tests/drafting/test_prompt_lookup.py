@@ -25,19 +25,19 @@ def test_prompt_lookup_takes_the_longest_and_most_recent_match():
 
 def test_rows_that_are_copied_or_wait_have_ngrams_of_their_own():
     batch = hs.Batch(torch.tensor([[1, 2, 1], [3, 4, 3]]), [0, 0], max_length=20)
-    guesser = Ngrams(2)
-    guesser.begin(batch, vocab_size=10)
+    proposer = Ngrams(2)
+    proposer.begin(batch, vocab_size=10)
     for lane, text in enumerate(batch.history):
-        guesser.place_after(lane, text)
-    guesser.select([1, 1, 0])
+        proposer.place_after(lane, text)
+    proposer.select([1, 1, 0])
 
     def guessed(lane, text):
-        place = guesser.place_after(lane, text)
-        return place and guesser.children(place)[0][1]
+        place = proposer.place_after(lane, text)
+        return place and proposer.children(place)[0][1]
 
     assert [guessed(lane, text) for lane, text in enumerate([[3, 4, 3], [3, 4, 3, 5, 3], [1, 2, 1]])] == [4, 5, 2]
     assert guessed(0, [3, 4, 3]) == 4, "the copy's text is not the original's"
-    guesser.admit(batch.part([0]), [2])
+    proposer.admit(batch.part([0]), [2])
     assert guessed(2, [7, 8]) is None and guessed(2, [7, 8, 7]) == 8
 
 

@@ -13,7 +13,7 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.call import checks
 from hf_speculative.call.sources import mtp
 from hf_speculative.drafting import TIED_DRAFTERS, DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp
-from hf_speculative.drafting.stepwise import Stepwise
+from hf_speculative.drafting.autoregressive import AutoregressiveDrafter
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 from tests.support import distributions, tied, tiny
@@ -310,9 +310,11 @@ def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
 
 def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):
     asked = []
-    original = Stepwise.propose
+    original = AutoregressiveDrafter.propose
     monkeypatch.setattr(
-        Stepwise, "propose", lambda self, batch, n, *args: asked.append(n) or original(self, batch, n, *args)
+        AutoregressiveDrafter,
+        "propose",
+        lambda self, batch, n, *args: asked.append(n) or original(self, batch, n, *args),
     )
     settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(1)}
     for name, longest in (("glm4_moe x3", 3), ("dflash", 4)):

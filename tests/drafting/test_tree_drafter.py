@@ -5,11 +5,11 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
-from hf_speculative.call.kept import kept_with
+from hf_speculative.call.model_state import kept_with
 from hf_speculative.call.sources import source_of
 from hf_speculative.call.sources.mtp import MtpSource
 from hf_speculative.call.timings import PLAIN, Session, Timings
-from hf_speculative.drafting import Guesser, OtherTexts, OwnText, Recycling, SuffixStore, TreeDrafter
+from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
 from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
@@ -22,7 +22,7 @@ FREE = Costs({1: {0: 1.0, 64: 1.0 + 1e-6}})
 DEAR = Costs({1: {0: 1.0, 1: 3.0}})
 
 
-class Fixed(Guesser):
+class Fixed(Proposer):
     """Knows what follows a token, and how likely."""
 
     def __init__(self, following):
@@ -38,8 +38,8 @@ class Fixed(Guesser):
         return kind
 
 
-def grown(*guessers, num_nodes=4, may_branch=True, text=(1,), max_depth=6, schedule=None):
-    drafter = TreeDrafter(guessers, max_depth)
+def grown(*proposers, num_nodes=4, may_branch=True, text=(1,), max_depth=6, schedule=None):
+    drafter = TreeDrafter(proposers, max_depth)
     drafter.may_branch = may_branch
     batch = hs.Batch(torch.tensor([list(text)]), [0], max_length=len(text) + 21)
     drafter.begin(batch, SAMPLER)
@@ -131,18 +131,18 @@ def test_recycling_keeps_what_the_target_found_likeliest(target):
 
 GUESSERS = {
     "recycling": lambda: [Recycling()],
-    "own text": lambda: [OwnText()],
-    "all": lambda: [Recycling(), OwnText(), OtherTexts(SuffixStore())],
+    "own text": lambda: [PromptSuffix()],
+    "all": lambda: [Recycling(), PromptSuffix(), CorpusSuffix(SuffixStore())],
 }
 
 
 @pytest.mark.parametrize(
     "mode", slow_but(["greedy", "reproducible", "windows", "penalties", "prompts repeated"], "reproducible", "windows")
 )
-@pytest.mark.parametrize("guessers", GUESSERS)
-def test_calls_give_plain_tokens(guessers, mode):
+@pytest.mark.parametrize("proposers", GUESSERS)
+def test_calls_give_plain_tokens(proposers, mode):
     model = tiny.build("mistral") if mode == "windows" else tiny.llama()
-    drafter = TreeDrafter(GUESSERS[guessers]())
+    drafter = TreeDrafter(GUESSERS[proposers]())
     call = tiny.prompts(4, width=14) | {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
     options = {"speculative_config": hs.SpeculativeConfig(drafter=drafter, schedule=BestNodes(12, costs=FREE))}
     if mode in ("reproducible", "prompts repeated"):

@@ -29,18 +29,18 @@ HOSTILE = [
 ]
 
 
-def made_row(index, pieces, survival, num_draft_tokens):
+def made_row(index, pieces, acceptance_prob, num_draft_tokens):
     """Rounds end at each token of the target's own."""
     counts = RowStatistics()
     accepted = 0
-    for chance in survival:
+    for chance in acceptance_prob:
         if chance is not None:
             accepted += 1
             continue
         rejected = int(accepted < num_draft_tokens)
         counts += RowStatistics(1, 1, num_draft_tokens, accepted, rejected, Counter({accepted: 1}))
         accepted = 0
-    return Row(index, list(range(len(pieces))), "".join(pieces), None, pieces, survival, counts)
+    return Row(index, list(range(len(pieces))), "".join(pieces), None, pieces, acceptance_prob, counts)
 
 
 def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
@@ -74,13 +74,15 @@ def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
         for batch in batches:
             prompt = prompts[batch]
             pieces = [prompt[:40], "", " and", *(f" {i}" for i in range(num_tokens - 4)), ""]
-            survival = [None if (i + batch) % (number + 2) == 0 else 1 - i / 40 for i in range(num_tokens - 1)] + [None]
+            acceptance_prob = [
+                None if (i + batch) % (number + 2) == 0 else 1 - i / 40 for i in range(num_tokens - 1)
+            ] + [None]
             taken = seconds / (1 if setting.is_plain else (1 + 0.05 * number) * (1 + 0.3 * (batch % 5)))
             if setting.is_plain:
                 row = Row(batch, list(range(num_tokens)), "".join(pieces), prompt)
                 journal.add(Call(setting.name, batch, taken, [row]))
                 continue
-            row = made_row(batch, pieces, survival, number + 1)
+            row = made_row(batch, pieces, acceptance_prob, number + 1)
             counts = Statistics(num_calls=1, num_target_forwards=row.statistics.num_rounds)
             counts += row.statistics
             journal.add(Call(setting.name, batch, taken, [row], counts))
@@ -236,9 +238,9 @@ def test_texts_are_whole_and_their_draft_tokens_marked(looked):
             assert shown["text"] == pages.visible(row.text)
             assert shown["prompt"] == pages.visible(plain.prompt).lstrip("\n")
             notes = "".join(shown["notes"])
-            assert re.findall(r"kept (\d\.\d\d)", notes) == [f"{c:.2f}" for c in row.survival if c is not None]
+            assert re.findall(r"kept (\d\.\d\d)", notes) == [f"{c:.2f}" for c in row.acceptance_prob if c is not None]
             assert (
-                f"{sum(c is not None for c in row.survival)} of {len(row.survival)} tokens are the draft's"
+                f"{sum(c is not None for c in row.acceptance_prob)} of {len(row.acceptance_prob)} tokens are the draft's"
                 in shown["summary"]
             )
 
@@ -360,7 +362,7 @@ def test_the_glossary_is_there_on_request():
     assert "--glossary" in printed(plenty(), glossary=False)
 
 
-def changed(seconds, num_rounds, survival):
+def changed(seconds, num_rounds, acceptance_prob):
     """The draft's calls took so long for 12 tokens in so many passes."""
     evaluation = made([Setting(draft_model="draft", num_draft_tokens=2)], [f"Prompt {i}" for i in range(8)])
     for call in evaluation.calls["draft, 2 tokens, greedy"].values():
@@ -368,7 +370,7 @@ def changed(seconds, num_rounds, survival):
         counts = {"num_rounds": num_rounds, "num_draft_tokens": num_kept, "num_accepted_draft_tokens": num_kept}
         counts |= {"num_spec_steps": bool(num_kept) * num_rounds}
         call.seconds, call.statistics = seconds, Statistics(**counts, num_target_forwards=num_rounds)
-        call.rows[0].statistics, call.rows[0].survival = RowStatistics(**counts), survival
+        call.rows[0].statistics, call.rows[0].acceptance_prob = RowStatistics(**counts), acceptance_prob
     return evaluation
 
 

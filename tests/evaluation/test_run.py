@@ -57,10 +57,10 @@ def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
     for setting in evaluation.settings:
         for row in evaluation.rows(setting).values():
             if setting.is_plain:
-                assert row.statistics is None and row.survival == []
+                assert row.statistics is None and row.acceptance_prob == []
                 continue
-            assert "".join(row.pieces) == row.text and len(row.pieces) == len(row.survival) == len(row.new_ids)
-            drafted = [chance for chance in row.survival if chance is not None]
+            assert "".join(row.pieces) == row.text and len(row.pieces) == len(row.acceptance_prob) == len(row.new_ids)
+            drafted = [chance for chance in row.acceptance_prob if chance is not None]
             # A stop inside a block cuts an accepted token that counts as the round's own.
             assert len(drafted) - row.statistics.num_accepted_draft_tokens in (0, 1)
             assert all(0 <= chance <= 1 for chance in drafted) and (setting.temperature or set(drafted) <= {1})

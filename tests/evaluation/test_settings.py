@@ -19,7 +19,7 @@ from tests.support.evaluations import TEXTS
 
 
 @dataclass(frozen=True)
-class ToySource(hs.Source):
+class ToySource(hs.DraftSource):
     given: str
     max_matching_ngram_size: int = 1
 

@@ -320,7 +320,7 @@ def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, in
     assert stats.num_accepted_draft_tokens > 0 and torch.equal(output, target.generate(**inputs))
 
 
-class Kept(BaseStreamer):
+class ModelResources(BaseStreamer):
     def __init__(self):
         self.tokens, self.ended = [], False
 
@@ -336,7 +336,7 @@ def test_streamer_tokenizer_and_stop_strings_arrive(tmp_path):
     export_generate(tmp_path / "code")
     inputs = tokenizer("def main():\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
     stop = {"stop_strings": ["Python impl"], "tokenizer": tokenizer}
-    streamer = Kept()
+    streamer = ModelResources()
     with hs.record() as stats:
         output = target.generate(
             **inputs,

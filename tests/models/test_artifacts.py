@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, exported, pool, running, traced
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
 from tests.support import tiny
 from tests.support.cases import slow_but
 from tests.support.emulated_compiler import install
@@ -98,7 +98,7 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
 
 def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
     model = tiny.build("gpt2")  # no shallow copy in between
-    running.ragged_model(model, compile=True)
+    execution.ragged_model(model, compile=True)
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -199,8 +199,8 @@ class TestWhatCannotBeCompiled:
             with pytest.raises(artifacts.CannotCompile, match="other logits"):
                 artifacts.make(target)
         assert emulated.num_made == 1
-        assert type(running.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
-        assert type(running.ragged_model(target, compile="auto")) is RaggedModel
+        assert type(execution.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
+        assert type(execution.ragged_model(target, compile="auto")) is RaggedModel
 
     @pytest.mark.parametrize(
         "change, reason",
@@ -213,9 +213,9 @@ class TestWhatCannotBeCompiled:
     )
     def test_reasons(self, target, change, reason):
         other = copy.deepcopy(target)
-        assert artifacts.why_not(other) is None
+        assert artifacts.unsupported_reason(other) is None
         change(other)
-        assert reason in artifacts.why_not(other)
+        assert reason in artifacts.unsupported_reason(other)
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
         module = traced.Pass(target)

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, exported, packing, pool, running, traced
+from hf_speculative.models import artifacts, execution, exported, packing, pool, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, order_of, orders_of, packed_of
 from tests.support import tiny
@@ -182,7 +182,7 @@ class TestMemory:
 
     def test_and_with_the_model(self, emulated):
         model = tiny.llama()
-        running.ragged_model(model, compile=True)
+        execution.ragged_model(model, compile=True)
         constants = pool.kept(model).artifacts[()].compiled.constants
         gone = weakref.ref(model.lm_head.weight)
         assert constants["model.lm_head.weight"].numel()

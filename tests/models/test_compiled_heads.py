@@ -84,7 +84,7 @@ def test_trees_are_drafted_eagerly(emulated):
     assert 0 < emulated.runs_of_heads < partly.num_draft_forwards
 
 
-@pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+@pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
 @pytest.mark.usefixtures("order")
 def test_on_packed_weights(emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""
@@ -228,7 +228,7 @@ def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
         compiled = same_as_plain(target, tiny.prompts(num_rows), **call, compile=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
-    if not packing.why_not_packed(target):
+    if not packing.packing_unsupported_reason(target):
         hs.attach(target, head, pack_weights=True, compile=True)
         assert packing.are_packed(target) and packing.are_packed(head), "nothing of the compiler's has the weights"
         same_as_plain(target, tiny.prompts(2), num_draft_tokens=3)

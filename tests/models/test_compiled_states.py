@@ -93,7 +93,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkey
         same_as_plain(model, tiny.prompts(2), draft_model=head, compile=True)
 
 
-@pytest.mark.skipif(packing.why_not_packed(tiny.llama()) is not None, reason="no packed products here")
+@pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
 @pytest.mark.usefixtures("order")
 def test_on_packed_weights(pair, emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""

@@ -307,7 +307,7 @@ def test_refused(model, value, settings, message):
 
 def test_models_elsewhere_are_left_alone(model):
     on_meta = tiny.llama().to("meta")
-    assert packing.why_not_packed(on_meta) == "is on meta, and packed weights are for CPUs"
+    assert packing.packing_unsupported_reason(on_meta) == "is on meta, and packed weights are for CPUs"
     model.lm_head._hf_hook = object()
     with pytest.raises(ValueError, match="is offloaded, or spread over devices"):
         hs.attach(model, method="suffix", pack_weights=True)

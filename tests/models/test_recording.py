@@ -5,7 +5,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import Draft, SpeculativeConfig
-from hf_speculative.models import why_no_states
+from hf_speculative.models import states_unsupported_reason
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 
@@ -83,9 +83,9 @@ def test_all_states_for_the_caller_as_well():
 
 
 def test_who_gives_no_states():
-    assert why_no_states(build("seq2seq", "t5")) == "is an encoder-decoder model"
+    assert states_unsupported_reason(build("seq2seq", "t5")) == "is an encoder-decoder model"
     model = build("causal", "bloom")
-    assert why_no_states(model) is None
+    assert states_unsupported_reason(model) is None
     model = build("causal", "bloom")
     model.config.hidden_size *= 2
-    assert "of other shapes than" in why_no_states(model)
+    assert "of other shapes than" in states_unsupported_reason(model)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, pool, running, static, why_eager
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_reason, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
@@ -250,7 +250,7 @@ class TestCompile:
 
     @pytest.fixture(autouse=True)
     def no_files(self, monkeypatch):
-        monkeypatch.setattr(artifacts, "why_not", lambda model: "is compiled in the process")
+        monkeypatch.setattr(artifacts, "unsupported_reason", lambda model: "is compiled in the process")
 
     @pytest.mark.parametrize("backend", slow_but(["eager", "inductor"], "eager"))
     def test_equals_plain_without_recompiling(self, backend, monkeypatch):
@@ -298,11 +298,11 @@ class TestCompile:
 
 
 def test_models_that_cannot_say_why(target):
-    assert why_eager(target) is None
+    assert eager_reason(target) is None
     hooked = tiny.llama()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
-    assert "model.layers.0" in why_eager(hooked)
-    assert type(running.ragged_model(hooked, compile=True)) is RaggedModel
+    assert "model.layers.0" in eager_reason(hooked)
+    assert type(execution.ragged_model(hooked, compile=True)) is RaggedModel
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.models import Inputs, UniversalModel, choose, probe
 from hf_speculative.models.rollback import Crop, Snapshot
-from hf_speculative.schedules import Constant, Together
+from hf_speculative.schedules import AlignRows, Constant
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
@@ -158,7 +158,7 @@ def test_rows_that_are_far_ahead_wait():
     """Decided from lengths alone; a batch lasts as long as its slowest row anyway."""
     batch = Batch(torch.ones(3, 4, dtype=torch.long), [0] * 3, max_length=100)
     batch.host_lengths, batch.is_unread = [10, 18, 19], False
-    assert Together(Constant(5), max_lead=8).plan(batch) == [5, 5, 0]
+    assert AlignRows(Constant(5), max_lead=8).plan(batch) == [5, 5, 0]
 
 
 def test_a_wrong_cache_is_found_out(monkeypatch):

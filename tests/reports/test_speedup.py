@@ -58,7 +58,9 @@ def test_what_the_counts_rule_out_is_noise():
     speedup = Speedup.of(pairs([2.47] * 40, [1.0] * 40, num_passes=48), interval)
     assert (speedup.allowed, speedup.is_noise, speedup.is_gain, speedup.value) == (1, True, False, None)
     assert str(speedup) == "noise" and speedup.spread is None
-    assert speedup.why_noise == "2.47 times plain's tokens per second by the clock, where its target passes allow 1.00"
+    assert (
+        speedup.noise_reason == "2.47 times plain's tokens per second by the clock, where its target passes allow 1.00"
+    )
     expected = {"median": None, "low": None, "high": None, "allowed": 1.0, "num_pairs": 40}
     assert json.loads(json.dumps(speedup.to_dict())) == expected | {"measured": pytest.approx(2.47), "is_noise": True}
     compiled = Speedup.of(pairs([2.47] * 40, [1.0] * 40, num_passes=48), interval, is_bounded=False)

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import Adaptive, ChainOrTree, ConfidenceStop, Constant, Heuristic, Together
+from hf_speculative.schedules import Adaptive, AdaptiveTree, AlignRows, ConfidenceStop, Constant, Heuristic
 from hf_speculative.schedules.adaptive import CREDIT_A_ROUND, FIRST_CREDIT, MOST_SAVED, RESTS
 from hf_speculative.schedules.remaining import Remaining
 from hf_speculative.types import Costs
@@ -68,9 +68,9 @@ def simulate(schedule, costs, accepts, num_tokens, seed, learned=None) -> tuple[
             chance = accepts(position + i)
             is_sure = rng.random() < 2 * chance - 1
             chances.append(1.0 if is_sure else rng.random() * min(1.0, 2 * chance))
-        survival = list(itertools.accumulate(chances, lambda a, b: a * b))
+        acceptance_prob = list(itertools.accumulate(chances, lambda a, b: a * b))
         kept = next((i for i, chance in enumerate(chances) if rng.random() >= chance), length)
-        schedule.update(SimpleNamespace(rows=[0], survival=[survival]))
+        schedule.update(SimpleNamespace(rows=[0], acceptance_prob=[acceptance_prob]))
         position, time = position + kept + 1, time + curve[length]
         lengths.append(length)
     return time / position, lengths
@@ -112,7 +112,7 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     schedule = Adaptive(8, costs=Costs({1: {0: 1.0, 1: 1.05}, 2: {0: 1.0, 2: 1.4, 3: 3.0}}))
     assert schedule.plan(batch_at([0, 0])) == [0, 0], "the prompt's round"
     for _ in range(20):
-        schedule.update(SimpleNamespace(rows=[0, 1], survival=[[1.0, 1.0], [0.0, 0.0]]))
+        schedule.update(SimpleNamespace(rows=[0, 1], acceptance_prob=[[1.0, 1.0], [0.0, 0.0]]))
 
     def plan(lengths, **batch):
         return copy.deepcopy(schedule).plan(batch_at(lengths, **batch))
@@ -136,8 +136,8 @@ def simulate_batch(schedule, costs, accepts, num_tokens, seed) -> float:
         batch = batch_at([1 + done[row] for row in rows], 1 + num_tokens)
         batch.rows = rows
         plan, chances = schedule.plan(batch), [accepts[row] for row in rows]
-        survival = [[chance ** (i + 1) for i in range(num)] for chance, num in zip(chances, plan, strict=True)]
-        schedule.update(SimpleNamespace(rows=rows, survival=survival))
+        acceptance_prob = [[chance ** (i + 1) for i in range(num)] for chance, num in zip(chances, plan, strict=True)]
+        schedule.update(SimpleNamespace(rows=rows, acceptance_prob=acceptance_prob))
         time += costs.curve(len(rows), 16)[max(plan)]
         for row, num in zip(rows, plan, strict=True):
             while num and rng.random() < accepts[row]:
@@ -175,10 +175,10 @@ def test_how_long_a_batch_takes():
 
 
 def test_schedules_around_it_pass_everything_on():
-    for around in (Together(Adaptive(4)), ConfidenceStop(Adaptive(4), 0.5)):
+    for around in (AlignRows(Adaptive(4)), ConfidenceStop(Adaptive(4), 0.5)):
         around.begin(batch_at([0]), lambda: Costs({1: {0: 1.0, 1: 1.1}}))
         (length,) = around.plan(batch_at([3]))
-        around.update(SimpleNamespace(rows=[0], survival=[[1.0] * length]))
+        around.update(SimpleNamespace(rows=[0], acceptance_prob=[[1.0] * length]))
         assert length > 0 and sum(around.schedule.rows[0].kept) == length
 
 
@@ -232,7 +232,9 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
                     final[sequence[:length]] += probability
                     continue
                 after = copy.deepcopy(schedule)
-                after.update(SimpleNamespace(rows=[0], survival=[verdict.survival[b, : sizes[b]].tolist()]))
+                after.update(
+                    SimpleNamespace(rows=[0], acceptance_prob=[verdict.acceptance_prob[b, : sizes[b]].tolist()])
+                )
                 pending.append((sequence, probability, after, num_rounds + 1))
     return final, lengths
 
@@ -272,22 +274,22 @@ def test_survival_is_the_chance_of_acceptance(rule):
     kept = 0.0
     for verdict, weights in branches(functools.partial(rule(), draft, p_probs)):
         kept += (verdict.num_accepted * weights * drawn).sum()
-        survival = (verdict.survival.sum(1) * drawn).sum()
-    assert torch.allclose(kept, survival, atol=1e-12)
+        acceptance_prob = (verdict.acceptance_prob.sum(1) * drawn).sum()
+    assert torch.allclose(kept, acceptance_prob, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (ChainOrTree, 16)),
+        ({}, (AdaptiveTree, 16)),
         ({"num_draft_tokens": 3}, (Constant, 3)),
-        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (ChainOrTree, 3)),
+        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (AdaptiveTree, 3)),
         ({"tree_top_k": 1}, (Adaptive, 16)),
         ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
         ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
         ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
         ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
-        ({"generation_config": GenerationConfig()}, (ChainOrTree, 16)),
+        ({"generation_config": GenerationConfig()}, (AdaptiveTree, 16)),
         ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (Adaptive, 6)),
     ],
 )
@@ -295,7 +297,7 @@ def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings,
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
     assert type(schedule) is kind
-    names = {Adaptive: "max_tokens", ChainOrTree: "max_tokens", Constant: "num_tokens", Heuristic: "start"}
+    names = {Adaptive: "max_tokens", AdaptiveTree: "max_tokens", Constant: "num_tokens", Heuristic: "start"}
     assert getattr(schedule, names[kind]) == length
 
 
@@ -357,7 +359,7 @@ def test_one_bad_text_among_good_ones_does_not_end_drafting():
     assert schedule.credit == FIRST_CREDIT, "what one text may lose"
 
 
-@pytest.mark.parametrize("kind", [Adaptive, ChainOrTree])
+@pytest.mark.parametrize("kind", [Adaptive, AdaptiveTree])
 def test_drafting_is_not_begun_for_less_than_its_start_takes(kind):
     def plan(num_tokens, has_drafted=False):
         schedule = kind(costs=Costs({1: {0: 1.0, 1: 1.65, 8: 9.0}}))
@@ -370,7 +372,7 @@ def test_drafting_is_not_begun_for_less_than_its_start_takes(kind):
     assert plan(48, has_drafted=True) == [1]
 
 
-@pytest.mark.parametrize("kind", [Adaptive, ChainOrTree])
+@pytest.mark.parametrize("kind", [Adaptive, AdaptiveTree])
 def test_a_decision_not_to_draft_holds_for_some_rounds(kind, monkeypatch):
     """Making it takes a few percent of a small model's pass."""
     num_made, choose = [], Adaptive.choose
@@ -394,7 +396,7 @@ def test_credit_ends_a_rest():
     never.kept[0] = 0.0
     schedule.learned = never, -0.5 * CREDIT_A_ROUND
     assert schedule.plan(batch_at([1])) == [0]
-    schedule.update(SimpleNamespace(rows=[0], survival=[[]]))
+    schedule.update(SimpleNamespace(rows=[0], acceptance_prob=[[]]))
     assert schedule.plan(batch_at([2])) == [1]
 
 

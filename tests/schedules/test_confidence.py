@@ -3,7 +3,7 @@
 import torch
 
 from hf_speculative.interfaces import Schedule
-from hf_speculative.schedules import Adaptive, ConfidenceStop, Constant, Together
+from hf_speculative.schedules import Adaptive, AlignRows, ConfidenceStop, Constant
 
 
 def test_after_a_token_that_was_unlikely():
@@ -14,7 +14,7 @@ def test_after_a_token_that_was_unlikely():
 def test_estimates_come_before_probabilities():
     schedule = ConfidenceStop(Constant(3), 0.6)
     unlikely = torch.zeros(2, 3), torch.tensor([1, 1])
-    assert Together(schedule).should_stop_before(torch.tensor([0.7, 0.5])).tolist() == [False, True]
+    assert AlignRows(schedule).should_stop_before(torch.tensor([0.7, 0.5])).tolist() == [False, True]
     assert schedule.should_stop(*unlikely) is None
 
 

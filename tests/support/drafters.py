@@ -1,13 +1,13 @@
 """One of each shipped drafter that needs no help from the target, made from a draft model."""
 
 from hf_speculative.drafting import (
-    Beams,
+    CorpusSuffix,
     DraftModel,
     DrawnTree,
-    GuessesFirst,
-    OtherTexts,
-    OwnText,
+    DynamicTreeDrafter,
+    HybridDrafter,
     PromptLookup,
+    PromptSuffix,
     Recycling,
     StringMatch,
     SuffixStore,
@@ -31,19 +31,20 @@ def in_other_letters(kind, draft):
 def suffix_drafter(store=None, max_factor=1.0, **settings):
     """Copies from the row's own text and, if there is one, from a store."""
     settings["max_factor"] = max_factor
-    others = [] if store is None else [OtherTexts(store, **settings)]
-    return TreeDrafter([OwnText(store, **settings), *others])
+    others = [] if store is None else [CorpusSuffix(store, **settings)]
+    return TreeDrafter([PromptSuffix(store, **settings), *others])
 
 
 MAKE_DRAFTER = {
-    Beams: lambda draft: Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
+    DynamicTreeDrafter: lambda draft: DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
     DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
     DrawnTree: lambda draft: DrawnTree(DraftModel(RaggedModel(draft, clamp_ids=True)), depth=3),
-    GuessesFirst: lambda draft: GuessesFirst(
-        TreeDrafter([Recycling(), OwnText()]), Beams(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
+    HybridDrafter: lambda draft: HybridDrafter(
+        TreeDrafter([Recycling(), PromptSuffix()]),
+        DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
     ),
     PromptLookup: lambda draft: PromptLookup(max_ngram=2),
     StringMatch: lambda draft: in_other_letters(StringMatch, draft),
-    TreeDrafter: lambda draft: TreeDrafter([Recycling(), OwnText(), OtherTexts(SuffixStore())]),
+    TreeDrafter: lambda draft: TreeDrafter([Recycling(), PromptSuffix(), CorpusSuffix(SuffixStore())]),
     TokenIntersection: lambda draft: in_other_letters(TokenIntersection, draft),
 }

@@ -13,7 +13,7 @@ OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
 def counts(evaluation):
     """All that does not depend on the clock."""
     return {
-        (setting.name, index): (row.new_ids, row.survival, row.statistics)
+        (setting.name, index): (row.new_ids, row.acceptance_prob, row.statistics)
         for setting in evaluation.settings
         for index, row in evaluation.rows(setting).items()
     }

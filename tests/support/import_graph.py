@@ -20,7 +20,7 @@ FLOORS = (
     ("generation",),
     ("batches", "command"),
     ("benchmark", "compilation", "evaluation", "integrations", "playground", "serving"),
-    ("compatibility", "hub", "side_by_side"),
+    ("compatibility", "hub", "compare"),
     ("training",),
     ("cli",),
     ("__main__",),

@@ -85,7 +85,7 @@ def chance_of(way: tuple[int, ...], rule, p, q, siblings) -> float:
     target_probs = torch.stack([p[depth][text] for depth, text in zip(depths, texts.T, strict=True)], 1)
     num_tokens = torch.full((len(tokens),), len(parents))
     draft = Draft(tokens, probs, num_tokens, torch.tensor(parents).expand(len(tokens), -1))
-    return (chances @ rule()(draft, target_probs, Branching([])).survival[:, -1]).item()
+    return (chances @ rule()(draft, target_probs, Branching([])).acceptance_prob[:, -1]).item()
 
 
 def table() -> str:

@@ -4,7 +4,7 @@ import torch
 from transformers import TrainingArguments
 
 from hf_speculative.training.acceptance import Meter
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.teacher import Teacher
@@ -24,7 +24,7 @@ def examples(target, num_examples=8, seed=0, length=LENGTH):
 
 def meter(target, **given):
     prompts = [list(example.prompt_ids) for example in examples(target, 2, seed=7)]
-    return Meter(prompts, **{"use": Use(), "num_draft_tokens": 3, "max_new_tokens": 8} | given)
+    return Meter(prompts, **{"use": SamplingParams(), "num_draft_tokens": 3, "max_new_tokens": 8} | given)
 
 
 def trainer(
@@ -48,7 +48,7 @@ def trainer(
         student,
         Teacher(target, student.hidden_layers),
         loss,
-        use or Use(),
+        use or SamplingParams(),
         meter,
         on_policy,
         args=TrainingArguments(str(folder), **arguments | given),

@@ -9,7 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.run import train
 from hf_speculative.training.settings import Settings
 from tests.support import tiny
@@ -28,7 +28,7 @@ SETTINGS = Settings(
     max_new_tokens=10,
     num_draft_tokens=3,
     learning_rate=0.05,
-    use=Use(temperature=0),
+    use=SamplingParams(temperature=0),
 )
 
 

@@ -36,7 +36,7 @@ import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
 from hf_speculative.interfaces import Drafter, Schedule
-from hf_speculative.models import probe, verified_types, why_eager
+from hf_speculative.models import eager_reason, probe, verified_types
 from hf_speculative.schedules import Adaptive
 from hf_speculative.types import Costs, Draft
 from tests.support import tiny
@@ -306,7 +306,7 @@ def a_round_takes_three_broadcasts(rank):
 @check
 def passes_are_not_compiled(rank):
     models = parallel()
-    assert "several processes" in why_eager(models["split target"]) and why_eager(models["target"]) is None
+    assert "several processes" in eager_reason(models["split target"]) and eager_reason(models["target"]) is None
 
 
 @check

@@ -7,11 +7,11 @@ import torch
 
 from hf_speculative.training import answers
 from hf_speculative.training.answers import Asked, Journal, answer, examples_of
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.examples import Collator, Example, token_counts, unique
 
 PROMPTS = {0: [1, 2, 3], 2: [4, 5], 3: [6, 7, 8, 9], 7: [10, 11, 12]}
-ASKED = Asked("tiny", "digest", Use(temperature=0), max_new_tokens=6)
+ASKED = Asked("tiny", "digest", SamplingParams(temperature=0), max_new_tokens=6)
 
 
 def test_answers_are_the_targets_own(target, tmp_path):
@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
 
 
 def test_several_sampled_answers_and_shares(target, tmp_path):
-    asked = Asked("tiny", "digest", Use(temperature=1.5), max_new_tokens=8, per_prompt=3)
+    asked = Asked("tiny", "digest", SamplingParams(temperature=1.5), max_new_tokens=8, per_prompt=3)
     journals = [Journal(tmp_path / f"{rank}.jsonl", asked) for rank in (0, 1)]
     for rank, journal in enumerate(journals):
         answer(target, PROMPTS, asked, journal, share=(rank, 2))
@@ -58,7 +58,7 @@ def test_several_sampled_answers_and_shares(target, tmp_path):
     assert len({example.new_ids for example in found[:3]}) == 3, "other draws"
 
 
-@pytest.mark.parametrize("other", [{"max_new_tokens": 7}, {"use": Use()}, {"target": "another"}], ids=str)
+@pytest.mark.parametrize("other", [{"max_new_tokens": 7}, {"use": SamplingParams()}, {"target": "another"}], ids=str)
 def test_answers_of_another_run_are_refused(tmp_path, other):
     Journal(tmp_path / "a.jsonl", ASKED)
     with pytest.raises(ValueError, match=f"another run, whose {next(iter(other))} is"):

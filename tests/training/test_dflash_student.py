@@ -11,8 +11,8 @@ from torch import nn
 
 from hf_speculative.heads import load_head
 from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStudent, new_block, outputs_read
-from hf_speculative.training.distributions import Use
-from hf_speculative.training.teacher import Lesson, Teacher
+from hf_speculative.training.distributions import SamplingParams
+from hf_speculative.training.teacher import Teacher, TeacherOutputs
 from tests.support import blocks, lessons, tiny
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
@@ -128,7 +128,7 @@ def test_one_text_learned_by_heart_is_accepted_whole(deep, kind, vocab_size, tmp
     counts = torch.bincount(torch.tensor(data[0].new_ids), minlength=tiny.VOCAB)
     torch.manual_seed(0)
     student = DFlashStudent(new_block(deep, counts, vocab_size, kind, 3), deep)
-    meter = lessons.meter(deep, use=Use(temperature=0), max_new_tokens=9)
+    meter = lessons.meter(deep, use=SamplingParams(temperature=0), max_new_tokens=9)
     meter.prompts = [list(data[0].prompt_ids)]
     trainer = lessons.trainer(
         deep, None, tmp_path, data, student=student, meter=meter, max_steps=80, learning_rate=1e-2, loss="cross_entropy"
@@ -145,7 +145,9 @@ def test_one_text_learned_by_heart_is_accepted_whole(deep, kind, vocab_size, tmp
 def test_a_loss_over_all_anchors_by_hand(deep, tmp_path):
     """The mean over tokens of answers of the mean over the places of a block, the first counting most."""
     student = new_student(deep)
-    trainer = lessons.trainer(deep, None, tmp_path, student=student, loss="forward_kl", use=Use(temperature=0.7))
+    trainer = lessons.trainer(
+        deep, None, tmp_path, student=student, loss="forward_kl", use=SamplingParams(temperature=0.7)
+    )
     inputs = trainer.data_collator([one.cut(10 + row) for row, one in enumerate(lessons.examples(deep, 3))])
     lesson = trainer.teacher(**inputs)
     given = student.inputs(lesson)
@@ -222,7 +224,7 @@ def test_mixed_dtypes(deep):
     half = copy.deepcopy(deep).to(torch.bfloat16)
     student = new_student(half)
     ids = torch.ones(1, 6, dtype=torch.long)
-    lesson: Lesson = Teacher(half, student.hidden_layers)(ids, ids, ids)
+    lesson: TeacherOutputs = Teacher(half, student.hidden_layers)(ids, ids, ids)
     (guess,) = student.predictions(student.module(**student.inputs(lesson)), lesson)
     guess.logits.float().sum().backward()
     assert student.head.layers[0].mlp.up_proj.weight.grad.dtype == torch.float32

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_speculative.heads import load_head
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.eagle3_student import (
     Eagle3Student,
     TrainingTimeTest,
@@ -76,7 +76,7 @@ def test_one_text_learned_by_heart_is_accepted_whole(deep, tmp_path):
     """By the real loop: what the training-time test has taught is what a head meets in use."""
     data = lessons.examples(deep, 1, seed=SEED)
     student = Eagle3Student(new_head(deep, torch.ones(tiny.VOCAB), tiny.VOCAB), deep)
-    meter = lessons.meter(deep, use=Use(temperature=0), max_new_tokens=9)
+    meter = lessons.meter(deep, use=SamplingParams(temperature=0), max_new_tokens=9)
     meter.prompts = [list(data[0].prompt_ids)]
     trainer = lessons.trainer(
         deep, None, tmp_path, data, student=student, meter=meter, max_steps=60, learning_rate=5e-3, loss="forward_kl"

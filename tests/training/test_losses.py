@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from hf_speculative.training import losses
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 
 VOCAB = 7
-USES = [Use(), Use(temperature=0.6), Use(temperature=1.3, top_k=4), Use(temperature=0.8, top_p=0.7)]
+USES = [
+    SamplingParams(),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.3, top_k=4),
+    SamplingParams(temperature=0.8, top_p=0.7),
+]
 
 
 def overlap(p, q):
@@ -104,8 +109,8 @@ def test_the_targets_distributions_are_those_of_generate(use, target):
 
 def test_greedy_use_learns_from_the_whole_distribution():
     logits = torch.randn(3, VOCAB)
-    assert torch.equal(Use(temperature=0).of_target(logits), logits.log_softmax(-1))
-    assert Use(temperature=0).generate_kwargs == {"do_sample": False}
+    assert torch.equal(SamplingParams(temperature=0).of_target(logits), logits.log_softmax(-1))
+    assert SamplingParams(temperature=0).generate_kwargs == {"do_sample": False}
 
 
 @pytest.mark.parametrize(
@@ -113,4 +118,4 @@ def test_greedy_use_learns_from_the_whole_distribution():
 )
 def test_settings_without_a_distribution_are_refused(given, told):
     with pytest.raises(ValueError, match=told):
-        Use(**given)
+        SamplingParams(**given)

@@ -4,12 +4,12 @@ import copy
 
 import torch
 
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.on_policy import OnPolicy, ended
 from tests.support import lessons, tiny
 
-GREEDY = Use(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 
 
 def test_answers_are_the_drafts_own(target):
@@ -51,7 +51,7 @@ def test_resuming_equals_an_uninterrupted_run(target, tmp_path):
     draft = tiny.noisy_copy(target, noise=0.8)
 
     def new():
-        given = {"save_strategy": "steps", "save_steps": 2, "on_policy": OnPolicy(0.5, Use(), Collator())}
+        given = {"save_strategy": "steps", "save_steps": 2, "on_policy": OnPolicy(0.5, SamplingParams(), Collator())}
         return lessons.trainer(target, copy.deepcopy(draft), tmp_path, **given)
 
     whole, resumed = new(), new()

@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator, Example
@@ -56,7 +56,7 @@ def test_the_loss_is_that_of_rows_of_their_own(deep, kind, tmp_path):
     student = new_student(kind, deep)
     # Prompts so short that a block would reach the next text's answer.
     data = [Example(one.prompt_ids[:1], one.prompt_ids[1:] + one.new_ids) for one in of_many_lengths(deep)]
-    trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=Use(temperature=0.7))
+    trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     found = []
     for packs in (False, True):
         batch = Collator(packs=packs)(data)
@@ -88,7 +88,7 @@ def test_answers_of_the_draft_itself(target):
     found = []
     for packs in (False, True):
         collator = Collator(packs=packs)
-        batch = OnPolicy(1.0, Use(temperature=0), collator)(draft, collator(data))
+        batch = OnPolicy(1.0, SamplingParams(temperature=0), collator)(draft, collator(data))
         found.append(set(Collator.apart(**batch)))
     assert found[0] == found[1] != set(data)
 

@@ -9,7 +9,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.training import store as stores
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator
@@ -56,7 +56,7 @@ def new_student(kind, target):
 def test_the_loss_is_that_of_the_target_itself(deep, kind, packs, tmp_path):
     """And the target does not run."""
     student, data = new_student(kind, deep), texts(deep)
-    trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=Use(temperature=0.7))
+    trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     batch = Collator(packs=packs)(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
     trainer.teacher = stored(deep, tmp_path / "store", data, student.hidden_layers)
@@ -120,7 +120,13 @@ def test_a_run_learns_the_same(tmp_path):
     tokenizer = hs.embedded_pair()[2]
     for name, store in (("without", None), ("with", tmp_path / "store")):
         run = Run(
-            target, tmp_path / name, Settings(**SETTINGS, use=Use(temperature=0)), tokenizer, Watch(), None, store
+            target,
+            tmp_path / name,
+            Settings(**SETTINGS, use=SamplingParams(temperature=0)),
+            tokenizer,
+            Watch(),
+            None,
+            store,
         )
         run.begin(resume=False)
         run.read(prompts, {})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_speculative.training.distributions import Use
+from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.trainer import NotFinite
 from tests.support import lessons, tiny
@@ -20,7 +20,7 @@ def unlike(target):
 
 def test_one_text_learned_by_heart_is_accepted_whole(target, unlike, tmp_path):
     data = lessons.examples(target, 1)
-    meter = lessons.meter(target, use=Use(temperature=0), max_new_tokens=9)
+    meter = lessons.meter(target, use=SamplingParams(temperature=0), max_new_tokens=9)
     meter.prompts = [list(data[0].prompt_ids)]
     trainer = lessons.trainer(target, unlike, tmp_path, data, meter=meter, max_steps=60, learning_rate=5e-3)
     before = trainer.evaluate()["eval_acceptance_length"]
@@ -34,7 +34,9 @@ def test_one_text_learned_by_heart_is_accepted_whole(target, unlike, tmp_path):
 def test_the_loss_is_that_of_the_answers_alone(target, unlike, tmp_path):
     """Summed over their tokens by hand; neither prompts nor padding count."""
     data = lessons.examples(target, 4)
-    trainer = lessons.trainer(target, unlike, tmp_path, data, use=Use(temperature=0.7), loss="forward_kl", max_steps=1)
+    trainer = lessons.trainer(
+        target, unlike, tmp_path, data, use=SamplingParams(temperature=0.7), loss="forward_kl", max_steps=1
+    )
     expected, count = 0.0, 0
     with torch.no_grad():
         for example in data:

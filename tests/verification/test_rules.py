@@ -295,5 +295,5 @@ def test_sampled_verification_knows_the_chance_of_what_it_kept():
     probs = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]]])
     draft = Draft(torch.tensor([[0, 1]]), None, torch.tensor([2]))
     verdict = SampledVerification()(draft, probs, Independent(None, 3))
-    torch.testing.assert_close(verdict.survival, torch.tensor([[0.5, 0.4]]))
-    assert SampledVerification()(draft, probs, Greedy(None, 3)).survival is None  # what came of it stands for it
+    torch.testing.assert_close(verdict.acceptance_prob, torch.tensor([[0.5, 0.4]]))
+    assert SampledVerification()(draft, probs, Greedy(None, 3)).acceptance_prob is None  # what came of it stands for it

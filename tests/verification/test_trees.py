@@ -111,7 +111,7 @@ def test_a_chain_written_as_a_tree_is_judged_as_a_chain(rule):
         assert chain.num_accepted.tolist() == tree.num_accepted.tolist()
         assert chain.next_token.tolist() == tree.next_token.tolist()
         proposed = torch.arange(4) < num_tokens[:, None]
-        torch.testing.assert_close(chain.survival[proposed], tree.survival[proposed])
+        torch.testing.assert_close(chain.acceptance_prob[proposed], tree.acceptance_prob[proposed])
         most = max(most, int(chain.num_accepted.max()))
     assert most == 4
 
@@ -150,9 +150,9 @@ def test_survival_is_the_chance_that_a_node_is_kept(rule, siblings):
     for verdict, weights in branches(lambda sampler: rule()(draft, target_probs, sampler)):
         is_kept = torch.arange(verdict.path.shape[1]) < verdict.num_accepted[:, None]
         kept.scatter_add_(1, verdict.path * is_kept, weights[:, None] * is_kept)
-    torch.testing.assert_close(chances @ verdict.survival, chances @ kept)
+    torch.testing.assert_close(chances @ verdict.acceptance_prob, chances @ kept)
     if rule is not BlockVerification:  # which tells the chance once the node is drawn, whatever follows it
-        torch.testing.assert_close(verdict.survival, kept)
+        torch.testing.assert_close(verdict.acceptance_prob, kept)
 
 
 # How much is kept
@@ -160,8 +160,8 @@ def test_survival_is_the_chance_that_a_node_is_kept(rule, siblings):
 
 def num_kept(rule, p, q, parents):
     cases, draft, target_probs = all_drafts(p, q, [()], len(parents), parents=parents)
-    survival = rule()(draft, target_probs, Branching([])).survival
-    return sum(case[3] * row.sum().item() for case, row in zip(cases, survival, strict=True))
+    acceptance_prob = rule()(draft, target_probs, Branching([])).acceptance_prob
+    return sum(case[3] * row.sum().item() for case, row in zip(cases, acceptance_prob, strict=True))
 
 
 def test_toy_fractions():

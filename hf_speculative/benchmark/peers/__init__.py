@@ -15,7 +15,7 @@ EXPORTER = "HF_SPECULATIVE_OPENVINO_PYTHON"
 ALSO = {"xllamacpp": ("gguf",)}
 
 
-def why_missing(package: str) -> str | None:
+def missing_reason(package: str) -> str | None:
     """What to do where a peer is not installed; `None` if it is."""
     for name in (package, *ALSO.get(package, ())):
         if importlib.util.find_spec(name) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..kept import Folder, made_once, weights_of
+from ..fixtures import Folder, made_once, weights_of
 
 if TYPE_CHECKING:
     from ..cells import Cell

@@ -7,7 +7,7 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..kept import Folder, made_once, weights_of
+from ..fixtures import Folder, made_once, weights_of
 from . import EXPORTER
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.

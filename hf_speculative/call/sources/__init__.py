@@ -8,14 +8,14 @@ from typing import Any, cast
 
 from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
 from ..option_types import AND
-from ..source import Source
+from ..source import DraftSource
 from .auto import AutoSource
 from .dflash import DFlashSource, DSparkSource
 from .draft_model import DraftModelSource
 from .eagle3 import Eagle3Source, PEagleSource
 from .early_exit import EarlyExitSource
 from .gemma4_assistant import Gemma4AssistantSource
-from .guesses_first import GuessesFirstSource
+from .hybrid import HybridSource
 from .mtp import MtpSource
 from .mtp_head import MtpHeadSource
 from .own_drafter import OwnDrafterSource
@@ -26,7 +26,7 @@ from .suffix import SuffixSource
 from .texts import GuessingSource
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
-SOURCES: tuple[type[Source], ...] = (
+SOURCES: tuple[type[DraftSource], ...] = (
     DSparkSource,
     DFlashSource,
     PEagleSource,
@@ -45,17 +45,17 @@ SOURCES: tuple[type[Source], ...] = (
 )
 
 
-def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Source:
+def source_of(argument: str, value, options: dict[str, Any] | None = None) -> DraftSource:
     """The source that `value`, given as `argument`, asks for.
 
     Args:
-        options: values of options by name; those of other sources are left out, and so is `None`. And `in_call`, see `Source`.
+        options: values of options by name; those of other sources and `None` are left out. And `in_call`, see `DraftSource`.
 
     Raises:
         ValueError, TypeError: a value out of range, of another type, or without effect.
     """
     value = checked(argument, value)
-    if isinstance(value, Source):
+    if isinstance(value, DraftSource):
         return value
     if argument == "method" and len(names := value.split(AND)) > 1:
         return SeveralSource([_one_source_of(argument, name, options) for name in names])
@@ -74,9 +74,9 @@ def go_together(named: Collection[str]) -> bool:
     return set(named) == {"draft_model", "method"}
 
 
-def with_guesses(source: Source, method: str, options: dict[str, Any]) -> Source:
+def with_guesses(source: DraftSource, method: str, options: dict[str, Any]) -> DraftSource:
     """What `source` drafts, and what `method` guesses."""
-    return GuessesFirstSource(cast(GuessingSource, source_of("method", method, options)), source)
+    return HybridSource(cast(GuessingSource, source_of("method", method, options)), source)
 
 
 def is_configured(generation_config) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Guesser
-from ..source import Source
+from ...drafting import Proposer
+from ..source import DraftSource
 from .mtp import MtpSource
 from .recycling import recycling_of
 from .texts import TextSource
@@ -23,7 +23,7 @@ class AutoSource(TextSource):
     def worth_trying(cls, model: PreTrainedModel) -> tuple[str, ...]:
         return (cls.method,)
 
-    def for_model(self, model: PreTrainedModel) -> Source:
+    def for_model(self, model: PreTrainedModel) -> DraftSource:
         mtp = MtpSource(True)
         try:
             mtp.check(model)
@@ -31,5 +31,5 @@ class AutoSource(TextSource):
             return self
         return mtp
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return [recycling_of(model), *self.copies(model)]

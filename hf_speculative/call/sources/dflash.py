@@ -20,7 +20,7 @@ class DFlashSource(HeadSource):
     def block(self) -> Block:
         return Block.of(self.draft_model.config)
 
-    def why_not(self, config) -> str | None:
+    def unsupported_reason(self, config) -> str | None:
         size, layers = self.draft_model.config.hidden_size, max(self.block.target_layer_ids)
         if layers >= config.num_hidden_layers or size != config.hidden_size:
             return f"a target of hidden size {size} with more than {layers} layers"

@@ -21,7 +21,7 @@ from ...models import (
 from ...tokenizers.alignment import LOOKBEHIND, Translation
 from ...tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from .. import checks
-from ..source import PreparedCall
+from ..source import BuildContext
 from .given_model import GivenModelSource
 
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
@@ -83,7 +83,7 @@ class DraftModelSource(GivenModelSource):
         sizes = _vocab_size(model), _vocab_size(self.draft_model)
         return compare_vocabularies(self.tokenizer, self.draft_tokenizer, *sizes, do_sample, self.vocabulary_mapping)
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         draft = self.draft_model
         strategy = self._strategy(call)
         has_own_text = strategy != "same"
@@ -107,7 +107,7 @@ class DraftModelSource(GivenModelSource):
         )
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
 
-    def _strategy(self, call: PreparedCall) -> str:
+    def _strategy(self, call: BuildContext) -> str:
         """How the draft proposes, see `VocabularyMatch`.
 
         Raises:
@@ -127,7 +127,7 @@ class DraftModelSource(GivenModelSource):
             )
         return strategy
 
-    def _on_universal_path(self, call: PreparedCall, has_own_text: bool) -> CachedModel:
+    def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(

@@ -10,7 +10,7 @@ from ...drafting import Eagle3, PEagle
 from ...interfaces import Drafter
 from ...models import head_pass, num_logits
 from ...tokenizers.vocabulary import is_padding
-from ..source import PreparedCall
+from ..source import BuildContext
 from .given_model import HeadSource
 
 
@@ -21,7 +21,7 @@ class Eagle3Source(HeadSource):
     scores_levels = True
     config_fields = ("eagle_aux_hidden_state_layer_ids", "norm_before_residual")
 
-    def why_not(self, config) -> str | None:
+    def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config
         layers = Eagle3.layers_read(own, config)
         fits = min(layers) >= 0 and max(layers) <= config.num_hidden_layers and own.state_size == config.hidden_size
@@ -49,7 +49,7 @@ class Eagle3Source(HeadSource):
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
         return self.in_trees(self.kind(self.draft_model, model))
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         one_pass = head_pass(self.draft_model, call.compile)
         return self.in_trees(self.kind(self.draft_model, call.model, one_pass))
 

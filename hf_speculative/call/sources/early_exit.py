@@ -12,11 +12,11 @@ from ...interfaces import CachedModel, Drafter
 from ...models import EarlyExitModel, fits_early_exit
 from ...models.shallow import decoder_layers, is_patched
 from ..checks import OTHERWISE
-from ..source import PreparedCall, Source
+from ..source import BuildContext, DraftSource
 
 
 @dataclass(frozen=True)
-class EarlyExitSource(Source):
+class EarlyExitSource(DraftSource):
     exit_layer: int
 
     argument, method, runs_target = "assistant_early_exit", "early_exit", True
@@ -51,7 +51,7 @@ class EarlyExitSource(Source):
     def cost_of_token(self, model: PreTrainedModel) -> float:
         return self.exit_layer / _num_layers(model)
 
-    def build(self, call: PreparedCall) -> tuple[CachedModel | None, Drafter]:
+    def build(self, call: BuildContext) -> tuple[CachedModel | None, Drafter]:
         halves = EarlyExitModel(call.model, self.exit_layer)
         return halves, EarlyExit(halves)
 

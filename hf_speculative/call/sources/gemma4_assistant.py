@@ -14,7 +14,7 @@ class Gemma4AssistantSource(HeadSource):
     config_fields = ("backbone_hidden_size", "use_ordered_embeddings")
     needs_ragged = True
 
-    def why_not(self, config) -> str | None:
+    def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config
         kinds = sorted(set(own.get_text_config(decoder=True).layer_types))
         if config.hidden_size == own.backbone_hidden_size and {*kinds} <= {

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from ...drafting.beams import DEFAULT_DEPTH, DEFAULT_TOP_K, Beams
-from ...drafting.stepwise import Stepwise
+from ...drafting.autoregressive import AutoregressiveDrafter
+from ...drafting.dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
 from ...interfaces import Drafter, Schedule
 from ...models import ATTENTION
-from ...schedules import ChainOrTree
-from ..source import PreparedCall, Source
+from ...schedules import AdaptiveTree
+from ..source import BuildContext, DraftSource
 
 TREE_OPTIONS = ("tree_top_k", "tree_depth")
 #: the largest tree that the schedule "adaptive" considers, and the numbers of nodes that are timed for it, by levels
@@ -22,14 +22,14 @@ TIMED_TREES: Mapping[int, tuple[int, ...]] = {2: (8, 0, 16, 4, 32), 5: (8, 0)}
 
 
 @dataclass(frozen=True, eq=False)
-class GivenModelSource(Source):
+class GivenModelSource(DraftSource):
     """Drafts of a model that the user gives.
 
     Attributes:
         speculation_type: transformers' name of the method, which may be given and is not needed.
         tree_top_k: candidates after each draft token; 1 for chains, `None` to leave the choice to the schedule.
         tree_depth: levels of a tree, at most those where the schedule chooses.
-        scores_levels: its drafter does (`Stepwise.scores_levels`), so that its drafts may be trees.
+        scores_levels: its drafter does (`AutoregressiveDrafter.scores_levels`), so that its drafts may be trees.
     """
 
     draft_model: PreTrainedModel
@@ -76,15 +76,15 @@ class GivenModelSource(Source):
         if not self.timed_trees:
             return super().adaptive_schedule(max_tokens, is_default)
         max_nodes = MAX_NODES if is_default else max_tokens
-        return ChainOrTree(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
+        return AdaptiveTree(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
 
-    def in_trees(self, drafter: Stepwise) -> Drafter:
+    def in_trees(self, drafter: AutoregressiveDrafter) -> Drafter:
         """`drafter`, or trees of what it guesses: where they were asked for, or the schedule says."""
         if self.tree_top_k == 1:
             return drafter
         if not self.counts_nodes:
-            return Beams(drafter, depth=None)
-        return Beams(drafter, self.tree_top_k or DEFAULT_TOP_K, self.tree_depth or DEFAULT_DEPTH)
+            return DynamicTreeDrafter(drafter, depth=None)
+        return DynamicTreeDrafter(drafter, self.tree_top_k or DEFAULT_TOP_K, self.tree_depth or DEFAULT_DEPTH)
 
 
 class HeadSource(GivenModelSource):
@@ -110,13 +110,13 @@ class HeadSource(GivenModelSource):
         """What drafts for the target `model`."""
         raise NotImplementedError
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         return self.drafter_for(call.model)
 
     def hidden_layers(self, model: PreTrainedModel) -> tuple[int, ...]:
         return tuple(self.drafter_for(model).hidden_layers)
 
-    def why_not(self, config) -> str | None:
+    def unsupported_reason(self, config) -> str | None:
         """What the head needs that a target of this text `config` is not; `None` if it fits."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class HeadSource(GivenModelSource):
                 "attn_implementation='sdpa'."
             )
         config = model.config.get_text_config(decoder=True)
-        needs = self.why_not(config)
+        needs = self.unsupported_reason(config)
         if needs is not None:
             raise ValueError(
                 f"`draft_model`: {self.name} was made for {needs}, the target, {type(model).__name__}, has hidden size "

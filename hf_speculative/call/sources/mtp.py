@@ -12,11 +12,11 @@ from ...interfaces import Drafter
 from ...models import LAYER_TYPES
 from ...models.shallow import decoder_layers
 from ..checks import OTHERWISE
-from ..source import PreparedCall, Source
+from ..source import BuildContext, DraftSource
 
 
 @dataclass(frozen=True)
-class MtpSource(Source):
+class MtpSource(DraftSource):
     use_mtp: bool
 
     argument, method, runs_target = "use_mtp", "mtp", True
@@ -54,7 +54,7 @@ class MtpSource(Source):
     def cost_of_token(self, model: PreTrainedModel) -> float:
         return 1 / model.config.get_text_config(decoder=True).num_hidden_layers
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         return Mtp(mtp_heads(call.model))
 
 

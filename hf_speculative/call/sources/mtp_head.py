@@ -13,7 +13,7 @@ class MtpHeadSource(HeadSource):
     method = "mtp_head"
     config_fields = ("transformer_layer_config", "num_nextn_predict_layers")
 
-    def why_not(self, config) -> str | None:
+    def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config.get_text_config(decoder=True)
         fits = (own.hidden_size, own.vocab_size) == (config.hidden_size, config.vocab_size)
         return None if fits else f"a target of hidden size {own.hidden_size} with {own.vocab_size} token ids"

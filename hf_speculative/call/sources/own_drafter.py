@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from ...interfaces import Drafter
-from ..source import PreparedCall, Source
+from ..source import BuildContext, DraftSource
 
 
 @dataclass(frozen=True, eq=False)
-class OwnDrafterSource(Source):
+class OwnDrafterSource(DraftSource):
     own: Drafter
 
     argument, method = "drafter", "custom"
@@ -28,5 +28,5 @@ class OwnDrafterSource(Source):
         """Its class: a new object in each call shall not be measured each time."""
         return type(self.own)
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         return self.own

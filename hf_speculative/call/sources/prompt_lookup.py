@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Guesser, Ngrams, PromptLookup
+from ...drafting import Ngrams, PromptLookup, Proposer
 from ...interfaces import Drafter
-from ..source import PreparedCall, Source
+from ..source import BuildContext, DraftSource
 from .texts import GuessingSource
 
 
 @dataclass(frozen=True)
-class PromptLookupSource(Source):
+class PromptLookupSource(DraftSource):
     num_draft_tokens: int
     max_matching_ngram_size: int = 3
 
@@ -23,7 +23,7 @@ class PromptLookupSource(Source):
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
         return (10,)
 
-    def drafter(self, call: PreparedCall) -> Drafter:
+    def drafter(self, call: BuildContext) -> Drafter:
         return PromptLookup(self.max_matching_ngram_size)
 
 
@@ -36,5 +36,5 @@ class NgramSource(GuessingSource):
 
     method = "ngram"
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return [Ngrams(self.max_matching_ngram_size)]

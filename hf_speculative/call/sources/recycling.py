@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Guesser, Recycling
-from ..kept import kept_with
+from ...drafting import Proposer, Recycling
+from ..model_state import kept_with
 from .texts import GuessingSource
 
 
@@ -17,7 +17,7 @@ class RecyclingSource(GuessingSource):
 
     method = "recycling"
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return [recycling_of(model)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from ...drafting import Guesser
+from ...drafting import Proposer
 from ..option_types import AND
 from .texts import GuessingSource
 
@@ -25,5 +25,5 @@ class SeveralSource(GuessingSource):
         for source in self.sources:
             source.check(model)
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
-        return [guesser for source in self.sources for guesser in source.guessers(model)]
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [proposer for source in self.sources for proposer in source.proposers(model)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Guesser
+from ...drafting import Proposer
 from .texts import TextSource
 
 
@@ -24,7 +24,7 @@ class SuffixSource(TextSource):
                 "`assistant_confidence_threshold` has no effect on `method='suffix'`: give `suffix_decoding_min_token_prob`."
             )
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return self.copies(
             model,
             max_factor=self.suffix_decoding_max_spec_factor,

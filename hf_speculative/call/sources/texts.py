@@ -11,13 +11,13 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...drafting import DEFAULT_MAX_DEPTH, Guesser, OtherTexts, OwnText, SuffixStore, TreeDrafter
+from ...drafting import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, SuffixStore, TreeDrafter
 from ...interfaces import Schedule
 from ...models import num_logits
 from ...schedules import BestNodes
 from ...tokenizers.loading import tokenizer_of
-from ..kept import kept_with
-from ..source import PreparedCall, Source
+from ..model_state import kept_with
+from ..source import BuildContext, DraftSource
 
 #: a file or folder, texts and files, or a store
 Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixStore"
@@ -25,7 +25,7 @@ Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixSto
 UNBOUNDED = 2**31 - 1
 
 
-class GuessingSource(Source):
+class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
     guesses_nodes = True
@@ -40,14 +40,14 @@ class GuessingSource(Source):
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         return BestNodes(max_tokens)
 
-    def guessers(self, model: PreTrainedModel) -> list[Guesser]:
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         """Its ways to guess how a text of the target `model` goes on."""
         raise NotImplementedError
 
-    def drafter(self, call: PreparedCall) -> TreeDrafter:
-        guessers = self.guessers(call.model)
-        key = tuple(type(guesser) for guesser in guessers)
-        return TreeDrafter(guessers, learned=kept_with(call.model).setdefault(key, {}))
+    def drafter(self, call: BuildContext) -> TreeDrafter:
+        proposers = self.proposers(call.model)
+        key = tuple(type(proposer) for proposer in proposers)
+        return TreeDrafter(proposers, learned=kept_with(call.model).setdefault(key, {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +73,13 @@ class TextSource(GuessingSource):
         if (store := self._store(model)) is not None:
             store.check_vocabulary(num_logits(model))
 
-    def copies(self, model: PreTrainedModel, **settings) -> list[Guesser]:
-        """Of the row's own text and of others, `settings` as for `Copies`."""
+    def copies(self, model: PreTrainedModel, **settings) -> list[Proposer]:
+        """Of the row's own text and of others, `settings` as for `SuffixProposer`."""
         store = self._store(model)
         learns = self.corpus is None or isinstance(self.corpus, SuffixStore)
         settings["max_depth"] = self.suffix_decoding_max_tree_depth
-        others = [] if store is None else [OtherTexts(store, learns, **settings)]
-        return [OwnText(store, **settings), *others]
+        others = [] if store is None else [CorpusSuffix(store, learns, **settings)]
+        return [PromptSuffix(store, **settings), *others]
 
     def _store(self, model: PreTrainedModel) -> SuffixStore | None:
         """The one given; else one that is kept with the model: its answers, or a corpus, which is read once."""

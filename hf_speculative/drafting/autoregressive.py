@@ -1,0 +1,91 @@
+"""What drafters that guess one token at a time have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..interfaces import Drafter, Sampler, Schedule
+from ..types import Batch, Draft, uploaded
+
+
+class AutoregressiveDrafter(Drafter):
+    """A drafter that guesses one token at a time, each drawn from its own processed distribution. A subclass needs `step`."""
+
+    def step(self, batch: Batch, ahead: int) -> Tensor:
+        """Logits `(batch, any vocab)` of the token after the first `ahead` draft tokens, which are in `batch`.
+
+        A round calls it for `ahead` = 0, 1, 2, ... without a gap.
+        """
+        raise NotImplementedError
+
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        """All steps of a round, as `CachedModel.greedy_chain`, where that is faster."""
+        return None
+
+    #: `level` is there
+    scores_levels: bool = False
+
+    def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
+        """Logits `(batch, width, any vocab)` after the last `width` of `num_nodes` nodes, which are in `batch` as a tree.
+
+        Those are its deepest level; the levels before, and the first step, were asked for in this round.
+        """
+        raise NotImplementedError
+
+    def drawn(self, tokens: Tensor, ahead: int) -> None:
+        """`tokens (batch,)` were drawn from the last step's distribution, and are in `batch`."""
+
+    def chances(self, batch: Batch, ahead: int) -> Tensor | None:
+        """`(batch,)`: how likely the target keeps the token of the last step, which is not drawn yet; `None`: unknown."""
+        return None
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        """What of `num_tokens` this drafter can propose."""
+        return num_tokens
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        num_tokens = self.limit(batch, num_tokens)
+        width = max(num_tokens)
+        if width == 0:
+            return Draft.empty(batch)
+        if min(num_tokens) == width:
+            limits = torch.full_like(batch.lengths, width)
+        else:
+            limits = uploaded(num_tokens, batch.lengths.device)
+        if sampler.proposes_argmax and not schedule.may_stop:
+            chain = self.greedy_chain(batch, width, sampler.vocab_size)
+            if chain is not None:
+                allowed = sampler.num_allowed(chain)
+                return Draft(chain, None, limits if allowed is None else torch.minimum(limits, allowed))
+        tokens, probs = [], []
+        for ahead in range(width):
+            logits = self.step(batch, ahead)
+            chances = self.chances(batch, ahead) if schedule.may_stop else None
+            stop = None if chances is None else schedule.should_stop_before(chances)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead), limits)
+                if bool((limits <= ahead).all()):
+                    break
+            scores = sampler.draft_scores(batch, logits, ahead)
+            token, distribution = sampler.propose(scores, ahead)
+            batch.put(token[:, None], ahead)
+            self.drawn(token, ahead)
+            tokens.append(token)
+            probs.append(distribution)
+            stop = schedule.should_stop(scores, token)
+            if stop is not None:
+                limits = torch.where(stop, limits.clamp(max=ahead + 1), limits)
+                if bool((limits <= ahead + 1).all()):
+                    break
+        if not tokens:
+            return Draft.empty(batch)
+        distributions = None if probs[0] is None else torch.stack(probs, 1)
+        return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
+
+
+def as_proposed(tokens: Tensor, distributions: Tensor | None, num_tokens: Tensor, sampler: Sampler) -> Draft:
+    """The chain of `tokens (batch, k)` that the `sampler` proposed, beside their `distributions (batch, k, vocab)`."""
+    if sampler.proposes_likeliest:
+        return Draft(tokens, None, num_tokens, likeliest_of=distributions)
+    return Draft(tokens, distributions, num_tokens)

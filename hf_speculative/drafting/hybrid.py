@@ -1,0 +1,73 @@
+"""Guesses that cost no pass, and where they promise less, drafts of a model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..interfaces import Drafter, Sampler, Schedule
+from ..types import Batch, Draft
+from .tree_drafter import TreeDrafter
+from .wrapped import WrappedDrafter
+
+
+class HybridDrafter(WrappedDrafter):
+    """Two drafters for one call: in each round `guesses` propose what promises more than a draft, or else `drafter` drafts.
+
+    Which of them does is decided by the chances of the guesses and by what came of earlier drafts, before anything is drawn. A
+    drafter that proposes a tree may take guesses into it (`Drafter.propose_beside`).
+    """
+
+    def __init__(self, guesses: TreeDrafter, drafter: Drafter):
+        super().__init__(drafter)
+        self.guesses, self.one_hot_proposals, self.branches = guesses, False, True
+
+    @property
+    def may_branch(self) -> bool:
+        return self.guesses.may_branch
+
+    @may_branch.setter
+    def may_branch(self, may_branch: bool) -> None:
+        self.guesses.may_branch = may_branch
+
+    def branches_with(self, sampler: Sampler) -> bool:
+        return self.guesses.branches_with(sampler)
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.drafter.may_branch = self.may_branch and self.drafter.branches_with(sampler)
+        self.drafter.begin(batch, sampler)
+        self.guesses.begin(batch, sampler)
+
+    def prefill(self, batch: Batch) -> None:
+        self.drafter.prefill(batch)
+        self.guesses.prefill(batch)
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        (guessing, num_guesses), (drafting, num_drafted) = schedule.parts(num_tokens)
+        draft = self.guesses.propose(batch, num_guesses, guessing, sampler) if any(num_guesses) else Draft.empty(batch)
+        if draft.width or not any(num_drafted):
+            return draft
+        if not self.drafter.may_branch:
+            num_drafted = [min(n, room) for n, room in zip(num_drafted, batch.rooms, strict=True)]
+        return self.drafter.propose_beside(
+            batch, num_drafted, drafting, sampler, lambda num_nodes: self.guesses.grow(batch, num_nodes)
+        )
+
+    def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
+        self.drafter.observe(batch, draft, logits)
+        self.guesses.observe(batch, draft, logits)
+
+    def rollback(self, batch: Batch) -> None:
+        self.drafter.rollback(batch)
+        self.guesses.rollback(batch)
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        self.drafter.learn(prompt, answer)
+        self.guesses.learn(prompt, answer)
+
+    def select(self, indices: list[int]) -> None:
+        self.drafter.select(indices)
+        self.guesses.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        self.drafter.admit(newcomers, lanes)
+        self.guesses.admit(newcomers, lanes)

@@ -1,0 +1,275 @@
+"""Ways to guess how a text goes on that need no draft model: what a `TreeDrafter` grows its trees from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..types import Batch
+from .ngrams import NgramIndex
+from .suffix.automaton import SuffixAutomaton
+from .suffix.store import SuffixStore
+from .suffix.votes import Votes
+
+#: what a guess rests on: guesses of one kind are right equally often, as far as is known
+Kind = Hashable
+#: a kind of guess, the token, and the place after it
+Child = tuple[Kind, int, Any]
+
+#: successors kept of each token, as in the paper, and how often each is right before any was seen
+NUM_SUCCESSORS = 8
+RANK_PRIORS = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
+#: the longest run of tokens that is compared
+DEFAULT_MAX_DEPTH = 24
+#: how often a copy is right before any was seen, by the length of the match: 1, 2 to 3, 4 to 7, 8 to 15, more
+MATCH_PRIORS = (0.2, 0.35, 0.55, 0.7, 0.8)
+
+
+class Proposer:
+    """A way to guess what comes next. A place is where it stands in its own knowledge, `None` where it knows nothing.
+
+    Attributes:
+        num_successors: how many of the target's likeliest tokens it wants to see after each pass.
+    """
+
+    num_successors: int = 0
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        """Called once a call, before its first round."""
+
+    def place_after(self, lane: int, text: list[int]) -> Any:
+        """Read a row's text, or what has come to it, and give the place at its end."""
+        raise NotImplementedError
+
+    def children(self, place) -> Sequence[Child]:
+        """What may follow a place."""
+        raise NotImplementedError
+
+    def follow(self, place, token: int) -> Any:
+        """The place after a token that another proposer has guessed."""
+        return None
+
+    def prior(self, kind: Kind) -> float:
+        """How often a guess of this kind is right, as long as none was seen."""
+        raise NotImplementedError
+
+    def observe(self, tokens: list[int], successors: np.ndarray) -> None:
+        """The target was shown each of `tokens (n,)`, and found `successors (n, num_successors)` likeliest after it."""
+
+    def select(self, indices: list[int]) -> None:
+        """Keep these rows, in this order; a row may be named more than once."""
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        """Other rows begin at `lanes`."""
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        """A row is done."""
+
+
+class Recycling(Proposer):
+    """Token recycling: what the target itself found likeliest after the same token, wherever it last stood.
+
+    Luo et al. 2024 (arXiv 2408.08696): a pass over a tree computes distributions at all its nodes, of which plain decoding
+    throws all but one away. 32 bytes for each token of the vocabulary, kept from call to call.
+    """
+
+    num_successors = NUM_SUCCESSORS
+
+    def __init__(self):
+        self.table: np.ndarray | None = None
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        if self.table is None or len(self.table) != vocab_size:
+            self.table = np.full((vocab_size, self.num_successors), -1, dtype=np.int32)
+
+    def place_after(self, lane: int, text: list[int]) -> int | None:
+        return self.follow(None, text[-1]) if text else None
+
+    def follow(self, place, token: int) -> int | None:
+        assert self.table is not None
+        return token if token < len(self.table) else None
+
+    def children(self, place: int) -> list[Child]:
+        assert self.table is not None
+        return [(rank, token, token) for rank, token in enumerate(self.table[place].tolist()) if token >= 0]
+
+    def prior(self, kind: Kind) -> float:
+        assert isinstance(kind, int)
+        return RANK_PRIORS[kind]
+
+    def observe(self, tokens: list[int], successors: np.ndarray) -> None:
+        assert self.table is not None
+        self.table[tokens, : successors.shape[1]] = successors
+
+
+class Ngrams(Proposer):
+    """Prompt lookup: the tokens after the most recent match of a row's last ones, as `PromptLookup` proposes them."""
+
+    def __init__(self, max_ngram: int = 3):
+        self.max_ngram = max_ngram
+        self.rows: list[NgramIndex] = []
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        self.rows = self._new(batch)
+
+    def _new(self, batch: Batch) -> list[NgramIndex]:
+        return [NgramIndex(self.max_ngram) for _ in batch.rows]
+
+    def place_after(self, lane: int, text: list[int]) -> tuple[list[int], int, int] | None:
+        start, length = self.rows[lane].last_match(text)
+        return (text, start, length) if length else None
+
+    def children(self, place: tuple[list[int], int, int]) -> list[Child]:
+        text, next, length = place
+        return [(_class_of(length), text[next], (text, next + 1, length + 1))] if next < len(text) else []
+
+    def prior(self, kind: Kind) -> float:
+        assert isinstance(kind, int)
+        return MATCH_PRIORS[kind - 1]
+
+    def select(self, indices: list[int]) -> None:
+        self.rows = [self.rows[i].copy() if i in indices[:n] else self.rows[i] for n, i in enumerate(indices)]
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane, row in zip(lanes, self._new(newcomers), strict=True):
+            self.rows[lane] = row
+
+
+def _class_of(length: int) -> int:
+    """Of a match of this many tokens, the number of its prior: 1, 2, ..."""
+    return min(length.bit_length(), len(MATCH_PRIORS))
+
+
+class Match(NamedTuple):
+    """A place in a text where the end of a row's stood before.
+
+    Attributes:
+        text: what knows its `children`.
+        where: the place, as the text has it.
+        length: tokens that match.
+        level: draft tokens up to here.
+        share: of the cases in which the end of the row's text matched, those in which the draft up to here followed.
+    """
+
+    text: Any
+    where: Any
+    length: int
+    level: int = 0
+    share: float = 1.0
+
+
+class SuffixProposer(Proposer):
+    """What followed the end of a row's text wherever it stood before (Oliaro et al. 2024, arXiv 2411.04975).
+
+    Args:
+        max_depth: the longest run of tokens that is compared.
+        max_factor: draft tokens for each token of the match; a short match says little.
+        min_share: a draft goes on as long as all of it followed the match in at least this share of cases.
+
+    Raises:
+        ValueError: a setting with which nothing is ever drafted.
+    """
+
+    def __init__(self, max_depth: int = DEFAULT_MAX_DEPTH, max_factor: float = inf, min_share: float = 0.0):
+        if max_depth < 2:
+            raise ValueError(f"`max_depth={max_depth}`: a match and a token after it are 2 tokens or more.")
+        if max_factor <= 0:
+            raise ValueError(f"`max_factor={max_factor}` drafts nothing: give a number above 0.")
+        if not 0 <= min_share <= 1:
+            raise ValueError(f"`min_share={min_share}` is a share: give a number from 0 to 1.")
+        self.max_depth, self.max_factor, self.min_share = max_depth, max_factor, min_share
+
+    def children(self, place: Match) -> list[Child]:
+        text, where, length, level, share = place
+        if level + 1 > (length - level) * self.max_factor:
+            return []
+        found = text.children(where)
+        total = sum(child[0] for child in found)
+        long, often = _class_of(length), min(total.bit_length(), 3)
+        return [
+            ((long, often, 4 * count // total), token, Match(text, after, length + 1, level + 1, share * count / total))
+            for count, _, token, after in sorted(found, key=lambda child: child[:2], reverse=True)
+            if share * count >= self.min_share * total
+        ]
+
+    def prior(self, kind: Kind) -> float:
+        assert isinstance(kind, tuple)
+        long, _, quarters = kind
+        return MATCH_PRIORS[long - 1] * (quarters + 0.5) / 4.5
+
+
+@dataclass(eq=False)
+class _Row:
+    """A row's own text, as far as it was read."""
+
+    text: SuffixAutomaton
+    num_prompt_tokens: int
+    num_read: int = 0
+
+
+class PromptSuffix(SuffixProposer):
+    """Copies from the row's own text, prompt and output.
+
+    Args:
+        store: earlier answers to a row's prompt, if any, count as a part of its text. The others as for `SuffixProposer`.
+    """
+
+    def __init__(self, store: SuffixStore | None = None, **settings):
+        super().__init__(**settings)
+        self.store = store
+        self.rows: list[_Row] = []
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        self.rows = self._new(batch)
+
+    def _new(self, batch: Batch) -> list[_Row]:
+        return [_Row(SuffixAutomaton(self.max_depth), len(prompt)) for prompt in batch.history]
+
+    def place_after(self, lane: int, text: list[int]) -> Match | None:
+        row = self.rows[lane]
+        if self.store is not None and row.num_read == 0:
+            prompt = text[: row.num_prompt_tokens]
+            for n, answer in enumerate(self.store.answers_to(prompt), start=1):
+                row.text.extend([*prompt[1 - self.max_depth :], *answer, -n])  # an end that occurs nowhere else
+        row.text.extend(text[row.num_read :])
+        row.num_read = len(text)
+        length, where = row.text.longest_match()
+        return Match(row.text, where, length) if length else None
+
+    def select(self, indices: list[int]) -> None:
+        rows, self.rows = self.rows, []
+        for i in indices:
+            row = rows[i]
+            self.rows.append(replace(row, text=row.text.copy()) if row in self.rows else row)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane, row in zip(lanes, self._new(newcomers), strict=True):
+            self.rows[lane] = row
+
+
+class CorpusSuffix(SuffixProposer):
+    """Copies from the texts of a store.
+
+    Args:
+        learns: rows that are done enter the store. The others as for `SuffixProposer`.
+    """
+
+    def __init__(self, store: SuffixStore, learns: bool = True, **settings):
+        super().__init__(**settings)
+        self.store, self.learns = store, learns
+
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        self.store.check_vocabulary(vocab_size)
+
+    def place_after(self, lane: int, text: list[int]) -> Match | None:
+        length, continuations = self.store.longest_match(text[1 - self.max_depth :], self.max_depth)
+        votes = Votes(continuations)
+        return Match(votes, votes.root, length) if length else None
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        if self.learns:
+            self.store.add(answer, prompt)

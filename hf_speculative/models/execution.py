@@ -1,0 +1,141 @@
+"""How passes on the ragged path are run: eagerly, compiled ahead of time, or compiled and captured in the process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+
+from transformers import PreTrainedModel
+
+from ..interfaces import CachedModel
+from . import artifacts, packing, pool
+from .cached_model import device_of
+from .capture import CudaGraphs
+from .choice import Path
+from .inputs import Inputs
+from .ragged import RaggedModel
+from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel
+from .sharding import group_of, is_sharded
+from .static import AheadModel, StaticModel
+
+
+def ragged_model(
+    model: PreTrainedModel, clamp_ids: bool = False, compile: bool | str = False, cuda_graphs: bool = False
+) -> RaggedModel:
+    """A ragged model whose passes run as asked, or eagerly where they cannot (`eager_reason`).
+
+    Args:
+        compile: "auto" takes passes that were compiled ahead of time, and begins to make them where that pays.
+    """
+    if not (compile or cuda_graphs) or eager_reason(model) is not None:
+        return RaggedModel(model, clamp_ids)
+    run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
+    if run is not None:
+        return AheadModel(model, clamp_ids, one_pass=run)
+    if compile == "auto" and not cuda_graphs:
+        return RaggedModel(model, clamp_ids)
+    packing.unpack_weights(model)
+    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
+
+
+def recording_model(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    path: Path,
+    layers: tuple[int, ...],
+    keep: tuple[str, ...] = (),
+    compile: bool | str = False,
+) -> CachedModel:
+    """A target on its `path` that keeps the states of `layers`.
+
+    Args:
+        keep: outputs for `step_output`, which only the universal path has.
+        compile: on the ragged path, passes compiled ahead of time; "auto": where there are some. Others are eager.
+    """
+    if path.name != "ragged":
+        return RecordingUniversalModel(model, inputs, layers, keep)
+    if compile and eager_reason(model) is None:
+        if (run := _ahead_of_time(model, waits=compile is True, recorded=layers)) is not None:
+            return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
+        if compile is True:
+            warnings.warn(
+                f"passes of {type(model).__name__} that give hidden states cannot be compiled here, and run eagerly; "
+                "`hf-speculative compile` with the same models says why.",
+                stacklevel=2,
+            )
+    return RecordingModel(model, layers)
+
+
+def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.CompiledPass | None:
+    """The compiled pass of a draft head, a `HeadPass`; `None`: it is run eagerly.
+
+    Args:
+        compile: "auto" takes one that was compiled ahead of time, if it is there.
+    """
+    if not compile or eager_reason(model) is not None:
+        return None
+    return _ahead_of_time(model, waits=compile is True)
+
+
+def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
+    """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
+    return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
+
+
+def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
+    """Whether passes are compiled or captured in this process, so that the first of each kind takes long."""
+    are_files = all(pool.has_artifact(model) for model in models if model is not None)
+    return bool(cuda_graphs) or (compile is True and not are_files)
+
+
+def eager_reason(model: PreTrainedModel) -> str | None:
+    """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook"):
+            return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"
+        if hasattr(module, "base_layer"):
+            return f"has adapters, which are switched on and off outside of a pass ({name})"
+    if is_sharded(model) or group_of(model) is not None:
+        return "is run by several processes, which wait for each other inside of a pass"
+    if getattr(model, "hf_quantizer", None) is not None and not model.hf_quantizer.is_compileable:
+        return "is quantised in a way that does not compile"
+    return None
+
+
+def _ahead_of_time(
+    model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()
+) -> artifacts.CompiledPass | None:
+    """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
+
+    Args:
+        waits: until it is there.
+        recorded: which hidden states it gives as well.
+    """
+    if artifacts.unsupported_reason(model) is not None:
+        return None
+    packing.renew(model)
+    if packing.is_partial(model):  # each other choice of layers would be another file
+        packing.keep_plain(
+            model, "in compiled passes, since something else has some of their weights, or often asks for them"
+        )
+    kept = pool.kept(model)
+    run = kept.artifacts.get(recorded)
+    if run is not None and not run.is_current():
+        run = None
+    if run is None and waits:
+        try:
+            artifacts.make(model, recorded=recorded)
+        except artifacts.CannotCompile as error:
+            if not packing.are_packed(model):
+                return None
+            packing.keep_plain(model, f"in passes that cannot be compiled otherwise ({error})")
+            return _ahead_of_time(model, waits, recorded)
+    if run is None:
+        run = artifacts.find(model, recorded)
+        if run is None and artifacts.pays(model):
+            artifacts.start(model, recorded)
+    if run is not None:
+        kept.artifacts[recorded] = run
+    else:
+        kept.artifacts.pop(recorded, None)
+    return run

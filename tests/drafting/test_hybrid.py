@@ -1,0 +1,176 @@
+"""A draft model and guesses in one call: who drafts is decided before anything is drawn, and both are used."""
+
+import pytest
+import torch
+from transformers import set_seed
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.call import measured_costs
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, Recycling, TreeDrafter
+from hf_speculative.drafting.merged_tree import MergedTree
+from hf_speculative.models import RaggedModel
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
+from tests.support import distributions, tiny
+from tests.support.plain import reproduces_plain, same_as_plain
+
+CHAINS = {1: {0: 1.0, 1: 1.1, 8: 1.8}}
+GUESSES = Costs({1: {0: 1.0, 4: 1.02, 16: 1.05}})
+COSTS = Costs(CHAINS, {1: {2: {4: 1.2, 8: 1.22}, 4: {8: 1.42}}}, GUESSES)
+SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Rounds in which each of the two drafted; where guesses joined a draft, both did."""
+    counts = {"guesses": 0, "drafts": 0}
+    watched = (
+        (TreeDrafter, "propose", TreeDrafter.propose, "guesses"),
+        (DynamicTreeDrafter, "propose_beside", DynamicTreeDrafter.propose_beside, "drafts"),
+    )
+    for kind, method, propose, name in watched:
+
+        def counted(self, *args, propose=propose, name=name):
+            draft = propose(self, *args)
+            counts[name] += draft.width > 0
+            return draft
+
+        monkeypatch.setattr(kind, method, counted)
+    joined = MergedTree.draft
+
+    def counted_joined(self, *args):
+        found = joined(self, *args)
+        counts["guesses"] += any(map(any, self.chances))
+        return found
+
+    monkeypatch.setattr(MergedTree, "draft", counted_joined)
+    return counts
+
+
+def both(draft, **settings):
+    """A call's options, at costs that are given."""
+    schedule = HybridSchedule(AdaptiveTree(8, 12, 4, costs=COSTS), 16, costs=COSTS)
+    return {
+        "draft_model": draft,
+        "method": "auto",
+        "speculative_config": SpeculativeConfig(schedule=schedule, **settings),
+    }
+
+
+@pytest.mark.parametrize("mode", ["greedy", "reproducible", "copies of a prompt", "a tree by its number"])
+def test_tokens_are_those_of_plain_decoding(turns, mode):
+    target = tiny.llama()
+    draft = tiny.noisy_copy(target, noise=1.0 if mode in ("reproducible", "copies of a prompt") else 0.3)
+    if mode == "reproducible":
+        reproduces_plain(target, (1, 3), {"temperature": 0.1}, **both(draft))
+    elif mode == "copies of a prompt":
+        call = tiny.prompts(2) | SETTINGS | {"do_sample": True, "temperature": 0.1, "num_return_sequences": 2}
+        set_seed(1)
+        expected = target.generate(**call).tolist()
+        set_seed(1)
+        assert hs.generate(target, **call, **both(draft, reproducible=True)).tolist() == expected
+    elif mode == "greedy":
+        same_as_plain(target, tiny.prompts(4, width=12), **both(draft))
+    else:
+        options = {"draft_model": draft, "method": "recycling", "num_draft_tokens": 4, "tree_top_k": 2}
+        for _ in range(2):
+            same_as_plain(target, tiny.prompts(2), **options)
+    assert min(turns.values()) > 0
+
+
+def test_rows_that_wait(turns):
+    target = tiny.llama()
+    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
+    settings = SETTINGS | {"batch_size": 3, "eos_token_id": [7, 20]}
+    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
+    options = both(tiny.noisy_copy(target, noise=0.3))
+    assert [row.new_ids for row in hs.generate_batches(target, prompts, **options, **settings)] == plain
+    assert min(turns.values()) > 0
+
+
+def test_sampled_text_keeps_its_distribution(turns):
+    """Drawn chains of the draft and guesses take turns."""
+    target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
+    options = both(tiny.noisy_copy(target, noise=0.8, seed=5))
+    samples, settings = [], {"temperature": 0.8, "top_k": 3}
+    torch.manual_seed(0)
+    for _ in range(8):
+        samples += distributions.continuations(target, options, [(5, 2, 3, 2)] * 500, **settings)
+    distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), **settings))
+    assert min(turns.values()) > 0
+
+
+def test_who_drafts_follows_from_what_each_promises(target, draft):
+    """A sure guess beats an expensive draft, a doubtful one does not; drafts that brought little are asked for less."""
+    batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
+    batch.is_unread = False
+    schedule = HybridSchedule(Constant(3))
+    schedule.begin(batch, lambda: pytest.fail("a constant number asks for no costs"))
+
+    def guesses(chances):
+        schedule.plan(batch)
+        return schedule.guesses.num_nodes(batch, [chances])
+
+    assert guesses([0.9, 0.9, 0.9]) == [3] and guesses([0.3]) == [0]
+    for _ in range(30):
+        schedule.plan(batch)
+        schedule.update(hs.Round([0], [[1]], [3], [0], [False], None, None, [[0.0]]))
+    assert guesses([0.3]) == [1]
+
+
+def test_the_target_teaches_the_guesses_about_drafts_as_well(target):
+    """What a pass over the draft model's tokens says of their successors is kept."""
+    recycling, tokens = Recycling(), []
+    drafter = HybridDrafter(TreeDrafter([recycling]), DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.3))))
+    observe = drafter.observe
+
+    def observed(batch, proposed, logits):
+        best = logits.argmax(-1)
+        tokens.extend(zip(proposed.tokens[0].tolist(), best[0, 1:].tolist(), strict=True))
+        observe(batch, proposed, logits)
+
+    drafter.observe = observed
+    never = HybridSchedule(Constant(3))
+    never.guesses.best = lambda chances, times: [0] * len(chances)
+    call = {"input_ids": torch.tensor([[5, 9, 3]])} | SETTINGS
+    hs.generate(target, **call, speculative_config=SpeculativeConfig(drafter=drafter, schedule=never))
+    drafter.guesses._learn_successors()
+    token, successor = tokens[-1]
+    assert recycling.table[token, 0] == successor
+
+
+@pytest.mark.measures
+def test_costs_of_both_are_measured_in_turns(draft, monkeypatch):
+    """No call measures for longer than it would for one of them: guesses once nothing is open about drafts."""
+    target, measured, seconds = tiny.llama(), [], []
+
+    def measure(self, known):
+        measured.append(self.options.source.method)
+        self.seconds = seconds.pop(0)
+
+    monkeypatch.setattr(measured_costs.Probe, "_measure", measure)
+    for times, methods in (([1.0], ["draft_model"]), ([0.0, 2.0], ["draft_model", "recycling"])):
+        seconds[:], measured[:] = times, []
+        with hs.record() as stats:
+            hs.generate(target, **tiny.prompts(1), draft_model=draft, method="recycling", **SETTINGS)
+        assert measured == methods and stats.seconds["probe"] == times[-1]
+
+
+def test_attached_both_draft(target, draft, turns):
+    call = tiny.prompts(2, width=12) | SETTINGS
+    expected = target.generate(**call).tolist()
+    try:
+        hs.attach(target, draft, method="suffix")
+        assert target.generate(**call, num_draft_tokens=3).tolist() == expected
+        assert min(turns.values()) > 0
+        turns |= dict.fromkeys(turns, 0)
+        assert target.generate(**call, num_draft_tokens=3, draft_model=draft).tolist() == expected
+        assert turns["guesses"] == 0, "the call's own word"
+    finally:
+        hs.detach(target)
+
+
+@pytest.mark.parametrize("method", ["ngram", ["suffix", "recycling"]])
+def test_any_method_goes_with_a_draft(target, draft, turns, method):
+    same_as_plain(target, tiny.prompts(3, width=12), draft_model=draft, method=method, num_draft_tokens=3)
+    assert min(turns.values()) > 0

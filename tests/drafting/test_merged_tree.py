@@ -1,0 +1,186 @@
+"""Guesses in the tree of a draft model: one node where both agree, caches right after every round, the output exact."""
+
+import random
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, PromptSuffix, Recycling, TreeDrafter
+from hf_speculative.drafting.merged_tree import MergedTree
+from hf_speculative.drafting.nodes import united
+from hf_speculative.drafting.proposers import Proposer
+from hf_speculative.models import RaggedModel
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
+from hf_speculative.types import Nodes
+from tests.support import distributions, tiny, trees
+from tests.support.cases import slow_but
+from tests.support.compared import compared_model
+from tests.support.plain import reproduces_plain, same_as_plain
+
+
+def nodes_of(*rows):
+    nodes = Nodes()
+    for row in rows:
+        nodes.add(*row)
+    return nodes
+
+
+def never_alone(schedule):
+    """Guesses wait for a draft."""
+    both = HybridSchedule(schedule, 16)
+    both.guesses.best = lambda chances, times: [0] * len(chances)
+    return both
+
+
+def test_two_trees_become_one():
+    own = nodes_of((5, -1, 0.6), (6, -1, 0.3), (7, 0, 0.2))
+    guessed = nodes_of((6, -1, 0.8), (9, 0, 0.4), (7, -1, 0.1))
+    nodes, origins = united(own, guessed)
+    assert nodes == nodes_of((6, -1, 0.8), (5, -1, 0.6), (9, 0, 0.4), (7, 1, 0.2), (7, -1, 0.1))
+    assert origins == [1, 0, None, 2, None]
+    nodes, origins = united(own, guessed, trust=0.5)
+    assert nodes.chances == [0.6, 0.4, 0.2, 0.2, 0.05] and origins[:2] == [0, 1]
+
+
+def random_tree(generator):
+    nodes = Nodes()
+    for _ in range(generator.randint(0, 9)):
+        parent, token = generator.randint(-1, len(nodes.tokens) - 1), generator.randint(0, 2)
+        chance = (1 if parent < 0 else nodes.chances[parent]) * generator.random()
+        if (token, parent) not in zip(nodes.tokens, nodes.parents, strict=True):
+            nodes.add(token, parent, chance)
+    return nodes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_number_of_the_likeliest_is_a_tree_without_repetitions(seed):
+    generator = random.Random(seed)
+    own, guessed = random_tree(generator), random_tree(generator)
+    nodes, origins = united(own, guessed, generator.choice([1.0, 0.5]))
+    found = trees.paths_of(nodes.tokens, nodes.parents)
+    paths = [trees.paths_of(tree.tokens, tree.parents) for tree in (own, guessed)]
+    assert set(found) == {*paths[0], *paths[1]} and len(set(found)) == len(found)
+    assert nodes.chances == sorted(nodes.chances, reverse=True)
+    assert all(parent < i for i, parent in enumerate(nodes.parents))
+    assert all(origin is None or paths[0][origin] == path for origin, path in zip(origins, found, strict=True))
+    assert {path for origin, path in zip(origins, found, strict=True) if origin is None} == {*paths[1]} - {*paths[0]}
+
+
+class Watched(DynamicTreeDrafter):
+    """Counts nodes that were grafted, and those of them that were kept before a round went on with the draft's cache."""
+
+    num_grafted = num_kept = 0
+
+    def rollback(self, batch):
+        if self.is_merged and batch.host_path is not None:
+            for row, path in zip(self.merged.chances, batch.host_path, strict=True):
+                self.num_grafted += sum(chance > 0 for chance in row)
+                self.num_kept += sum(row[node] > 0 for node in path)
+        super().rollback(batch)
+
+
+@pytest.mark.parametrize("top_k, depth", [(3, 4), (2, 1), (1, None)], ids=["tree", "one level", "chain"])
+@pytest.mark.parametrize("model_type", slow_but(["llama", "mistral"], "mistral"))
+def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, depth):
+    """Greedy, unequal rows, past a window of 8: each logit of the draft is that of a fresh pass over the text."""
+    model = tiny.build(model_type)
+    compared = compared_model(tiny.noisy_copy(model, noise=0.5))
+    beams = Watched(compared, top_k, depth)
+    drafter = HybridDrafter(TreeDrafter([Recycling(), PromptSuffix()]), beams)
+    config = SpeculativeConfig(drafter=drafter, schedule=never_alone(Constant(8)))
+    for _ in range(2):  # the second one knows what the first one wrote
+        same_as_plain(model, tiny.prompts(4), speculative_config=config)
+    assert beams.num_grafted > beams.num_kept > 5 and (compared.num_levels > 10 or depth == 1)
+
+
+@pytest.mark.parametrize(
+    "schedule", [Constant(7), AdaptiveTree(6, 12, 4, Costs({1: {0: 1.0, 4: 1.1}}))], ids=["constant", "chains"]
+)
+def test_rows_that_wait_and_sampling(schedule):
+    target = tiny.llama()
+    draft = tiny.noisy_copy(target, noise=0.4)
+
+    def options():
+        beams = Watched(compared_model(draft), top_k=3, depth=4 if schedule.num_levels(None) is None else None)
+        drafter = HybridDrafter(TreeDrafter([Recycling(), PromptSuffix()]), beams)
+        return beams, {"speculative_config": SpeculativeConfig(drafter=drafter, schedule=never_alone(schedule))}
+
+    beams, config = options()
+    reproduces_plain(target, (1, 3), {"temperature": 0.1, "max_new_tokens": 30}, **config)
+    assert beams.num_kept > 0
+    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
+    settings = {"max_new_tokens": 30, "pad_token_id": 0, "do_sample": False, "batch_size": 3, "eos_token_id": [7, 20]}
+    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
+    beams, config = options()
+    assert [row.new_ids for row in hs.generate_batches(target, prompts, **config, **settings)] == plain
+    assert beams.num_kept > 0
+
+
+class Fixed(Proposer):
+    """After a token its neighbours, the first always likelier than the second."""
+
+    def place_after(self, lane, text):
+        return text[-1]
+
+    def children(self, place):
+        return [(n, (place + n) % distributions.VOCAB, (place + n) % distributions.VOCAB) for n in (1, 2)]
+
+    def prior(self, kind):
+        return 0.5 / kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["sampled", "token", "block"])
+def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
+    """Enumerated, through `generate`; nothing is learned, so that no row depends on others."""
+    target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
+    monkeypatch.setattr(DynamicTreeDrafter, "branches_with", lambda self, sampler: True)
+    monkeypatch.setattr(MergedTree, "judge", lambda self, paths: None)
+    beams = DynamicTreeDrafter(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.4, seed=5))), top_k=2, depth=2)
+    guesses = TreeDrafter([Fixed()])
+    guesses.chances.add = lambda row, kind, is_right: None
+    config = SpeculativeConfig(drafter=HybridDrafter(guesses, beams), rule=rule, schedule=never_alone(Constant(3)))
+    distributions.assert_exact(target, {"speculative_config": config}, ((5, 2, 3, 1),), top_k=3)
+
+
+@pytest.mark.parametrize("top_k, depth", [(3, 4), (1, None)], ids=["tree", "chain"])
+def test_guesses_are_kept_where_the_draft_is_wrong(target, top_k, depth):
+    """As many nodes, more of them kept: what the draft does not know, earlier rounds do."""
+    lengths, draft = [], tiny.noisy_copy(target, noise=1.0)
+    settings = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
+    for proposers in ([], [Recycling(), PromptSuffix()]):
+        beams = DynamicTreeDrafter(DraftModel(RaggedModel(draft)), top_k, depth or 5)
+        drafter = HybridDrafter(TreeDrafter(proposers), beams) if proposers else beams
+        schedule = never_alone(Constant(5)) if proposers else Constant(5)
+        with hs.record() as stats:
+            config = SpeculativeConfig(drafter=drafter, schedule=schedule)
+            hs.generate(target, **tiny.prompts(8), **settings, speculative_config=config)
+        lengths.append(stats.mean_acceptance_length)
+    assert lengths[1] > 1.1 * lengths[0]
+
+
+def test_guesses_that_the_draft_does_not_share_count_as_far_as_they_came_true():
+    grafts = MergedTree()
+    for _ in range(40):
+        grafts.chances = [[0.0, 0.5, 0.25], [0.5]]
+        grafts.judge([[0], []])
+    assert grafts.kept / grafts.promised < 0.1, "none was kept"
+    for _ in range(200):
+        grafts.chances = [[0.0, 0.5, 0.25], [0.5]]
+        grafts.judge([[0, 1], []])
+    assert grafts.kept / grafts.promised == pytest.approx(1 / 1.25, rel=0.02)
+
+
+def test_a_chain_with_guesses_beside_it_is_judged_by_what_was_kept():
+    """Of a tree a round tells the path that was kept only."""
+    schedule = AdaptiveTree(8, costs=Costs({1: {0: 1.0, 8: 1.1}}))
+    batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
+    schedule.begin(batch, lambda: pytest.fail("costs are given"))
+    batch.is_unread = False
+    for _ in range(60):
+        schedule.plan(batch)
+        schedule.update(hs.Round([0], [[1, 2]], [4], [1], [False], None, None, [[1.0]]))
+    acceptance_prob = schedule.chains.acceptance_prob(0)
+    assert acceptance_prob[0] > 0.8 and acceptance_prob[1] < 0.2

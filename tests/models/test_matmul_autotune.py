@@ -1,0 +1,265 @@
+"""Which order of packed weights is fastest is timed once a machine, and the same for all of its processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hf_speculative.models import artifacts, matmul_autotune, packing
+from hf_speculative.models.packed_layers import (
+    BLOCKED,
+    ROWS,
+    TRANSPOSED,
+    dtypes,
+    linear,
+    order_of,
+    orders_of,
+    packed_weight,
+    unsupported_reason,
+)
+from hf_speculative.models.packed_units import Unit
+from tests.support import tiny
+from tests.support.packed import num_packed
+
+pytestmark = [
+    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
+    pytest.mark.measures,
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "passes"))
+    monkeypatch.setattr(matmul_autotune, "_known", {})
+    return tmp_path / "passes"
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+@pytest.mark.parametrize("make", [nn.Linear, lambda num_in, num_out: Conv1D(num_out, num_in)], ids=["Linear", "Conv1D"])
+def test_every_order_gives_the_layer_s_product_and_its_weight(make, dtype):
+    layer = make(24, 40).to(dtype)
+    with torch.no_grad():
+        for order in orders_of(dtype):
+            packed, input = packed_weight([layer], order), torch.randn(3, 5, 24).to(dtype)
+            assert packed.shape == (40, 24) and order_of(packed) == order
+            torch.testing.assert_close(linear(input, packed, layer.bias), layer(input))
+            before = layer.weight.clone()
+            layer.weight.zero_()
+            assert torch.equal(packed.to_dense() if make is nn.Linear else packed.to_dense().t(), before)
+            layer.weight.copy_(before)
+    assert set(orders_of(torch.bfloat16)) == {BLOCKED}
+
+
+def test_timed_once(folder, monkeypatch):
+    model = tiny.llama()
+    packing.pack_weights(model, only_if_faster=False)
+    known = dict(matmul_autotune._known)
+    assert len(known) == 4 + 1, "queries, keys and values; output; two that widen; one that narrows; the head"
+    assert all(second > 0 for seconds in known.values() for of_order in seconds.values() for second in of_order)
+    assert json.loads(matmul_autotune.note().read_text()) == known
+    monkeypatch.setattr(matmul_autotune, "_known", {})  # as in another process
+    monkeypatch.setattr(matmul_autotune, "_time", lambda unit: pytest.fail("it was noted"))
+    packing.pack_weights(tiny.llama(seed=1), only_if_faster=False)
+    assert matmul_autotune._known == known
+    assert [path.suffix for path in folder.iterdir() if path != matmul_autotune.note()] in ([], [".lock"])
+
+
+def test_what_was_noted_decides(monkeypatch):
+    unit = Unit((nn.Linear(16, 16, bias=False),))
+    for order in orders_of(torch.float32):
+        noted = {"plain": [3.0, 3.0]} | {one: [1.0 + (one != order), 2.0] for one in orders_of(torch.float32)}
+        matmul_autotune.note().parent.mkdir(exist_ok=True)
+        matmul_autotune.note().write_text(json.dumps({matmul_autotune.kind(unit): noted}))
+        monkeypatch.setattr(matmul_autotune, "_known", {})
+        assert matmul_autotune.seconds_of(unit) == noted and matmul_autotune.fastest(noted) == order
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "file" / "passes"))
+    model = tiny.llama()
+    packing.pack_weights(model, only_if_faster=False)
+    assert packing.are_packed(model)
+
+
+def test_a_layer_without_outputs_is_left_alone():
+    layer = nn.Linear(4, 1, bias=False)
+    layer.weight = nn.Parameter(torch.empty(0, 4))
+    assert unsupported_reason(layer, is_shared=False) == "without a plain weight"
+
+
+def test_what_is_timed_apart():
+    unit = Unit((nn.Linear(16, 16),))
+    others = [
+        Unit((nn.Linear(16, 8),)),
+        Unit((nn.Linear(16, 16).bfloat16(),)),
+        Unit((Conv1D(16, 16),)),
+        Unit(unit.layers * 2),
+    ]
+    assert len({*map(matmul_autotune.kind, (unit, *others))}) == 5
+    assert matmul_autotune.kind(Unit((nn.Linear(16, 16, bias=False),))) == matmul_autotune.kind(unit)
+
+
+def test_one_choice_for_any_number_of_threads(monkeypatch):
+    """Compiled passes are one file for all of them, which is named by the orders."""
+    names = set()
+    for num_threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        model = tiny.llama()
+        packing.pack_weights(model, is_compiled=True)
+        names.add(artifacts.path_of(model).name)
+    assert len(names) == 1 and len(matmul_autotune._known) == 5
+
+
+DAMAGED = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"%s": 3}',
+    '{"%s": {}}',
+    '{"%s": {"plain": [1.0, 2.0]}}',
+    '{"%s": {"plain": [1.0], "blocked": [1.0]}}',
+    '{"%s": {"plain": [1.0, 2.0], "sideways": [1.0, 2.0]}}',
+    '{"%s": {"plain": [1.0, 2.0], "blocked": [0.0, null]}}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_note_is_written_anew(text):
+    unit = Unit((nn.Linear(16, 16),))
+    matmul_autotune.note().parent.mkdir()
+    matmul_autotune.note().write_text(text.replace("%s", matmul_autotune.kind(unit).replace('"', '\\"')))
+    found = matmul_autotune.seconds_of(unit)
+    assert json.loads(matmul_autotune.note().read_text()) == {matmul_autotune.kind(unit): found}
+    assert matmul_autotune.fastest(found) in orders_of(torch.float32)
+
+
+def test_others_may_read_the_note_where_nothing_can_be_written(folder, monkeypatch):
+    unit = Unit((nn.Linear(16, 16),))
+    found = matmul_autotune.seconds_of(unit)
+    assert matmul_autotune.note().stat().st_mode & 0o777 == 0o666 & ~umask()
+    monkeypatch.setattr(matmul_autotune, "_known", {})
+    monkeypatch.setattr(matmul_autotune, "FileLock", lambda path: pytest.fail("nothing is to be written"))
+    assert matmul_autotune.seconds_of(unit) == found
+
+
+def umask() -> int:
+    os.umask(found := os.umask(0))
+    return found
+
+
+def test_a_disk_that_is_full(folder, monkeypatch):
+    def full(path, text):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(matmul_autotune.Path, "write_text", full)
+    times = []
+    monkeypatch.setattr(
+        matmul_autotune, "_time", lambda unit: times.append(unit) or {"plain": [2.0, 2.0], "blocked": [1.0, 1.0]}
+    )
+    assert matmul_autotune.seconds_of(Unit((nn.Linear(16, 16),)))["blocked"] == [1.0, 1.0] and len(times) == 1
+    assert [path.suffix for path in folder.iterdir()] in ([], [".lock"])
+
+
+def test_autocast_and_devices_around_a_call_change_nothing(monkeypatch):
+    seen = []
+    monkeypatch.setattr(matmul_autotune, "linear", lambda input, packed: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu"), torch.device("meta"):
+        matmul_autotune._time(Unit((nn.Linear(16, 16, device="cpu"),)))
+    assert set(seen) == {False}
+
+
+def test_a_layer_that_is_packed_alone_is_not_timed_as_it_lies_already():
+    orders = {"plain", *orders_of(torch.float32)}
+    for layer, as_plain in ((nn.Linear(16, 16), ROWS), (Conv1D(16, 16), TRANSPOSED)):
+        assert matmul_autotune.seconds_of(Unit((layer,))).keys() == orders - {as_plain}
+    assert matmul_autotune.seconds_of(Unit((nn.Linear(16, 16), nn.Linear(16, 8)))).keys() == orders
+
+
+def test_of_a_large_weight_a_part_is_timed(monkeypatch):
+    unit = Unit((nn.Linear(64, 4096, bias=False),))
+    monkeypatch.setattr(matmul_autotune, "timed", lambda call, device: (call(), 1.0))
+    whole = matmul_autotune.seconds_of(unit)
+    monkeypatch.setattr(matmul_autotune, "NUM_BYTES", unit.num_bytes // 4)
+    monkeypatch.setattr(matmul_autotune, "_known", {})
+    matmul_autotune.note().unlink()
+    shapes = []
+    monkeypatch.setattr(matmul_autotune, "linear", lambda input, packed: shapes.append(tuple(packed.shape)))
+    assert matmul_autotune.seconds_of(unit)["blocked"] == [4.0, 4.0] and set(shapes) == {(1024, 64)}
+    assert whole["blocked"] == [1 / 32, 1 / 32], "the mean of as many as there is room for"
+
+
+@pytest.mark.parametrize("dtype", dtypes())
+def test_what_is_faster_plain_stays_so_in_compiled_passes_too_but_where_it_is_to_be_packed(dtype, monkeypatch):
+    monkeypatch.setattr(packing, "seconds_of", lambda unit: {"plain": [1.0, 1.0], BLOCKED: [2.0, 1.0]})
+    model = tiny.llama().to(dtype)
+    for is_compiled in (False, True):
+        packing.pack_weights(model, is_compiled=is_compiled)
+        # In half precision plain products are those of oneDNN, too, and the clock is not asked.
+        assert packing.are_packed(model) == (dtype != torch.float32)
+        packing.unpack_weights(model)
+    packing.pack_weights(model, only_if_faster=False)
+    assert packing.are_packed(model)
+
+
+def test_orders_differ_by_layer(monkeypatch):
+    """Each kind of layer lies as it is fastest, what a call packs again as before."""
+    if TRANSPOSED not in orders_of(torch.float32):
+        pytest.skip("torch has no MKL here")
+
+    def seconds(unit):
+        is_head = unit.layers[0].out_features == tiny.VOCAB
+        return {"plain": [3.0, 3.0], BLOCKED: [2.0, 1.0], TRANSPOSED: [1.0, 2.5 - is_head]}
+
+    monkeypatch.setattr(packing, "seconds_of", seconds)
+    model, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits
+        packing.pack_weights(model)
+        for _ in range(2):
+            mlp = model.model.layers[0].mlp
+            orders = [order_of(layer._parameters.packed) for layer in (mlp.up_proj, mlp.down_proj, model.lm_head)]
+            assert orders == [BLOCKED, BLOCKED, TRANSPOSED]
+            torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=0.02)
+            assert "1 of them transposed" in packing.describe(model)
+            model.lm_head.weight.sum()
+            mlp.up_proj.weight.sum()
+            packing.renew(model)
+
+
+def test_limits_of_the_processor_have_notes_of_their_own():
+    code = "from hf_speculative.models import matmul_autotune; print(matmul_autotune.note())"
+    free = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("ATEN_CPU_CAPABILITY", *matmul_autotune.LIMITS)
+    }
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**free, **limit}, capture_output=True, text=True, check=True
+        ).stdout
+        for limit in ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ATEN_CPU_CAPABILITY": "default"})
+    }
+    assert len(found) == 3
+
+
+def test_another_choice_later_leaves_nothing_behind(monkeypatch):
+    """What was chosen for eager passes and is not for compiled ones is plain again, in the end as well."""
+    model = tiny.llama()
+    for reach, fast in enumerate((0.1, 5.0)):
+        monkeypatch.setattr(packing, "seconds_of", lambda unit, fast=fast: {"plain": [1.0, 1.0], BLOCKED: [fast, fast]})
+        packing.pack_weights(model, is_compiled=bool(reach))
+        assert num_packed(model) == (15, 0)[reach]
+    packing.pack_weights(model, only_if_faster=False)
+    assert num_packed(model) == 15, "what is to be packed is, whatever was chosen before"
+    packing.pack_weights(model)
+    assert num_packed(model) == 15
+    packing.unpack_weights(model)
+    assert num_packed(model) == 0

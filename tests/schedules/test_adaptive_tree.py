@@ -1,0 +1,260 @@
+"""Chains where they pay more, trees elsewhere: in simulated texts, and through `generate` with costs that are given."""
+
+import random
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs
+from hf_speculative.types import Batch
+from tests.support import distributions, tied, tiny
+from tests.support.plain import reproduces_plain, same_as_plain
+
+CHAINS = {1: {0: 1.0, 1: 1.12, 8: 1.9}}
+#: trees of 2 and of 5 levels
+CHEAP = Costs(CHAINS, {1: {2: {4: 1.2, 8: 1.22, 32: 1.3}, 5: {8: 1.52}}})
+EVEN = Costs(CHAINS, {1: {2: {4: 1.36, 8: 1.42, 32: 1.9}, 5: {8: 1.84}}})
+DEAR = Costs(CHAINS, {1: {2: {4: 1.8, 8: 2.4, 32: 6.0}, 5: {8: 3.9}}})
+
+
+def batch_at(position, branches=True, max_length=10_000):
+    batch = Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=max_length)
+    batch.host_lengths, batch.is_unread = [position], False
+    batch.branches = batch.grows_levels = branches
+    return batch
+
+
+def simulate(schedule, costs, top, others, num_tokens=600, seed=0, branches=True):
+    """Time a token, and how many rounds were (none, chains, trees): the draft's best guess is right with the chance `top`, one
+    of the others, which trees have beside it, with the chance `others`, of position."""
+    rng, counts, position, time = random.Random(seed), [0, 0, 0], 1, 0.0
+    schedule.begin(batch_at(1), lambda: costs)
+    while position < num_tokens:
+        batch = batch_at(position, branches)
+        (num,) = schedule.plan(batch)
+        levels, kept = schedule.num_levels(batch), 0
+        if levels:
+            chances = [(top(position) + others(position)) ** (1 + n // 3) / (1 + n % 3) for n in range(16)]
+            (num,) = schedule.num_nodes(batch, [sorted(chances, reverse=True)[:num]])
+        right = top(position) + (others(position) if levels else 0.0)
+        while kept < (levels or num) and rng.random() < right:
+            kept += 1
+        times = costs.tree_curve(1, levels, 64) if levels else costs.curve(1, 16)
+        time += times[num]
+        schedule.update(
+            hs.Round(
+                [0],
+                [[1] * (kept + 1)],
+                [num],
+                [kept],
+                [False],
+                None,
+                None,
+                [[1.0] * kept + [0.0] * (kept < num and not levels)],
+            )
+        )
+        counts[2 if levels else bool(num)] += 1
+        position += kept + 1
+    return time / position, counts
+
+
+def always(chance):
+    return lambda position: chance
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tree_where_it_pays_and_a_chain_elsewhere(seed):
+    for costs, others, kind in ((CHEAP, 0.25, 2), (EVEN, 0.3, 2), (DEAR, 0.25, 1), (EVEN, 0.0, 1)):
+        time, counts = simulate(AdaptiveTree(), costs, always(0.6), always(others), seed=seed)
+        assert counts[kind] > 0.5 * sum(counts)
+        chains_alone, _ = simulate(AdaptiveTree(), Costs(CHAINS), always(0.6), always(others), seed=seed)
+        assert time < (0.95 if kind == 2 else 1.1) * chains_alone
+
+
+def changing(first, last, position):
+    return first if position < 300 else last
+
+
+def test_what_did_not_pay_is_tried_again():
+    """From position 300 on, the branches are right. And the other way round."""
+    for first, last in ((0.0, 0.3), (0.3, 0.0)):
+        _, before = simulate(AdaptiveTree(), EVEN, always(0.6), always(first), num_tokens=300)
+        _, counts = simulate(
+            AdaptiveTree(),
+            EVEN,
+            always(0.6),
+            lambda p, first=first, last=last: first if p < 300 else last,
+            num_tokens=900,
+        )
+        later = [n - m for n, m in zip(counts, before, strict=True)]
+        assert later[2 if last else 1] > 0.6 * sum(later)
+
+
+def test_chains_alone_where_nothing_is_known_of_trees_or_the_call_takes_none():
+    for costs, branches in ((Costs(CHAINS), True), (CHEAP, False)):
+        _, counts = simulate(AdaptiveTree(), costs, always(0.6), always(0.3), branches=branches)
+        assert counts[2] == 0 and counts[1] > 100
+
+
+def test_a_useless_draft_costs_little():
+    time, _ = simulate(AdaptiveTree(), CHEAP, always(0.02), always(0.02))
+    assert time < 1.06
+
+
+def test_costs_of_trees():
+    """Each level costs the same; a number of nodes lies on the line between those known."""
+    costs = Costs({1: {0: 1.0}}, {1: {2: {4: 2.0, 8: 3.0}, 4: {8: 4.0}}, 3: {2: {4: 4.0, 8: 6.0}, 4: {8: 8.0}}})
+    assert costs.tree_curve(1, 3, 8)[4::2] == pytest.approx([2.5, 3.0, 3.5])
+    assert costs.tree_curve(2, 2, 8)[8] == pytest.approx(4.5) and costs.tree_curve(9, 5, 8)[8] == pytest.approx(9.0)
+    for trees, why in (({2: {8: 1.0}}, "give two"), ({2: {8: 0.0}, 3: {8: 1.0}}, "above 0")):
+        with pytest.raises(ValueError, match=why):
+            Costs({1: {0: 1.0}}, {1: trees})
+
+
+# through `generate`
+
+
+def attached(draft, costs=CHEAP, max_nodes=12, **options):
+    schedule = AdaptiveTree(max_nodes=max_nodes, max_levels=4, costs=costs)
+    return {"draft_model": draft, "speculative_config": SpeculativeConfig(schedule=schedule), **options}
+
+
+@pytest.fixture
+def shapes(monkeypatch):
+    """How many rounds each draft had: of a chain, of a tree."""
+    from hf_speculative.drafting import DynamicTreeDrafter
+
+    counts, propose = {"chain": 0, "tree": 0}, DynamicTreeDrafter.propose
+
+    def counted(self, *args):
+        draft = propose(self, *args)
+        if draft.width:
+            counts["chain" if draft.tree is None else "tree"] += 1
+        return draft
+
+    monkeypatch.setattr(DynamicTreeDrafter, "propose", counted)
+    return counts
+
+
+@pytest.mark.parametrize("mode", ["greedy", "reproducible", "penalties"])
+def test_tokens_are_those_of_plain_decoding(target, draft, shapes, mode):
+    if mode == "reproducible":
+        reproduces_plain(target, (1, 3), {"top_k": 8}, **attached(draft))
+    else:
+        call = tiny.prompts(3) | {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False}
+        call |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3} if mode == "penalties" else {}
+        expected = target.generate(**call)
+        assert hs.generate(target, **call, **attached(draft)).tolist() == expected.tolist()
+    assert shapes["tree"] > 3
+
+
+def test_a_block_of_masks_gives_trees(shapes):
+    model, draft = tied.with_dflash()
+    same_as_plain(model, tiny.prompts(3), **attached(draft))
+    assert shapes["tree"] > 3
+
+
+def test_sampled_calls_keep_the_chain(target, draft, shapes):
+    hs.generate(target, **tiny.prompts(2), do_sample=True, max_new_tokens=24, pad_token_id=0, **attached(draft))
+    assert shapes["chain"] > 3 and not shapes["tree"]
+
+
+def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
+    """Where they are asked for: how deep, how many nodes and whether at all follows from the text alone."""
+    target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
+    draft = tiny.noisy_copy(target, noise=0.4, seed=5)
+    call = attached(draft, max_nodes=3, rule="sampled")
+    torch.manual_seed(0)
+    samples = [
+        one for _ in range(4) for one in distributions.continuations(target, call, [(5, 2, 3, 2)] * 1000, top_k=3)
+    ]
+    distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), top_k=3))
+    assert shapes["tree"] >= 4
+
+
+# the options
+
+
+@pytest.mark.parametrize("name", ["tree_top_k", "speculative_eagle_topk"])
+def test_a_number_of_nodes_is_a_tree(target, draft, shapes, name):
+    same_as_plain(target, tiny.prompts(3), draft_model=draft, num_draft_tokens=6, **{name: 3})
+    assert shapes["tree"] > 3 and not shapes["chain"]
+
+
+def test_without_the_option_a_number_is_a_chain(target, draft, shapes):
+    same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6)
+    same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=1)
+    assert shapes["chain"] > 3 and not shapes["tree"]
+
+
+def test_a_block_gives_more_nodes_than_it_is_long(shapes):
+    model, draft = tied.with_dflash()
+    with pytest.raises(ValueError, match="at most 4 tokens"):
+        hs.generate(model, **tiny.prompts(1), draft_model=draft, num_draft_tokens=9, max_new_tokens=8)
+    same_as_plain(model, tiny.prompts(2), draft_model=draft, num_draft_tokens=9, tree_top_k=4, tree_depth=3)
+    assert shapes["tree"] > 3
+
+
+def test_near_its_end_a_row_keeps_its_siblings(target, draft):
+    """One token is left beside the target's own: as many nodes are proposed for it as ever."""
+    call = tiny.prompts(1) | {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": False, "draft_model": draft}
+    with hs.record() as stats:
+        found = hs.generate(target, **call, num_draft_tokens=4, tree_top_k=4)
+    assert found.tolist() == target.generate(**call | {"draft_model": None}).tolist()
+    assert stats.num_draft_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree_top_k": 0}, "`tree_top_k=0` drafts nothing"),
+        ({"tree_top_k": 1, "tree_depth": 3}, "no effect on chains"),
+        ({"tree_top_k": 2, "speculative_eagle_topk": 3}, "mean the same but differ"),
+        ({"draft_model": None, "method": "suffix", "tree_top_k": 2}, "`tree_top_k=2` has no effect"),
+    ],
+)
+def test_what_means_nothing_is_refused(target, draft, options, message):
+    call = {"draft_model": draft} | options
+    call = {name: value for name, value in call.items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **call)
+
+
+def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
+    from hf_speculative.call.sources import draft_model
+
+    monkeypatch.setattr(draft_model, "fits_trees", lambda model: model is not draft)
+    same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
+    assert not shapes["tree"]
+    assert Constant(1).num_levels(None) is None
+
+
+@pytest.mark.parametrize("method", [None, "recycling"])
+def test_drafts_that_end_early_are_chains(method):
+    """However much trees would pay: their plan would be of nodes, and what came of a chain would be taken for a tree's."""
+    target = tiny.llama()
+    schedule = hs.schedules.ConfidenceStop(AdaptiveTree(4, 12, 2, costs=CHEAP), 1e-4)
+    schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
+    options = {
+        "draft_model": tiny.noisy_copy(target, noise=0),
+        "speculative_config": SpeculativeConfig(schedule=schedule),
+    }
+    options |= {"method": method} if method else {}
+    stats = same_as_plain(target, tiny.prompts(2), **options)
+    assert stats.num_accepted_draft_tokens > 20
+
+
+def test_a_tree_is_not_begun_for_less_than_its_start_takes():
+    costs = Costs({1: {0: 1.0, 1: 3.0, 8: 12.0}}, {1: {1: {8: 1.8}, 4: {8: 5.0}}})
+
+    def levels(num_tokens, has_drafted=False):
+        schedule, batch = AdaptiveTree(costs=costs), batch_at(1, max_length=1 + num_tokens)
+        schedule.begin(batch, lambda: costs)
+        schedule.chains.credit, schedule.chains.has_drafted = 0.0, has_drafted
+        schedule.plan(batch)
+        return schedule.num_levels(batch)
+
+    assert levels(48) == 0 and levels(1000) == 1, "it saves 3 %"
+    assert levels(48, has_drafted=True) == 1
