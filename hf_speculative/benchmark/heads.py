@@ -21,6 +21,7 @@ from transformers import (
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, speculators_config
 from ..heads.mtp import MtpHead, MtpHeadConfig
+from ..hf_compat import from_config
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Verdict
 from .passes import weight_bytes
@@ -112,7 +113,7 @@ def make_head(kind: str, target: PreTrainedModel) -> PreTrainedModel:
     """A head of random weights, in the target's dtype and on its device; its tokens are the target's first ones."""
     model_class, config = HEADS[kind](target)
     with torch.device(target.device):
-        head = model_class._from_config(config, dtype=target.dtype).eval()
+        head = from_config(model_class, config, dtype=target.dtype).eval()
     fill(head)
     if getattr(head, "t2d", None) is not None:
         head.d2t.zero_()

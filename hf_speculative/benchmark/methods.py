@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import ROWS
+from ..hf_compat import compile_on_all_devices
 from .fixtures import made_once, weights_of
 from .peers import economize, llama_cpp, missing_reason, openvino
 
@@ -55,7 +56,7 @@ def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
 
     # transformers compiles by itself on a GPU only
     settings = CompileConfig(mode="reduce-overhead" if pair.device.type == "cuda" else "default")
-    settings._compile_all_devices = True
+    compile_on_all_devices(settings)
     return pair.target.generate(**call, cache_implementation="static", compile_config=settings)
 
 

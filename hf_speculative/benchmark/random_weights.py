@@ -6,10 +6,9 @@ import copy
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
-from transformers.pytorch_utils import Conv1D
+from transformers import AutoModelForCausalLM, Conv1D, PreTrainedModel
 
+from ..hf_compat import has_onednn_bf16, no_init_weights
 from ..models.shallow import decoder_layers, exchanged
 
 #: the layers through which attention and MLP write to the residual stream, by the names they have in Llama and GPT-2
@@ -18,7 +17,7 @@ OUTPUT_PROJECTIONS = ("o_proj", "down_proj", "c_proj")
 
 def best_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware multiplies it, else float32."""
-    has_bf16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_bf16 = device.type == "cuda" or has_onednn_bf16()
     return torch.bfloat16 if has_bf16 else torch.float32
 
 

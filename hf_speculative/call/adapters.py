@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, adapters_of
 from ..models import exchanged
 from ..models.shallow import install_capturing_hooks
 from .checks import unwrap
@@ -27,7 +28,7 @@ def without_adapter(model) -> PreTrainedModel:
         TypeError: not such a model.
         ValueError: it has no adapter layers, or they are merged into the weights.
     """
-    return _switched(model, {"_disable_adapters": True})
+    return _switched(model, {DISABLE_ADAPTERS: True})
 
 
 def with_adapter(model, adapter_name: str) -> PreTrainedModel:
@@ -42,7 +43,7 @@ def with_adapter(model, adapter_name: str) -> PreTrainedModel:
     Raises:
         ImportError, TypeError, ValueError: as in `without_adapter`; there is no adapter of this name.
     """
-    return _switched(model, {"_disable_adapters": False, "_active_adapter": [adapter_name]}, adapter_name)
+    return _switched(model, {DISABLE_ADAPTERS: False, ACTIVE_ADAPTER: [adapter_name]}, adapter_name)
 
 
 def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrainedModel:
@@ -55,7 +56,7 @@ def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrai
         raise ValueError(
             f"`model`: the adapters of {name} are merged into its weights: call `unmerge_adapter()` first."
         )
-    known = {known for layer in layers.values() for known in layer._get_available_adapters()}
+    known = {known for layer in layers.values() for known in adapters_of(layer)}
     if adapter_name is not None and adapter_name not in known:
         raise ValueError(
             f"`adapter_name={adapter_name!r}` is not one of the model's adapters: {', '.join(sorted(known))}."

@@ -9,9 +9,9 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers import GenerationConfig, PreTrainedModel
 
+from ..hf_compat import CACHE_ARGUMENTS, has_own_sampling_loop, pad_token
 from ..interfaces import Drafter
 from ..models import (
     Inputs,
@@ -136,7 +136,7 @@ def check_generation(
                 f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
                 "`draft_model=None` for plain decoding."
             )
-    caches = [name for name in ALL_CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    caches = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
     if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
         raise ValueError(
             f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
@@ -145,7 +145,7 @@ def check_generation(
         )
     _check_rope(model, input_ids.shape[1], config.max_length)
     _check_sparse(model, config.max_length)
-    if input_ids.shape[0] > 1 and has_early_stops and config._pad_token_tensor is None:
+    if input_ids.shape[0] > 1 and has_early_stops and pad_token(config) is None:
         raise ValueError(
             "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
             "id will do)."
@@ -308,7 +308,7 @@ def speculation_unsupported_reason(model) -> str | None:
     """What about `model` no cache of ours can take back; `None` if nothing is known."""
     if not model.can_generate():
         return "has no `generate`"
-    if type(model)._sample is not GenerationMixin._sample:
+    if has_own_sampling_loop(model):
         return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
     return REFUSED_TYPES.get(model.config.model_type)
 

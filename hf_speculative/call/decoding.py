@@ -14,6 +14,7 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 
 from ..distributed.synced_gpus import in_step
 from ..distributed.tensor_parallel import SingleProcess
+from ..hf_compat import is_given_by_user
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
 from ..models import Inputs, warms_up
@@ -218,7 +219,7 @@ class SpeculativeDecoding:
             self.options, model, inputs.input_ids, inputs.generation_config, stopping.rows_may_differ
         )
         check_adapter_names(model, inputs.input_ids.shape[0])
-        cache = inputs.cache if getattr(inputs.cache, "_is_user_defined", False) else None
+        cache = inputs.cache if is_given_by_user(inputs.cache) else None
         if cache is not None:
             input_checks.check_cache(
                 cache, inputs.input_ids, inputs.generation_config, inputs.attention_mask, self.options.source

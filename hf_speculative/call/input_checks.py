@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..hf_compat import mask_length
 from ..models import Inputs, misfit_of_encoder
 from .configuration import Options
 from .source import DraftSource
@@ -136,7 +137,7 @@ def check_cache(
             f"`past_key_values` is of type {type(own).__name__}: pass a DynamicCache, without offloading, or none."
         )
     length, width = cache.get_seq_length(), input_ids.shape[1]
-    whole = getattr(generation_config, "_mask_length", width) if attention_mask is None else attention_mask.shape[1]
+    whole = mask_length(generation_config, width) if attention_mask is None else attention_mask.shape[1]
     if length and (length >= width or whole != width):
         raise ValueError(
             f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "

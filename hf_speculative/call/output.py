@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from ..hf_compat import pad_token
 from ..interfaces import CachedModel, Stopping
 from ..models import Inputs
 from ..types import Round
@@ -95,7 +96,7 @@ class Output(Rows):
         streamer=None,
     ):
         self.input_ids, self.target, self.stopping, self.streamer = input_ids, target, stopping, streamer
-        pad = generation_config._pad_token_tensor
+        pad = pad_token(generation_config)
         self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
         as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]

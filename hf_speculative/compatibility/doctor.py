@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..call import checks
 from ..call.sources import source_of
+from ..hf_compat import attention_name, set_attention_name
 from ..reports.formats import percent
 from .running import Candidate
 from .trials import Trial
@@ -125,7 +126,7 @@ def read_as(head: PreTrainedModel, fields: dict[str, Any]) -> PreTrainedModel:
     config = copy.deepcopy(head.config)
     for name, value in fields.items():
         setattr(config, name, value)
-    config._attn_implementation = head.config._attn_implementation
+    set_attention_name(config, attention_name(head.config))
     with torch.device("meta"):
         other = type(head)(config).eval()
     for path, module in head.named_modules():

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import distributed
 from transformers import PreTrainedModel
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..models import are_several, device_of, has_sharded_weights, is_sharded, is_staged

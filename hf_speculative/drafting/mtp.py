@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..hf_compat import project_to_logits
 from ..interfaces import CachedModel, Sampler, Schedule
 from ..models import AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..types import Batch, Draft
@@ -74,7 +75,7 @@ class Mtp(AutoregressiveDrafter):
         return self.heads.forward_layer(depth, self.states, self.slots + 1 + depth, self.cache, input_ids=ids)
 
     def project(self, states: Tensor) -> Tensor:
-        return self.heads._project_to_logits(states)
+        return project_to_logits(self.heads, states)
 
     def _masks(self, layer: int, *args) -> dict[str, Tensor]:
         kinds = self.attention.types

@@ -19,7 +19,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation import BaseStreamer
 
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantDecoderLayer
+
+from ..hf_compat.layers import MuseGlimmerAssistantDecoderLayer
 
 
 class BlockConvolution(nn.Module):

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from ..hf_compat import attention_name, set_attention_name
+from ..hf_compat.layers import (
+    GradientCheckpointingLayer,
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
 from .eagle3_config import Eagle3Config
 
 
@@ -84,7 +91,7 @@ class Eagle3Model(PreTrainedModel):
     def __init__(self, config: Eagle3Config):
         super().__init__(config)
         layers = config.transformer_layer_config
-        layers._attn_implementation = config._attn_implementation  # transformers leaves that to models inside
+        set_attention_name(layers, attention_name(config))  # transformers leaves that to models inside
         kind, size, eps = KINDS[layers.model_type], layers.hidden_size, layers.rms_norm_eps
         width = config.num_states * config.state_size
         self.embed_tokens = nn.Embedding(layers.vocab_size, size) if config.has_embed_tokens else None

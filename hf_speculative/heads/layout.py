@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
+from ..hf_compat import tied_weights
 from .files import HeadFiles
 
 #: so many tensors are named in an error
@@ -114,7 +115,7 @@ class Layout:
         tensors = self.renamed(self.files.tensors, config)
         with torch.device("meta"):
             model = kind(config)
-        optional = {name for name in model.state_dict() if name in (model._tied_weights_keys or ())}
+        optional = {name for name in model.state_dict() if name in tied_weights(model)}
         self._check(tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()}, optional)
         self.check_values(tensors, config)
         return config, tensors

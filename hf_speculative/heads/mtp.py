@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
+from ..hf_compat import attention_name, set_attention_name
 from .eagle3_config import speculators_config
 from .layout import Layout
 
@@ -89,9 +90,9 @@ class MtpHead(PreTrainedModel):
 
     def __init__(self, config: MtpHeadConfig):
         super().__init__(config)
-        config.transformer_layer_config._attn_implementation = config._attn_implementation
+        set_attention_name(config.transformer_layer_config, attention_name(config))
         one = config.one_layer()
-        body = AutoModel.from_config(one, attn_implementation=config._attn_implementation)
+        body = AutoModel.from_config(one, attn_implementation=attention_name(config))
         layer, norm = body.layers[0], type(body.norm)
         for name in ("hidden_layernorm", "token_layernorm", "final_layernorm"):
             layer.add_module(name, norm(one.hidden_size, eps=one.rms_norm_eps))

@@ -24,6 +24,7 @@ from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import attention_name
 from ..version import __version__
 from . import exported
 from .attention import with_folded_attention
@@ -113,7 +114,7 @@ def _described(model: PreTrainedModel) -> str:
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
         "config": {name: value for name, value in config.items() if name not in NOT_OF_PASSES},
-        "attention": model.config._attn_implementation,
+        "attention": attention_name(model.config),
         "sources": _sources(model),
         "tensors": [
             (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
@@ -235,7 +236,10 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     _started.add(path.name)
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
-    asked = {"dtype": str(model.dtype).removeprefix("torch."), "attention": model.config._attn_implementation}
+    asked: dict[str, Any] = {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": attention_name(model.config),
+    }
     orders = {name: order for order, names in layout_of(packed_of(model)) for name in names}
     asked |= {"path": str(path), "packed": orders}
     asked["recorded"] = recorded

@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..hf_compat import (
+    ALL_ATTENTION_FUNCTIONS,
+    attention_name,
+    is_compiled,
+    sdpa_attention_forward,
+    sdpa_mask,
+    set_own_attention_name,
+)
 from .shallow import has_own_forward, shallow
 from .sharding import is_sharded
 
@@ -104,7 +109,7 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _folded(module: nn.Module) -> nn.Module:
-    if not module._modules or has_own_forward(module) or module._compiled_call_impl is not None:
+    if not module._modules or has_own_forward(module) or is_compiled(module):
         return module  # a copy would run the original's children, or what is not compiled
     children = {name: _folded(child) for name, child in module._modules.items() if child is not None}
     is_attention = _is_grouped_sdpa(module)
@@ -114,13 +119,13 @@ def _folded(module: nn.Module) -> nn.Module:
     twin._modules.update(children)
     if is_attention:
         twin.config = copy.copy(module.config)
-        twin.config._attn_implementation_internal = NAME  # the property's setter would write to configs inside, too
+        set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
 
 
 def _is_grouped_sdpa(module: nn.Module) -> bool:
     own = vars(module)
-    if own.get("num_key_value_groups", 1) == 1 or getattr(own.get("config"), "_attn_implementation", None) != "sdpa":
+    if own.get("num_key_value_groups", 1) == 1 or attention_name(own.get("config")) != "sdpa":
         return False
     # Where `forward` does other things by the name "sdpa" as well, building the mask of a sparse attention say, it keeps it.
     forward = inspect.unwrap(type(module).forward)

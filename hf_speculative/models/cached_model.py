@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import placement_hook
+
 
 def device_of(model: PreTrainedModel) -> torch.device:
     """Where a model takes its inputs; accelerate keeps offloaded weights on "meta" and knows the device that runs them."""
     if model.device.type != "meta":
         return model.device
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    hooks = map(placement_hook, model.modules())
     devices = (getattr(hook, "execution_device", None) for hook in hooks)
     return torch.device(next((device for device in devices if device is not None), "cpu"))
 

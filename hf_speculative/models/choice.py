@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from ..hf_compat import attention_name, is_recurrent
 from .cached_model import num_cached_of_image
 from .inputs import Inputs
 from .probe import fits_ragged
@@ -94,13 +95,13 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
         return "is an encoder-decoder model"
     if "local" in (getattr(config, "attention_layers", None) or []):
         return "has local attention that counts its window from the cache's end"
-    if getattr(model, "_is_stateful", False):
+    if is_recurrent(model):
         return "has a recurrent state"
     if not kinds <= LAYER_TYPES:
         return f"has layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return "takes positions from its cache's length rather than from `position_ids`"
-    attention = config._attn_implementation
+    attention = attention_name(config)
     if attention not in ATTENTION:
         return f"uses attn_implementation={attention!r}, which takes no explicit mask"
     return None

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 from transformers import PreTrainedModel
 
+from ..hf_compat import placement_hook
 from ..interfaces import CachedModel
 from . import artifacts, packing, pool
 from .cached_model import device_of
@@ -91,7 +92,7 @@ def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreT
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
     for name, module in model.named_modules():
-        if hasattr(module, "_hf_hook"):
+        if placement_hook(module) is not None:
             return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"
         if hasattr(module, "base_layer"):
             return f"has adapters, which are switched on and off outside of a pass ({name})"

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..hf_compat import load_compiled_package
 from .bound import BoundPass, Moved
 from .packed_layers import layout_of
 from .packed_parameters import WEIGHT, named_parameters_of
@@ -111,7 +112,7 @@ def flat(*inputs) -> list[Tensor]:
 
 def open_package(path: Path):
     """torch's loader of a compiled file: `get_constant_fqns`, `get_metadata`, `load_constants` and `run`."""
-    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    return load_compiled_package(path)
 
 
 def load(path: Path, module: TracedPass) -> BoundPass:

@@ -20,9 +20,9 @@ from transformers import (
     PreTrainedModel,
     StaticCache,
 )
-from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.utils import ModelOutput
 
+from ..hf_compat import CACHE_ARGUMENTS
 from ..types import Batch
 from .packed_parameters import parameters_of
 from .prompt import Prompt
@@ -30,7 +30,7 @@ from .rollback import copy_of
 from .shallow import duplicate
 
 #: what any model is given with its ids
-TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *ALL_CACHE_NAMES}
+TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *CACHE_ARGUMENTS}
 #: what stands at each column of the prompt, 0 for text
 TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
@@ -52,7 +52,7 @@ class Inputs:
     @property
     def cache_name(self) -> str:
         """The keyword that the model's cache goes by."""
-        return next((name for name in ALL_CACHE_NAMES if self.model_kwargs.get(name) is not None), "past_key_values")
+        return next((name for name in CACHE_ARGUMENTS if self.model_kwargs.get(name) is not None), "past_key_values")
 
     @property
     def cache(self):

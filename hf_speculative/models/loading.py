@@ -18,6 +18,7 @@ from transformers import (
 
 from .. import names
 from ..heads import layout_of, load_head
+from ..hf_compat import loads
 
 #: keywords of `from_pretrained` that say how files come here, whatever the repository
 LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
@@ -100,4 +101,4 @@ def auto_class_for(name: str | Path, **kwargs):
     classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]
-    return next((kind for kind in classes if type(config) in kind._model_mapping), AutoModel)
+    return next((kind for kind in classes if loads(kind, config)), AutoModel)

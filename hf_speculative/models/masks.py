@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ..hf_compat import attention_name
 from ..types import Tree
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class AttentionLayers:
 
     def __init__(self, model: PreTrainedModel):
         self.config = model.config.get_text_config(decoder=True)
-        self.is_additive = self.config._attn_implementation == "eager"
+        self.is_additive = attention_name(self.config) == "eager"
         self.types: list[str] | None = getattr(self.config, "layer_types", None)
         self.window: int | None = getattr(self.config, "sliding_window", None)
         self.chunk: int | None = getattr(self.config, "attention_chunk_size", None)

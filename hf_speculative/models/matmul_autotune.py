@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D
 
 from ..reports.timing import timed
 from ..version import __version__

@@ -20,8 +20,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D
 
+from ..hf_compat import OWNED_ONCE, has_onednn_bf16, has_placement_hook, is_compiled
 from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .shallow import duplicate
@@ -239,7 +240,7 @@ def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
 
 def unsupported_reason(module: nn.Module, is_shared: bool) -> str | None:
     """Why the weight of this linear layer stays plain; `None` if it can be packed."""
-    if "forward" in vars(module) or "_hf_hook" in vars(module) or module._compiled_call_impl is not None:
+    if "forward" in vars(module) or has_placement_hook(module) or is_compiled(module):
         return "run by a function of somebody else's"
     if getattr(module._parameters, "num_restored", 0) >= MOST_RESTORED:
         return f"asked for their weights {MOST_RESTORED} times"
@@ -267,7 +268,7 @@ def dtypes() -> tuple[torch.dtype, ...]:
     """Of weights that can be packed on this machine."""
     room = torch.ops.mkldnn
     is_there = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-    needs = ((room, "_linear_pointwise"), (room, "_reorder_linear_weight"), (torch.Tensor, "_use_count"))
-    if not is_there or not all(hasattr(*one) for one in (*needs, (torch._C, "_storage_Use_Count"))):
+    needs = ("_linear_pointwise", "_reorder_linear_weight")
+    if not is_there or OWNED_ONCE is None or not all(hasattr(room, name) for name in needs):
         return ()
-    return (torch.float32, torch.bfloat16) if room._is_mkldnn_bf16_supported() else (torch.float32,)
+    return (torch.float32, torch.bfloat16) if has_onednn_bf16() else (torch.float32,)

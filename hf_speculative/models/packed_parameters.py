@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ..hf_compat import OWNED_ONCE, has_own_storage, owners_of, version_of
 from .fused_linears import FusedLinears
 
 #: numbers of a shared weight that are compared at the start of a call
@@ -33,7 +33,7 @@ class Stamp:
     @staticmethod
     def of(weight: Tensor) -> Stamp:
         step = max(1, weight.numel() // NUM_SAMPLES)
-        return Stamp(weight._version, weight.data_ptr(), weight.detach().flatten()[::step].clone())
+        return Stamp(version_of(weight), weight.data_ptr(), weight.detach().flatten()[::step].clone())
 
     def fits(self, weight: Tensor) -> bool:
         """It was not written to, nor moved, as far as torch counts: writing to `weight.data` it does not."""
@@ -257,11 +257,7 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
 def is_held(parameters: dict) -> bool:
     """Somebody besides the layer has its weight, or the memory that it is in: an optimizer, another model, autograd, NumPy."""
     weight = dict.__getitem__(parameters, WEIGHT)
-    storage = weight.untyped_storage()
-    if storage.nbytes() != weight.nbytes or storage.is_shared():
-        return True
-    # The dictionary, the name here and the argument; the tensor itself; the tensor and `storage`.
-    return (sys.getrefcount(weight), weight._use_count(), torch._C._storage_Use_Count(storage._cdata)) != (3, 1, 2)
+    return not has_own_storage(weight) or owners_of(weight) != OWNED_ONCE
 
 
 def parameters_of(model: nn.Module) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import is_compiled, placement_hook
 from . import pool
 from .matmul_autotune import AS_THEY_ARE, WIDTHS, Seconds, fastest, kind, seconds_of
 from .packed_layers import HELD, TRANSPOSED, dtypes, is_linear, is_packed, unpack, unsupported_reason
@@ -97,9 +98,9 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
         return "is run by several processes"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"
-    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+    if any(placement_hook(module) is not None for module in model.modules()):
         return "is offloaded, or spread over devices"
-    if any(module._compiled_call_impl is not None for module in model.modules()):
+    if any(is_compiled(module) for module in model.modules()):
         return "is compiled"
     return None
 

@@ -13,8 +13,7 @@ import inspect
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded

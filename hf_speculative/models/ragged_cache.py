@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import Cache, CacheLayerMixin
 
 from ..types import uploaded
 from .places import in_rows

@@ -6,8 +6,7 @@ import copy
 from collections.abc import Collection
 
 from torch import Tensor
-from transformers import Cache, EncoderDecoderCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import Cache, CacheLayerMixin, EncoderDecoderCache
 
 
 class Crop:

@@ -10,7 +10,8 @@ import functools
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+from ..hf_compat import has_placement_hook, hooked_forward, output_capturing, set_hooked_forward
 
 
 def decoder_layers(model: PreTrainedModel) -> str | None:
@@ -42,9 +43,9 @@ def is_patched(model: PreTrainedModel) -> bool:
 def has_own_forward(module: nn.Module) -> bool:
     """`forward` was replaced on this very object, by more than accelerate's wrapper around its class's."""
     own = vars(module)
-    if "_hf_hook" not in own:
+    if not has_placement_hook(module):
         return "forward" in own
-    return getattr(own["_old_forward"], "__func__", None) is not type(module).forward
+    return getattr(hooked_forward(module), "__func__", None) is not type(module).forward
 
 
 def install_capturing_hooks(model: PreTrainedModel) -> None:
@@ -54,7 +55,7 @@ def install_capturing_hooks(model: PreTrainedModel) -> None:
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and not any(map(_has_capturing_hooks, part.modules())):
-            maybe_install_capturing_hooks(part)
+            output_capturing.maybe_install_capturing_hooks(part)
 
 
 def _has_capturing_hooks(module: nn.Module) -> bool:
@@ -87,10 +88,10 @@ def shallow(module: nn.Module) -> nn.Module:
     twin = duplicate(module)
     twin._modules = dict(module._modules)
     vars(twin).pop("generate", None)  # of `attach`, which holds the original, and would run it
-    if "_hf_hook" in vars(module) and not has_own_forward(module):
+    if has_placement_hook(module) and not has_own_forward(module):
         # accelerate's wrapper around `forward` is bound to the original.
         twin.forward = functools.partial(module.forward.func, twin)
-        twin._old_forward = type(module).forward.__get__(twin)
+        set_hooked_forward(twin, type(module).forward.__get__(twin))
     # transformers would install the hooks of `output_hidden_states` on the shared layers a second time.
     twin._output_capturing_hooks_installed = True
     return twin

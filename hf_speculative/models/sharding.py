@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import device_mesh, tensor_parallel_size
 from .packed_parameters import own_parameters, parameters_of, weight_of
 
 
@@ -22,20 +23,20 @@ def group_of(model: PreTrainedModel | None) -> Any | None:
     That is a model loaded with a `DistributedConfig` whose `tp_size` or `pp_size` is above 1, or with a device mesh for tensor
     parallelism.
     """
-    mesh = getattr(model, "_device_mesh", None)
+    mesh = device_mesh(model)
     if mesh is None or not are_several():
         return None
     if is_staged(model):
         return distributed.group.WORLD  # transformers has no copies of a pipeline
     names = mesh.mesh_dim_names or ()
-    if (getattr(model, "_tp_size", None) or 1) == 1:
+    if tensor_parallel_size(model) == 1:
         return None
     return mesh.get_group("tp") if "tp" in names else mesh.get_group()
 
 
 def is_staged(model: PreTrainedModel | None) -> bool:
     """The ranks are the stages of a pipeline: each has some of the layers, and gets the logits from the last one."""
-    mesh = getattr(model, "_device_mesh", None)
+    mesh = device_mesh(model)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1
 
 

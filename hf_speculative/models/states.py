@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import output_capturing
+
+from ..hf_compat import output_capturing
 
 
 def asked_for(layers: tuple[int, ...]) -> list[int] | bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..hf_compat import mark_dynamic
 from ..types import Batch, uploaded
 from . import pool
 from .artifacts import CompiledPass
@@ -211,10 +212,10 @@ class StaticModel(RaggedModel):
             twin = FunctionType(ragged_pass.__code__.replace(), ragged_pass.__globals__, ragged_pass.__name__)
             self.kept.compiled[kind] = torch.compile(twin)
         for tensor, sizes in ((input_ids, (0, 1)), (first, 0), (seen, 0), (slots, 0)):
-            torch._dynamo.maybe_mark_dynamic(tensor, sizes)
+            mark_dynamic(tensor, sizes)
         for layer in self.cache.allocated:
             for part in (layer.keys, layer.values):
-                torch._dynamo.maybe_mark_dynamic(part, (0, 2))
+                mark_dynamic(part, (0, 2))
         return self.kept.compiled[kind]
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import Cache, CacheLayerMixin, PreTrainedModel
 
 from .masks import AttentionLayers
 from .packed_layers import packed_of, traced

@@ -13,11 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
-from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers import CacheLayerMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..hf_compat import CACHE_ARGUMENTS, prefill, updated_kwargs
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
@@ -169,7 +168,7 @@ class UniversalModel(CachedModel):
 
     def _prefill(self) -> Tensor:
         """The prompt, exactly as plain `generate` reads it."""
-        outputs = self.model._prefill(self._input_ids(self.width), self.inputs.generation_config, self.kwargs)
+        outputs = prefill(self.model, self._input_ids(self.width), self.inputs.generation_config, self.kwargs)
         before = dict(self.kwargs)
         self._update(outputs)
         #: what grows by one a token, and along which dimension
@@ -185,7 +184,7 @@ class UniversalModel(CachedModel):
         self.covered = self.width
         self._record(outputs, first=0, is_prompt=True)
         self.cache_name = next(
-            (name for name in ALL_CACHE_NAMES if self.kwargs.get(name) is not None), "past_key_values"
+            (name for name in CACHE_ARGUMENTS if self.kwargs.get(name) is not None), "past_key_values"
         )
         self.has_prompt = True
         self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, image_layers(self.model))
@@ -226,8 +225,8 @@ class UniversalModel(CachedModel):
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
     def _update(self, outputs) -> None:
-        self.kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, dict(self.kwargs), is_encoder_decoder=self.model.config.is_encoder_decoder
+        self.kwargs = updated_kwargs(
+            self.model, outputs, dict(self.kwargs), is_encoder_decoder=self.model.config.is_encoder_decoder
         )
 
     def _record(self, outputs, first: int, is_prompt: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation import BaseStreamer
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
-from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
+from transformers import DynamicCache, GenerationConfig, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from ..models import Inputs, UniversalModel
 from ..types import Batch, uploaded

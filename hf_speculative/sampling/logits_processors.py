@@ -16,8 +16,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from transformers.generation import logits_process as hf
 
+from ..hf_compat import logits_process as hf
 from ..types import Batch
 from .copying import CannotCopy, clone
 from .guidance import Guidance

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import logits_process as hf
 
+from ..hf_compat import logits_process as hf
 from ..types import NO_TOKEN, Batch, uploaded
 from .prefixes import Prefixes
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from ..interfaces import Stopping
 from ..types import NO_TOKEN, Batch, NoDistribution

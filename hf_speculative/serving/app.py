@@ -14,11 +14,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers import PreTrainedModel
-from transformers.cli.serving.server import build_server
-from transformers.cli.serving.systemone import SystemOneHandler
-from transformers.cli.serving.transcription import TranscriptionHandler
-from transformers.cli.serving.utils import X_REQUEST_ID
 
+from ..hf_compat.serving import X_REQUEST_ID, SystemOneHandler, TranscriptionHandler, build_server
 from .engine import Closed, Engine, QueueFull
 from .handlers import Chat, Completions, OneModel, Responses
 from .manager import EngineManager, EngineState, words_of

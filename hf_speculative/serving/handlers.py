@@ -8,12 +8,15 @@ from typing import Any
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from transformers import PreTrainedModel
-from transformers.cli.serving.chat_completion import ChatCompletionHandler
-from transformers.cli.serving.completion import CompletionHandler
-from transformers.cli.serving.model_manager import ModelManager
-from transformers.cli.serving.response import ResponseHandler
-from transformers.cli.serving.utils import BaseHandler, Modality
 
+from ..hf_compat.serving import (
+    BaseHandler,
+    ChatCompletionHandler,
+    CompletionHandler,
+    Modality,
+    ModelManager,
+    ResponseHandler,
+)
 from ..models import num_logits
 from .fields import check_fields, stops_of
 from .manager import Counts, EngineState

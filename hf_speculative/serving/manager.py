@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cli.serving.utils import (
+
+from ..call.statistics import RowStatistics
+from ..hf_compat.serving import (
     BaseGenerateManager,
     DirectStreamer,
     GenerateManager,
+    GenerationCancelled,
     GenerationState,
-    _GenerationCancelled,
-    _StreamError,
+    StreamError,
 )
-
-from ..call.statistics import RowStatistics
 from ..types import NoDistribution
 from .engine import DEFAULT_MAX_LENGTH, Closed, Engine, QueueFull
 from .fields import CHARACTERS_PER_TOKEN
@@ -68,7 +68,7 @@ class Streamer(DirectStreamer):
             self.end()
         else:
             # transformers writes the message between quotes as it is
-            self._enqueue(_StreamError(json.dumps(words_of(error))[1:-1]))
+            self._enqueue(StreamError(json.dumps(words_of(error))[1:-1]))
 
     def cancel(self) -> None:
         super().cancel()
@@ -88,7 +88,7 @@ class EngineManager(BaseGenerateManager):
     def generate_streaming(self, model, processor, inputs, gen_config, request_id, response_parser=None):
         stops = gen_config.__dict__.pop("stop_texts", [])
         queue: asyncio.Queue = asyncio.Queue()
-        tokenizer = getattr(processor, "tokenizer", processor)._tokenizer
+        tokenizer = getattr(processor, "tokenizer", processor).backend_tokenizer
         streamer = Streamer(tokenizer, asyncio.get_running_loop(), queue, response_parser)
         streamer.held_back = HeldBack(stops) if stops else None
         criteria = [StopTexts(tokenizer, stops)] if stops else []
@@ -103,7 +103,7 @@ class EngineManager(BaseGenerateManager):
         def run() -> None:
             try:
                 model.generate(**call)
-            except _GenerationCancelled:
+            except GenerationCancelled:
                 streamer.finish(None)
             except Exception as error:
                 streamer.finish(error)
@@ -113,7 +113,7 @@ class EngineManager(BaseGenerateManager):
 
     async def generate_non_streaming(self, model, processor, inputs, gen_config, request_id):
         stops = gen_config.__dict__.pop("stop_texts", [])
-        criteria = [StopTexts(getattr(processor, "tokenizer", processor)._tokenizer, stops)] if stops else []
+        criteria = [StopTexts(getattr(processor, "tokenizer", processor).backend_tokenizer, stops)] if stops else []
         if not self._is_for_engine(inputs):
             call = _call(inputs, gen_config, criteria)
             text, *rest = await self.others.generate_non_streaming(model, processor, call, gen_config, request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of
 from ..interfaces import CachedModel
 from ..models.packed_parameters import parameters_of
 from ..types import Batch, Prefix
@@ -34,6 +35,6 @@ class Parked:
 
 def weights_of(model: nn.Module) -> tuple:
     """Changes when a weight does: where each lies, how often it was written to, and which of PEFT's adapters are on."""
-    written = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters_of(model)]
-    layers = [vars(module) for module in model.modules() if "_active_adapter" in vars(module)]
-    return written, [(str(layer["_active_adapter"]), layer.get("_disable_adapters")) for layer in layers]
+    written = [(p.data_ptr(), version_of(p)) for p in parameters_of(model)]
+    layers = [vars(module) for module in model.modules() if ACTIVE_ADAPTER in vars(module)]
+    return written, [(str(layer[ACTIVE_ADAPTER]), layer.get(DISABLE_ADAPTERS)) for layer in layers]

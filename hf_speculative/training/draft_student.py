@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.sources import source_of
+from ..hf_compat import tied_weights
 from .packing import keeps_texts_apart, model_inputs
 from .student import Prediction, Student
 from .teacher import TeacherOutputs
@@ -114,4 +115,4 @@ def check_layers(target: PreTrainedModel, num_layers: int) -> int:
 
 
 def _tied(model: PreTrainedModel) -> set[str]:
-    return set(model._tied_weights_keys or ())
+    return tied_weights(model)

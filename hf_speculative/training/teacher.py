@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
 
+from ..hf_compat import output_capturing
 from .packing import model_inputs
 
 

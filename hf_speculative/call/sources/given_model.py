@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ...drafting.autoregressive import AutoregressiveDrafter
 from ...drafting.dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
+from ...hf_compat import attention_name
 from ...interfaces import Drafter, Schedule
 from ...models import ATTENTION
 from ...schedules import AdaptiveTree
@@ -121,7 +122,7 @@ class HeadSource(GivenModelSource):
         raise NotImplementedError
 
     def check(self, model: PreTrainedModel) -> None:
-        attention = self.draft_model.config.get_text_config(decoder=True)._attn_implementation
+        attention = attention_name(self.draft_model.config.get_text_config(decoder=True))
         if attention not in ATTENTION:
             raise ValueError(
                 f"`draft_model` uses attn_implementation={attention!r}, which takes no explicit mask: load it with "

@@ -1,0 +1,197 @@
+"""What of transformers and torch is private or moves between versions, each under a name of ours.
+
+A rename there breaks this room alone, and tests/test_hf_compat.py says what. Layers of draft heads lie in `layers.py`, the base
+classes of the server in `serving.py`: not every call imports those.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import logits_process as logits_process
+from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.initialization import no_init_weights as no_init_weights
+from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask as sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
+from transformers.utils import output_capturing as output_capturing
+
+#: keywords under which models take a cache
+CACHE_ARGUMENTS = tuple(ALL_CACHE_NAMES)
+
+
+# ---- generate
+
+
+def pad_token(config: GenerationConfig) -> Tensor | None:
+    """The token that a prepared call fills up with."""
+    return config._pad_token_tensor
+
+
+def mask_length(config: GenerationConfig, default: int) -> int:
+    """Columns of a static cache's mask, of a prepared call."""
+    return getattr(config, "_mask_length", default)
+
+
+def has_own_sampling_loop(model: PreTrainedModel) -> bool:
+    """A model class brings a loop of its own in place of `generate`'s."""
+    return type(model)._sample is not GenerationMixin._sample
+
+
+def prefill(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, kwargs: dict[str, Any]):
+    """The prompt's pass, as plain `generate` makes it."""
+    return model._prefill(input_ids, config, kwargs)
+
+
+def updated_kwargs(model: PreTrainedModel, outputs, kwargs: dict[str, Any], **more) -> dict[str, Any]:
+    """A model's keywords for the next pass."""
+    return model._update_model_kwargs_for_generation(outputs, kwargs, **more)
+
+
+def is_given_by_user(cache) -> bool:
+    """A prepared call's cache is the user's own `past_key_values`."""
+    return bool(getattr(cache, "_is_user_defined", False))
+
+
+# ---- models
+
+
+def attention_name(config: PretrainedConfig | None) -> str:
+    """Which attention a model computes with: "sdpa", "eager", ...; empty if it does not say."""
+    return getattr(config, "_attn_implementation", None) or ""
+
+
+def set_attention_name(config: Any, name: str) -> None:
+    """Of a config or a layer that transformers leaves without one."""
+    config._attn_implementation = name
+
+
+def set_own_attention_name(config: PretrainedConfig, name: str) -> None:
+    """The same without writing to the configs inside."""
+    config._attn_implementation_internal = name
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """A model has a state that cannot be cropped."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def device_mesh(model: PreTrainedModel | None):
+    """The mesh that a model was loaded with; `None` without one."""
+    return getattr(model, "_device_mesh", None)
+
+
+def tensor_parallel_size(model: PreTrainedModel) -> int:
+    return getattr(model, "_tp_size", None) or 1
+
+
+def tied_weights(model: PreTrainedModel) -> set[str]:
+    """Names of weights that others are tied to."""
+    return set(model._tied_weights_keys or ())
+
+
+def from_config(model_class: type[PreTrainedModel], config: PretrainedConfig, **kwargs) -> PreTrainedModel:
+    """A model with new weights."""
+    return model_class._from_config(config, **kwargs)
+
+
+def loads(auto_class: Any, config: PretrainedConfig) -> bool:
+    """An auto class knows a model for this config."""
+    return type(config) in auto_class._model_mapping
+
+
+def project_to_logits(model, states: Tensor) -> Tensor:
+    """Logits of an MTP layer's states."""
+    return model._project_to_logits(states)
+
+
+def compile_on_all_devices(settings: Any) -> None:
+    """transformers compiles on accelerators alone, unless it is told otherwise."""
+    settings._compile_all_devices = True
+
+
+# ---- accelerate and PEFT
+
+
+def placement_hook(module: nn.Module):
+    """accelerate's hook of a module that is offloaded or spread over devices; `None` without one."""
+    return getattr(module, "_hf_hook", None)
+
+
+def has_placement_hook(module: nn.Module) -> bool:
+    """The hook is this very module's."""
+    return "_hf_hook" in vars(module)
+
+
+def hooked_forward(module: nn.Module):
+    """The `forward` that accelerate's hook is around."""
+    return vars(module)["_old_forward"]
+
+
+def set_hooked_forward(module: nn.Module, forward) -> None:
+    module._old_forward = forward
+
+
+#: attributes of PEFT's layers that say which adapter is on, and whether any is
+ACTIVE_ADAPTER, DISABLE_ADAPTERS = "_active_adapter", "_disable_adapters"
+
+
+def adapters_of(layer: Any) -> set[str]:
+    """Names of the adapters that a layer of PEFT's has."""
+    return set(layer._get_available_adapters())
+
+
+# ---- torch
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def has_own_storage(tensor: Tensor) -> bool:
+    """All of the memory that a tensor lies in is its own, and no other process has it."""
+    storage = tensor.untyped_storage()
+    return storage.nbytes() == tensor.nbytes and not storage.is_shared()
+
+
+def owners_of(tensor: Tensor) -> tuple[int, int, int]:
+    """References to a tensor: Python's, C++'s, and those to its storage; the caller's included."""
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
+
+
+def _owned_once() -> tuple[int, int, int]:
+    module = {"weight": torch.zeros(1)}
+    weight = dict.__getitem__(module, "weight")
+    assert has_own_storage(weight)
+    return owners_of(weight)
+
+
+#: `owners_of` a tensor that one dictionary and one name hold, counted on this Python and torch
+OWNED_ONCE = _owned_once() if hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count") else None
+
+
+def has_onednn_bf16() -> bool:
+    """oneDNN multiplies in bfloat16 on this processor."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """`module.compile()` was called."""
+    return module._compiled_call_impl is not None
+
+
+def mark_dynamic(tensor: Tensor, dimensions) -> None:
+    """torch.compile takes these sizes for ones that change."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimensions)
+
+
+def load_compiled_package(path: Path):
+    """torch's loader of a pass that was compiled ahead of time."""
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)

@@ -1,0 +1,230 @@
+"""What we touch of transformers' and torch's insides is there, and means what it meant. One test a name: it says what broke."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, LlamaConfig
+
+import hf_speculative
+from hf_speculative import hf_compat
+from tests.support import tiny
+
+PACKAGE = Path(hf_speculative.__file__).parent
+ROOM = PACKAGE / "hf_compat"
+#: what a file outside of the room may import of transformers' submodules: documented packages
+DOCUMENTED = {
+    "transformers.generation",
+    "transformers.integrations",
+    "transformers.utils",
+    "transformers.modeling_outputs",
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.llama()
+
+
+def prepared(model, ask):
+    """What `ask` gives of a call that `generate` has prepared."""
+    found = []
+
+    def hook(model, input_ids, generation_config, **kwargs):
+        found.append(ask(generation_config, kwargs))
+        return input_ids
+
+    model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, pad_token_id=7, custom_generate=hook)
+    return found[0]
+
+
+def test_the_padding_token_of_a_prepared_call(model):
+    assert prepared(model, lambda config, kwargs: hf_compat.pad_token(config)).item() == 7
+
+
+def test_a_cache_of_the_users(model):
+    assert prepared(model, lambda config, kwargs: hf_compat.is_given_by_user(kwargs.get("past_key_values"))) is False
+    cache = model(torch.tensor([[3, 4]]), use_cache=True).past_key_values
+    found = []
+    model.generate(
+        torch.tensor([[3, 4, 5]]),
+        past_key_values=cache,
+        max_new_tokens=1,
+        custom_generate=lambda model, input_ids, **kwargs: found.append(kwargs["past_key_values"]) or input_ids,
+    )
+    assert hf_compat.is_given_by_user(found[0])
+
+
+def test_keywords_of_caches():
+    assert "past_key_values" in hf_compat.CACHE_ARGUMENTS
+
+
+def test_columns_of_a_static_mask():
+    config = GenerationConfig()
+    assert hf_compat.mask_length(config, 5) == 5
+    config._mask_length = 9
+    assert hf_compat.mask_length(config, 5) == 9
+
+
+def test_a_loop_of_ones_own(model):
+    class Own(type(model)):
+        def _sample(self, *args, **kwargs):
+            pass
+
+    assert hasattr(GenerationMixin, "_sample")
+    assert not hf_compat.has_own_sampling_loop(model) and hf_compat.has_own_sampling_loop(Own(model.config))
+
+
+def test_the_prompts_pass_and_the_next_keywords(model):
+    ids = torch.tensor([[3, 4]])
+    kwargs = {"attention_mask": torch.ones_like(ids), "use_cache": True}
+    with torch.no_grad():
+        outputs = hf_compat.prefill(model, ids, GenerationConfig(), dict(kwargs))
+    after = hf_compat.updated_kwargs(model, outputs, kwargs, is_encoder_decoder=False)
+    assert after["attention_mask"].shape == (1, 3) and after["past_key_values"].get_seq_length() == 2
+
+
+def test_names_of_attentions():
+    config = LlamaConfig(attn_implementation="eager")
+    assert hf_compat.attention_name(config) == "eager" and hf_compat.attention_name(None) == ""
+    hf_compat.set_attention_name(config, "sdpa")
+    assert hf_compat.attention_name(config) == "sdpa"
+    hf_compat.set_own_attention_name(config, "eager")
+    assert hf_compat.attention_name(config) == "eager"
+    assert hf_compat.ALL_ATTENTION_FUNCTIONS["sdpa"] is hf_compat.sdpa_attention_forward
+
+
+def test_what_a_model_says_of_itself(model):
+    assert not hf_compat.is_recurrent(model) and hf_compat.device_mesh(model) is None
+    assert hf_compat.tensor_parallel_size(model) == 1 and hf_compat.tied_weights(model) <= set(model.state_dict())
+    assert type(hf_compat.from_config(type(model), model.config)) is type(model)
+    assert hf_compat.loads(AutoModelForCausalLM, model.config) and not hf_compat.loads(
+        AutoModelForSeq2SeqLM, model.config
+    )
+
+
+def test_hooks_of_accelerate(model):
+    accelerate = pytest.importorskip("accelerate")
+    layer = nn.Linear(2, 2)
+    assert not hf_compat.has_placement_hook(layer) and hf_compat.placement_hook(layer) is None
+    accelerate.hooks.add_hook_to_module(layer, accelerate.hooks.ModelHook())
+    assert hf_compat.has_placement_hook(layer) and hf_compat.placement_hook(layer) is not None
+    assert hf_compat.hooked_forward(layer).__func__ is nn.Linear.forward
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_adapters_of_peft(model):
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(tiny.llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    layer = next(module for module in wrapped.modules() if hasattr(module, "base_layer"))
+    assert hf_compat.adapters_of(layer) == {"default"}
+    assert {hf_compat.ACTIVE_ADAPTER, hf_compat.DISABLE_ADAPTERS} <= set(dir(layer))
+
+
+def test_versions_of_tensors():
+    tensor = torch.zeros(2)
+    before = hf_compat.version_of(tensor)
+    tensor.add_(1)
+    assert hf_compat.version_of(tensor) > before
+    with torch.inference_mode():
+        assert hf_compat.version_of(torch.zeros(1)) == 0
+
+
+def test_owners_of_tensors():
+    """On any Python: numbers are held against those of a tensor that is known to be held once."""
+    module = nn.Linear(2, 2)
+    parameters = dict(module._parameters)
+    del module
+
+    def seen():
+        weight = dict.__getitem__(parameters, "weight")
+        return hf_compat.has_own_storage(weight), hf_compat.owners_of(weight)
+
+    assert seen() == (True, hf_compat.OWNED_ONCE)
+    other = parameters["weight"]
+    assert seen() != (True, hf_compat.OWNED_ONCE), "a name"
+    other = other.detach()
+    assert seen() != (True, hf_compat.OWNED_ONCE), "a view"
+    del other
+    assert seen() == (True, hf_compat.OWNED_ONCE)
+    parameters["weight"] = nn.Parameter(torch.zeros(8)[:4])
+    assert not seen()[0], "a part of what it lies in"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiling():
+    layer = nn.Linear(2, 2)
+    assert not hf_compat.is_compiled(layer)
+    layer.compile()
+    assert hf_compat.is_compiled(layer)
+    assert callable(torch._dynamo.maybe_mark_dynamic) and hasattr(torch._C._aoti, "AOTIModelPackageLoader")
+    assert isinstance(hf_compat.has_onednn_bf16(), bool)
+
+
+def test_capturing_hidden_states():
+    assert callable(hf_compat.output_capturing.maybe_install_capturing_hooks)
+
+
+def test_layers_of_heads():
+    from hf_speculative.hf_compat import layers
+
+    assert all(issubclass(getattr(layers, name), nn.Module) for name in layers.__all__)
+
+
+def test_the_server():
+    pytest.importorskip("fastapi")
+    from hf_speculative.hf_compat import serving
+
+    for kind, methods in {
+        serving.DirectStreamer: ("put", "end", "cancel", "_enqueue"),
+        serving.BaseHandler: ("_validate_request", "_resolve_model", "_build_generation_config"),
+        serving.CompletionHandler: ("handle_request", "_non_streaming", "_build_chunk_sse"),
+        serving.ChatCompletionHandler: ("handle_request", "_non_streaming", "_build_chunk_sse"),
+    }.items():
+        assert not [name for name in methods if not hasattr(kind, name)], kind
+
+
+def submodules(path: Path) -> set[str]:
+    """Submodules of transformers, and private ones of torch, that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found |= {
+            name for name in names if name and (name.startswith("transformers.") or re.match(r"torch\..*\b_", name))
+        }
+    return found
+
+
+def test_other_rooms_import_what_is_documented():
+    """But for the compiler of passes, whose insides have one user, and the template that is written for repositories."""
+    own = {"models/exported.py"}
+    for path in PACKAGE.rglob("*.py"):
+        place = str(path.relative_to(PACKAGE))
+        if ROOM in path.parents or place in own or "custom_generate" in place:
+            continue
+        assert submodules(path) <= DOCUMENTED, place
+
+
+def test_few_names_are_touched():
+    names = {name for path in ROOM.glob("*.py") for name in touched(path)}
+    assert 30 < len(names) < 60, sorted(names)
+
+
+def touched(path: Path) -> set[str]:
+    """Names that the room takes from submodules, or that begin with an underscore."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("transformers."):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
+            found.add(node.attr)
+    return found
+
+
+if __name__ == "__main__":
+    print(sorted({name for path in ROOM.glob("*.py") for name in touched(path)}), file=sys.stdout)
