@@ -14,6 +14,8 @@ from ..models import (
     choose,
     eager_reason,
     fits_trees,
+    has_tested_modules,
+    is_tested_ragged,
     is_tested_universal,
     packing,
     prepared_inputs,
@@ -58,7 +60,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         return ModelReport(name, None), str(error)
     path = choose(model)
     with torch.no_grad():
-        if path.name == "ragged" and not example:
+        by_modules = is_tested_ragged(model, by_type=True) and not has_tested_modules(model)
+        if not example and (path.name == "ragged" or by_modules):
             deviation = ragged_deviation(model)
         else:
             deviation = universal_deviation(model, _example_inputs(model, argument, example), is_draft=True)
@@ -75,8 +78,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         )
         return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
     reason = (
-        f"`{argument}`: {name} {why}, and its logits change when its cache goes back (by {deviation:.2g} standard "
-        f"deviations){checks.quantised_inputs(model)}"
+        f"`{argument}`: {name} {why or 'does not fit its cache'}, and its logits change when its cache goes back (by "
+        f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
     )
     return ModelReport(name, None, why, deviation), reason
 

@@ -27,7 +27,7 @@ from .sharding import (
 from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
-from .verified_types import has_tested_modules, is_tested_universal
+from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
 
 __all__ = [
     "ATTENTION",
@@ -64,6 +64,7 @@ __all__ = [
     "inputs_for_draft",
     "is_sharded",
     "is_staged",
+    "is_tested_ragged",
     "is_tested_universal",
     "max_positions_of",
     "misfit_of_encoder",

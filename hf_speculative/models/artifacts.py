@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers

@@ -5,6 +5,7 @@ import sys
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..hf_compat import has_placement_hook
 from .packed_parameters import parameters_of
 
 #: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
@@ -169,14 +170,25 @@ FOREIGN_MODULES = ("transformers.integrations.", "torch.nn.quantized.", "torch.n
 def has_tested_modules(model: PreTrainedModel) -> bool:
     """Whether a model consists of what the tests of its type ran: no quantised weights, no layers of another library.
 
-    A layer that quantises its inputs computes a token otherwise beside other tokens, which a type's name does not tell.
+    A layer that quantises its inputs computes a token otherwise beside other tokens, which a type's name does not tell. Nor
+    does it tell of hooks on layers, or of a `forward` that replaces a class's.
     """
     packages = {f"{type(module).__module__}." for module in model.modules()}
     if any(name.startswith(FOREIGN_MODULES) or not name.startswith(TESTED_MODULES) for name in packages):
         return False
+    if any(_is_changed(module) for module in model.modules() if module is not model):
+        return False
     tensor = sys.modules.get("torch.distributed.tensor")  # sharding imports it
     kinds = (nn.Parameter,) if tensor is None else (nn.Parameter, tensor.DTensor)
     return all(type(weight) in kinds and weight.is_floating_point() for weight in parameters_of(model))
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Something was put around this very object's `forward`, by somebody else than the packages of `TESTED_MODULES`."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    packages = {f"{getattr(hook, '__module__', '')}." for hook in hooks}
+    is_replaced = "forward" in vars(module) and not has_placement_hook(module)
+    return is_replaced or any(not package.startswith(TESTED_MODULES) for package in packages)
 
 
 def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 MOST_STOPS, LONGEST_STOP = 4, 256
 #: characters of a prompt for each token that fits: more are refused unread
 CHARACTERS_PER_TOKEN = 32
+#: what logits can be divided by
+LEAST_TEMPERATURE = 1e-4
 #: parts of a message that any model reads
 TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -28,9 +30,11 @@ def _is_stop(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        key.isdecimal() and _is_number(bias, -100, 100) for key, bias in value.items()
-    )
+    return isinstance(value, dict) and all(_is_id(key) and _is_number(bias, -100, 100) for key, bias in value.items())
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 10
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
@@ -42,9 +46,13 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (lambda value: isinstance(value, str), "give the name of the model"),
     "prompt": (lambda value: isinstance(value, str), "give one text"),
     "stream": (lambda value: isinstance(value, bool), "give true or false"),
-    "temperature": (lambda value: is_finite(value) and value >= 0, "give a finite number, 0 or more"),
+    "temperature": (
+        lambda value: is_finite(value) and (value == 0 or value >= LEAST_TEMPERATURE),
+        f"give 0 for the likeliest tokens, or a finite number from {LEAST_TEMPERATURE:g} on",
+    ),
     "top_p": (lambda value: is_finite(value) and 0 < value <= 1, "give a number above 0, up to 1"),
-    "frequency_penalty": (lambda value: _is_number(value, -2, 2), "give a number from -2 to 2"),
+    # transformers' server makes a repetition penalty of it, 1 more, which has to be above 0
+    "frequency_penalty": (lambda value: _is_number(value, -1, 2) and value > -1, "give a number above -1, up to 2"),
     **dict.fromkeys(
         ("max_tokens", "max_completion_tokens", "max_output_tokens"),
         (lambda value: is_whole(value) and value >= 1, "give a whole number, 1 or more"),
@@ -77,6 +85,11 @@ def check_fields(body: dict[str, Any], most_characters: int, reads_text_alone: b
         if value is not None and not is_allowed(value):
             raise ValueError(f"`{name}={_shown(value)}`: {way_out}.")
     prompt = [body.get(name) for name in ("prompt", "messages", "input", "instructions")]
+    for text in _texts(prompt):
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(
+                "the prompt holds half of a character, a surrogate without its other one: send valid Unicode."
+            )
     num_characters = sum(map(len, _texts(prompt)))
     if num_characters > most_characters:
         raise ValueError(

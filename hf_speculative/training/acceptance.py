@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +29,7 @@ class Meter:
         prompts: ids of the held-out prompts.
         use: how the target will be sampled from; greedy decoding is measured in any case.
         num_draft_tokens: in every round.
+        most_seconds: of one way to decode: prompts that come later are left out, but for the first.
     """
 
     prompts: list[list[int]]
@@ -34,6 +38,7 @@ class Meter:
     max_new_tokens: int = 64
     batch_size: int = 8
     seed: int = 0
+    most_seconds: float = math.inf
 
     @property
     def ways(self) -> dict[str, SamplingParams]:
@@ -64,8 +69,12 @@ class Meter:
                     max_new_tokens=self.max_new_tokens,
                     **use.generate_kwargs,
                 )
-                for completion in completions:
-                    total += completion.statistics
+                started = time.monotonic()
+                with closing(completions):
+                    for completion in completions:
+                        total += completion.statistics
+                        if time.monotonic() - started > self.most_seconds:
+                            break
             found[name] = _summed(total)
         return found
 

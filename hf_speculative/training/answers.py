@@ -119,7 +119,7 @@ def answer(
         prompts: ids by index in the data set.
         watch: is told how many answers there are, of how many.
         share: rank and number of processes, each of which makes its own part in a journal of its own.
-        is_over: asked after each answer, but for the first `asked.batch_size`: what is missing then stays so.
+        is_over: asked before each part and after each answer, once there are `asked.batch_size`: what is missing stays so.
     """
     (rank, count), batch_size = share, asked.batch_size
     keys = [(index, sample) for sample in range(asked.per_prompt) for index in prompts][rank::count]
@@ -128,6 +128,8 @@ def answer(
     with journal.path.open("ab", buffering=0) as file:
         for first in range(0, len(keys), PART * batch_size):
             part = keys[first : first + PART * batch_size]
+            if num_done >= batch_size and is_over():
+                return
             if all(key in journal.found for key in part):
                 continue
             torch.manual_seed(asked.seed + first + 1_000_003 * rank)
@@ -135,7 +137,6 @@ def answer(
                 target,
                 [prompts[index] for index, _ in part],
                 batch_size=batch_size,
-                in_order=False,
                 max_new_tokens=asked.max_new_tokens,
                 **_drafting(target, asked.use),
                 **asked.use.generate_kwargs,

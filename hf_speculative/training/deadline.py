@@ -9,6 +9,8 @@ from transformers import TrainerCallback
 
 #: of a run's time, when answers end; of what is left after them, what measuring may take; and what is kept for writing
 ANSWERS, MEASURING, WRITING = 0.4, 0.3, 0.05
+#: of a run's time, the longest measurement of one way to decode
+MEASUREMENT = 0.1
 
 
 @dataclass
@@ -33,6 +35,11 @@ class Deadline:
     def has_passed(self, share: float) -> bool:
         """Whether this share of the time is over."""
         return self.seconds is not None and time.monotonic() - self.begun > share * self.seconds
+
+    @property
+    def of_a_measurement(self) -> float:
+        """Seconds that measuring one way to decode may take."""
+        return float("inf") if self.seconds is None else MEASUREMENT * self.seconds
 
     def num_answers(self, wanted: int, seconds: float) -> int:
         """Answers, of so many `seconds` each, that fit: of those `wanted`."""

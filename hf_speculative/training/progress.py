@@ -54,7 +54,7 @@ class Shown(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         length = (metrics or {}).get("eval_acceptance_length")
         if length is not None:
-            first = self.console.get("tokens a round", "").split(" ")[0]
+            first = self.told.get("tokens a round", "").split(" ")[0]
             self.told["tokens a round"] = f"{first} -> {length:.2f}" if first else f"{length:.2f}"
         self._tell()
 
@@ -67,4 +67,4 @@ class Shown(TrainerCallback):
             self.bar.set_description_str(name)
 
     def _tell(self) -> None:
-        self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in self.console.items()))
+        self.bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in self.told.items()))

@@ -197,9 +197,15 @@ class Run:
         )
         self.watch.part("answers of the target")
         prompts = dict(list(self.data.prompts.items())[:only])
-        path, watch = self.folder / ANSWERS, self.watch.answers
+        path, watch, had_all = self.folder / ANSWERS, self.watch.answers, self.before is not None
         found = answers_of_all(
-            self.target, prompts, asked, path, watch, self.processes, lambda: self.deadline.has_passed(ANSWERING)
+            self.target,
+            prompts,
+            asked,
+            path,
+            watch,
+            self.processes,
+            lambda: had_all or self.deadline.has_passed(ANSWERING),
         )
         self.examples = unique(found, settings.max_length)
 
@@ -312,6 +318,7 @@ class Run:
             max_new_tokens=min(64, settings.max_new_tokens),
             batch_size=settings.batch_size,
             seed=settings.seed,
+            most_seconds=self.deadline.of_a_measurement,
         )
 
     def notes(self, num_answers: int, num_steps: int) -> list[str]:

@@ -12,7 +12,7 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
 from hf_speculative.call.sources.early_exit import EarlyExitSource
-from hf_speculative.models import EarlyExitModel, verified_types
+from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
@@ -95,7 +95,7 @@ class CountColumns:
     """Context manager: how wide each pass of each decoder layer is, while it is open."""
 
     def __init__(self, model):
-        self.layers, self.widths = model.get_submodule(decoder_layers(model)), defaultdict(list)
+        self.model, self.layers, self.widths = model, model.get_submodule(decoder_layers(model)), defaultdict(list)
 
     def __enter__(self):
         def hook_for(index):
@@ -105,6 +105,11 @@ class CountColumns:
             layer.register_forward_pre_hook(hook_for(index), with_kwargs=True)
             for index, layer in enumerate(self.layers)
         ]
+        (
+            probe.fits_ragged(self.model),
+            probe.fits_early_exit(self.model, EXIT),
+        )  # a model with hooks on its layers is tried
+        self.widths.clear()
         return self
 
     def __exit__(self, *exception):

@@ -241,6 +241,11 @@ def test_sampled_without_a_seed_differs(client):
         ("frequency_penalty", 1e308),
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"5": 101}),
+        ("logit_bias", {"9" * 50: 1}),
+        ("logit_bias", {"\uff15": 1}),
+        ("temperature", 1e-320),
+        ("temperature", -1),
+        ("frequency_penalty", -1),
         ("suffix", "x"),
     ],
     ids=str,
@@ -250,9 +255,14 @@ def test_fields_that_cannot_be_honoured(field, value, client):
     assert response.status_code == 400 and f"`{field}=" in response.json()["error"]["message"], response.text
 
 
+def test_half_of_a_character(client):
+    response = client.post("/v1/completions", content=b'{"prompt": "a\\ud800"}', headers=JSON)
+    assert response.status_code == 400 and "send valid Unicode" in response.text
+
+
 def test_a_temperature_beyond_all_numbers(client):
     response = client.post("/v1/completions", content=b'{"prompt": "x", "temperature": 1e400}', headers=JSON)
-    assert response.status_code == 400 and "`temperature=inf`: give a finite number" in response.text
+    assert response.status_code == 400 and "`temperature=inf`: give 0 for the likeliest" in response.text
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])

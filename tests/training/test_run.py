@@ -1,6 +1,7 @@
 """Whole runs: from prompts to what `draft_model=` takes."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.training import arguments, deadline, prospects
+from hf_speculative.training import acceptance, arguments, deadline, prospects
 from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
@@ -321,6 +322,32 @@ def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monke
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
     assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
+
+
+def test_a_run_whose_time_cut_its_answers_goes_on_with_those(tokenizer, tmp_path, monkeypatch):
+    """Else what a store holds would be of other texts."""
+    machine, target = Machine(monkeypatch), tiny.llama()
+    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(1.0, 1.0))
+    settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 1})
+    watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0), shows_progress=True)
+    arguments = {"tokenizer": tokenizer, "store": tmp_path / "store", "max_steps": 2}
+    first = train(target, PROMPTS, tmp_path / "run", settings, watch=watch, **arguments)
+    again = train(target, PROMPTS, tmp_path / "run", settings, resume=True, **arguments | {"max_steps": 4})
+    assert first.data["num_answers"] == again.data["num_answers"] == 5
+
+
+def test_a_measurement_ends_in_time(monkeypatch):
+    target = tiny.llama()
+    prompts = [row["prompt"] for row in PROMPTS]
+    clock = iter(range(1000))
+    monkeypatch.setattr(acceptance.time, "monotonic", lambda: next(clock))
+    whole, some = (
+        Meter(prompts, SamplingParams(0.0), 3, max_new_tokens=6, batch_size=2, most_seconds=seconds)
+        for seconds in (math.inf, 2)
+    )
+    draft = tiny.noisy_copy(target)
+    counts = [meter.measure(target, draft)["greedy"].num_rounds for meter in (whole, some)]
+    assert 0 < counts[1] < counts[0]
 
 
 def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
