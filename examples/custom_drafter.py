@@ -1,4 +1,4 @@
-"""A drafter of your own: here one that knows a few idioms by heart. See docs/add-a-drafter.md.
+"""A drafter of your own: here one that knows a few idioms by heart. See docs/extend.md.
 
 python examples/custom_drafter.py
 """

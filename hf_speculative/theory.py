@@ -3,7 +3,7 @@
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
 functions of `acceptance_prob` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
-They are for whoever plans a pair, or studies one (docs/theory.md).
+They are for whoever plans a pair, or studies one (docs/draft-length.md).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> 
     `acceptance_prob` is `(gamma,)`, s_1 first; of estimates, the mean over rounds.
 
     Raises:
-        ValueError: survival does not have one dimension, or does not hold probabilities.
+        ValueError: `acceptance_prob` does not have one dimension, or does not hold probabilities.
     """
     if isinstance(acceptance_prob, Tensor):
         shape = tuple(acceptance_prob.shape)
@@ -141,7 +141,7 @@ def speedup_from_survival(
     """How many times faster than plain decoding: a round's tokens times `target_time`, over the time the round takes.
 
     Args:
-        survival: `(gamma,)`, s_1 first.
+        acceptance_prob: `(gamma,)`, s_1 first.
         draft_time: seconds to draft **all** gamma tokens.
         verify_time: seconds to score the gamma + 1 positions in one target pass, and to verify.
         target_time: seconds of a target pass over one token, which is what plain decoding takes per token.

@@ -130,8 +130,8 @@ def test_the_page_of_commands_is_theirs():
 
 
 def test_the_table_of_speedups_is_the_theory_s():
-    """docs/choose-a-draft.md: for a chance of being right and a cost, the best draft length and its speedup."""
-    lines = (DOCS / "choose-a-draft.md").read_text(encoding="utf-8").splitlines()
+    """docs/draft-length.md: for a chance of being right and a cost, the best draft length and its speedup."""
+    lines = (DOCS / "draft-length.md").read_text(encoding="utf-8").splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith("| | c = ")]
     costs = [float(cell.split("=")[1]) for cell in lines[start].split("|")[2:-1]]
     for line in lines[start + 2 : start + 7]:

@@ -74,7 +74,7 @@ _AS_CONFIGURED = (CALL, GENERATION_CONFIG, DRAFTS_OWN)
 _MODEL = Instance(("torch.nn:Module",), "a transformers model, or the name or folder of one")
 _DRAFTER = Instance(
     ("hf_speculative:Drafter", "hf_speculative:DraftSource"),
-    "an object of a subclass of hf_speculative.Drafter or hf_speculative.Source",
+    "an object of a subclass of hf_speculative.Drafter or hf_speculative.DraftSource",
 )
 _SCHEDULE = Instance(("hf_speculative:Schedule",), "an object of a subclass of hf_speculative.Schedule")
 _SCHEDULES = Name(
@@ -117,7 +117,7 @@ OPTIONS = (
            "together, in a list or as `suffix+ngram`; `auto` is `recycling+suffix` with longer copies.",
            is_source=True, page="no-draft-model.md#several-methods"),
     Option("drafter", _DRAFTER, (CONFIG,), "none",
-           "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="add-a-drafter.md"),
+           "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="extend.md"),
     # how much to draft
     Option("num_draft_tokens", WholeNumber(), (*_SETTING, GENERATION_CONFIG, DRAFTS_OWN), "chosen each round, by measured cost",
            "How many tokens to draft before the target checks them.",
@@ -143,15 +143,17 @@ OPTIONS = (
     Option("corpus", _CORPUS, _SETTING, "none",
            "What `method='suffix'` and `'auto'` copy from beside the text: files, folders, texts, or a store, which keeps "
            "answers.",
-           page="suffix.md"),
+           page="no-draft-model.md"),
     Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
-           "The longest run of tokens that `method='suffix'` and `'auto'` look for.", page="suffix.md"),
+           "The longest run of tokens that `method='suffix'` and `'auto'` look for.", page="no-draft-model.md"),
     Option("suffix_decoding_max_spec_factor", PositiveNumber(), _SETTING, "1.0",
-           "How many tokens `method='suffix'` drafts for each one that matched.", page="suffix.md"),
+           "How many tokens `method='suffix'` drafts for each one that matched.", page="no-draft-model.md"),
     Option("suffix_decoding_min_token_prob", Probability(), _SETTING, "0.1",
-           "A draft by `method='suffix'` goes on while all of it followed in at least this share of cases.", page="suffix.md"),
+           "A draft by `method='suffix'` goes on while all of it followed in at least this share of cases.",
+           page="no-draft-model.md"),
     Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
-           "How many of the model's finished answers `method='suffix'` and `'auto'` keep to copy from.", page="suffix.md"),
+           "How many of the model's finished answers `method='suffix'` and `'auto'` keep to copy from.",
+           page="no-draft-model.md"),
     Option("speculation_type", Name(("dflash",)), _AS_CONFIGURED, "found by the draft's config",
            "What kind of draft `draft_model` is; needed for nothing, checked where given.", page="self-drafting.md"),
     Option("tokenizer", _TOKENIZER, _SETTING, "what was attached",
@@ -174,7 +176,7 @@ OPTIONS = (
            "How draft tokens are chosen when sampling: `probabilistic`, drawn from the draft's distribution; `greedy`, its "
            "likeliest; `auto`, what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
     Option("allow_lossy", Flag(), (CONFIG,), "`False`",
-           "Accept a rule that does not declare itself lossless.", page="add-a-rule.md"),
+           "Accept a rule that does not declare itself lossless.", page="extend.md"),
     Option("reproducible", Flag(), _SETTING, "`False`",
            "When sampling, give token for token what plain decoding gives under the same seed.",
            without_draft=HOLDS, page="correctness.md"),

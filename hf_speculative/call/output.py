@@ -23,8 +23,8 @@ class Speculation:
 
     Attributes:
         from_draft: `(batch, new)` bool, which of the new tokens the draft had guessed.
-        survival: `(batch, new)` float, with what chance, given the draft, such a token was kept along with the draft tokens
-            before it; nan for the target's own tokens and after the end of a row.
+        acceptance_prob: `(batch, new)` float, with what chance, given the draft, such a token was kept along with those before
+            it; nan for the target's own tokens and after the end of a row.
         statistics: those of the call.
     """
 
@@ -64,7 +64,7 @@ class Rows:
 
     Attributes:
         new_tokens: of each row.
-        survival: for each of them `Verdict.acceptance_prob`, nan for the target's own.
+        acceptance_prob: for each of them `Verdict.acceptance_prob`, nan for the target's own.
     """
 
     def __init__(self, num_rows: int):

@@ -1,4 +1,4 @@
-"""Stage 1, draft: who guesses. One file for each drafter; see docs/add-a-drafter.md."""
+"""Stage 1, draft: who guesses. One file for each drafter; see docs/extend.md."""
 
 from .dflash import DFlash
 from .draft_model import DraftModel

@@ -26,7 +26,7 @@ class Row:
         text: the new tokens as text, without special tokens.
         prompt: the prompt as text; in plain calls only, since every prompt has one.
         pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
-        survival: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
+        acceptance_prob: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
         statistics: counts of this row; `None` for plain decoding.
     """
 

@@ -1,6 +1,6 @@
 """Batch inference on a cluster: a callable class that answers a batch of rows, made for actors of Ray Data.
 
-It imports no Ray: whatever hands over batches as columns can call it (docs/ray.md).
+It imports no Ray: whatever hands over batches as columns can call it (docs/data-sets.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which linear layers of a model run on packed weights, whether that is faster here, and keeping it so from call to call.
 
 `attach` packs, `detach` puts everything back. A layer that was asked for its plain weight in between is packed again when the
-next call begins. docs/packed-weights.md has the figures, and what was tried besides.
+next call begins. See docs/packed-weights.md.
 """
 
 from __future__ import annotations

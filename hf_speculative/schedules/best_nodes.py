@@ -9,6 +9,8 @@ from ..types import Batch, Costs, Round
 
 #: a round has to promise so many times the tokens per second of a plain step
 MARGIN = 1.05
+#: told where nothing is drafted
+NOTHING_PAYS = f"the likeliest tokens promise less than {MARGIN} times the tokens a second of a plain step"
 #: what was kept is held against what was promised, beside a first promise of so many tokens that was kept; old rounds fade
 TRUST_WEIGHT, MEMORY = 4.0, 0.97
 #: what a round without a draft forgets of the difference: a text may become predictable
@@ -67,6 +69,7 @@ class BestNodes(Schedule):
             if tokens / times[n] > best_speed:
                 best, best_speed = n, tokens / times[n]
         self.last = best
+        self.reason = None if best else NOTHING_PAYS
         if best:
             self.promised = MEMORY * self.promised + sum(sum(row[:best]) for row in chances)
         return [min(best, len(row)) for row in chances]

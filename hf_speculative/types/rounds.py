@@ -21,8 +21,8 @@ class Verdict:
     Attributes:
         num_accepted: `(batch,)` int64, how many draft tokens each row keeps.
         next_token: `(batch,)` int64, the token the target adds after them: bonus or correction.
-        survival: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an estimate
-            with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
+        acceptance_prob: `(batch, k)` float, the chance, given the draft, that each draft token and all before it are kept: an
+            estimate with less noise than the coins that were flipped. `None`: what was kept stands for it, as 0 and 1.
         path: `(batch, depth)` int64, which tokens of a tree each row keeps, in order; what stands beyond its `num_accepted` is
             filler. `None`: the first ones.
         chances: `(batch, 2)` float, summed over the positions of a chain that were reached: with what chance a token drawn from
@@ -43,7 +43,7 @@ class Appended:
     Attributes:
         tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
         num_drafted: draft tokens proposed.
-        survival: `Verdict.acceptance_prob` of the draft tokens, of a tree those on the path that was kept.
+        acceptance_prob: `Verdict.acceptance_prob` of the draft tokens, of a tree those on the path that was kept.
         chances: `Verdict.chances`, of all rows together.
     """
 
@@ -65,7 +65,7 @@ class Round:
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         scores: the same after every logits processor.
-        survival: for each draft token proposed, `Verdict.acceptance_prob`.
+        acceptance_prob: for each draft token proposed, `Verdict.acceptance_prob`.
     """
 
     rows: list[int]

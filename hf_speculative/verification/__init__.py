@@ -1,4 +1,4 @@
-"""Stage 3, accept: which draft tokens stay. One file for each rule; see docs/add-a-rule.md."""
+"""Stage 3, accept: which draft tokens stay. One file for each rule; see docs/extend.md."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def draw_next_token(
     Args:
         residual: `(batch, k, vocab)`, not normalised; a row of zeros, possible by rounding where p and q agree, means p.
         num_accepted: `(batch,)`.
-        survival: passed on, see `Verdict`.
+        acceptance_prob: passed on, see `Verdict`.
     """
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     bonus = target_probs[rows, num_accepted]

@@ -95,7 +95,7 @@ def test_layers_that_quantise_their_inputs(kind, how, torchao):
 
 
 def test_layers_that_quantise_each_token(torchao):
-    """Rounding falls otherwise for one token in a hundred: of a type whose ragged cache is known, no prompt is asked about it."""
+    """Rounding falls otherwise for one token in a hundred. Of a type whose ragged cache is known, no prompt is asked."""
     model = with_quantised_inputs(build("causal", "llama"), "own class, by token", torchao)
     for seed in range(4):
         inputs = prompts("causal", model, 1) | {

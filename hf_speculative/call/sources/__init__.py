@@ -1,4 +1,4 @@
-"""Where drafts come from, one file a source; see docs/add-a-source.md."""
+"""Where drafts come from, one file a source; see docs/extend.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter of the user's own: `SpeculativeConfig(drafter=...)` (docs/add-a-drafter.md)."""
+"""A drafter of the user's own: `SpeculativeConfig(drafter=...)` (docs/extend.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """lm-eval's `hf` model with a draft: the same scores, sooner.
 
 `generate_until` tasks are decoded speculatively; likelihoods need the target alone. Importing this module registers the model
-as `hf-speculative`; `python -m hf_speculative.integrations.lm_eval` is lm-eval's own command with it (docs/lm-eval.md).
+as `hf-speculative`; `python -m hf_speculative.integrations.lm_eval` is lm-eval's own command with it (docs/data-sets.md).
 """
 
 from __future__ import annotations
