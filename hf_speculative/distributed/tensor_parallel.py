@@ -4,8 +4,8 @@ Each rank runs the same rounds, and a pass of the model is the work of all of th
 differ in the last bit would make their decisions differ. So the first rank decides and tells the others: how much to draft,
 what was drafted, what was kept. A draft model that each rank holds whole is run by the first one only, for all.
 
-The messages are whole numbers and, for acceptance probabilities, a few floats: three small broadcasts a round, besides the two in
-each layer of a pass.
+The messages are whole numbers and, for acceptance probabilities, a few floats: three small broadcasts a round, besides the two
+in each layer of a pass.
 """
 
 from __future__ import annotations
