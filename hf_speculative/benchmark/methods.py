@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import ROWS
-from ..hf_compat import compile_on_all_devices
 from .fixtures import made_once, weights_of
 from .peers import economize, llama_cpp, missing_reason, openvino
 
@@ -53,6 +52,8 @@ class Method:
 
 def _compiled(pair: Pair, cell: Cell, call: dict[str, Any]):
     from transformers import CompileConfig
+
+    from ..hf_compat import compile_on_all_devices
 
     # transformers compiles by itself on a GPU only
     settings = CompileConfig(mode="reduce-overhead" if pair.device.type == "cuda" else "default")

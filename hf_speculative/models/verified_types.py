@@ -186,7 +186,9 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
 def _is_changed(module: nn.Module) -> bool:
     """Something was put around this very object's `forward`, by somebody else than the packages of `TESTED_MODULES`."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    packages = {f"{getattr(hook, '__module__', '')}." for hook in hooks}
+    packages = {
+        f"{getattr(getattr(hook, 'func', hook), '__module__', '')}." for hook in hooks
+    }  # of a partial, its function
     is_replaced = "forward" in vars(module) and not has_placement_hook(module)
     return is_replaced or any(not package.startswith(TESTED_MODULES) for package in packages)
 
