@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from .call.adapters import with_adapter, without_adapter
     from .call.configuration import SpeculativeConfig
     from .call.output import GenerateSpeculativeOutput
-    from .call.source import DraftSource
     from .call.statistics import RowStatistics, Statistics, record
     from .compatibility import Compatibility, check
+    from .drafting.source import DraftSource
     from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair
     from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
@@ -31,7 +31,7 @@ else:
             ".compatibility": ["Compatibility", "check"],
             ".call.configuration": ["SpeculativeConfig"],
             ".call.output": ["GenerateSpeculativeOutput"],
-            ".call.source": ["DraftSource"],
+            ".drafting.source": ["DraftSource"],
             ".embedded": ["embedded_pair"],
             ".drafting.suffix": ["SuffixStore"],
             ".evaluation": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],

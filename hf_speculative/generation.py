@@ -20,7 +20,6 @@ from transformers import GenerationMixin, PreTrainedModel
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
-from .call.model_state import forget
 from .call.option_table import ATTACHED_SOURCES, CALL, documented
 from .call.output import GenerateSpeculativeOutput
 from .call.packed import check_pack_weights, pack
@@ -28,6 +27,7 @@ from .call.preparation import checked, load_draft
 from .call.sources import go_together, is_configured, source_of
 from .call.statistics import Statistics
 from .models import modes_of_a_call, packing, pool
+from .models.model_state import forget
 from .types import Round
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 #: as the Hub takes it
 REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+#: joins the names of methods that guess together
+AND = "+"
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 #: the embedded models, as commands name them
 EMBEDDED = {"embedded": "target", "embedded/draft": "draft", "embedded/head": "head"}

@@ -6,8 +6,7 @@ import torch
 import transformers
 
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.call import model_state
-from hf_speculative.models import matmul_autotune, packing
+from hf_speculative.models import matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
 from tests.support import tiny

@@ -9,8 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.call.sources import mtp
-from hf_speculative.drafting import StringMatch, TokenIntersection
+from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
 from hf_speculative.models import EarlyExitModel, RaggedModel
 from hf_speculative.types import Batch
 from tests.architectures.check import build

@@ -120,8 +120,8 @@ def _packed_head(pair: Pair, kind: str) -> PreTrainedModel:
 
 
 def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
-    from ..call.model_state import keeping
     from ..generation import generate
+    from ..models.model_state import keeping
 
     with keeping(pair.target, {}):  # the same prompt comes again and again
         return generate(pair.target, **call, method=method)

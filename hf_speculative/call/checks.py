@@ -1,4 +1,4 @@
-"""Every error a user can meet, raised before the first forward: the argument, the value, the way out."""
+"""What can be said against a call, before its first forward: the argument, the value, the way out."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..hf_compat import CACHE_ARGUMENTS, has_own_sampling_loop, pad_token
+from ..drafting.source import DraftSource
+from ..hf_compat import CACHE_ARGUMENTS, pad_token
 from ..interfaces import Drafter
 from ..models import (
     Inputs,
     Path,
     artifacts,
     choose,
-    fits_universal,
-    has_tested_modules,
     states_unsupported_reason,
     weights_of_a_pass,
 )
+from ..models.checks import OTHERWISE as OTHERWISE
+from ..models.checks import check_model as check_model
+from ..models.checks import check_module as check_module
+from ..models.checks import check_type as check_type
+from ..models.checks import check_universal as check_universal
+from ..models.checks import quantised_inputs as quantised_inputs
+from ..models.checks import speculation_unsupported_reason as speculation_unsupported_reason
+from ..models.checks import unwrap as unwrap
+from ..models.model_state import kept_with
 from ..verification import rule_for
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given
-from .model_state import kept_with
-from .source import DraftSource
 from .statistics import Statistics
 
-_FORGETS = (
-    "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
-)
-_HEADS = "has an output layer for each position, a codebook each, and as many positions"
 #: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
 NEARLY_AS_DEAR = 1.1
 #: passes of a call without a draft, before that is told
 ENOUGH_PASSES = 48
-OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
 #: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
-    "csm_depth_decoder_model": _HEADS
-}
 
 
 def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> None:
@@ -152,73 +150,6 @@ def check_generation(
         )
 
 
-def unwrap(model, argument: str) -> PreTrainedModel:
-    """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
-    if model is not None:
-        check_module(model, argument)
-    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
-        if getattr(model.active_peft_config, "is_prompt_learning", False):
-            raise ValueError(
-                f"`{argument}`, of type {type(model).__name__}, prepends learned prompts, which the cache cannot hold: merge "
-                "it, or use a LoRA adapter."
-            )
-        return model.get_base_model()
-    return model
-
-
-def check_model(model, argument: str) -> None:
-    """Refuse, by name, a model that no cache of ours fits.
-
-    Raises:
-        TypeError: not a transformers model.
-        ValueError: what about it does not fit, and the way out.
-    """
-    check_type(model, argument)
-    reason = speculation_unsupported_reason(model)
-    if reason is not None:
-        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
-        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
-
-
-def check_type(model, argument: str) -> None:
-    """Refuse what is no transformers model at all."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(_no_model(model, argument))
-
-
-def check_module(model, argument: str) -> None:
-    """Refuse what is no model at all, such as the name of a target."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(_no_model(model, argument))
-
-
-def _no_model(model, argument: str) -> str:
-    way_out = (
-        "a transformers model that is loaded" if argument == "model" else "a transformers model, or the name of one"
-    )
-    return f"`{argument}` is of type {type(model).__name__}: pass {way_out}."
-
-
-def check_universal(model, inputs: Inputs, argument: str) -> None:
-    """Refuse a model whose logits change when its cache goes back on this very prompt; tried once a model."""
-    if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
-        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
-        where = ""
-        if inputs.hides_columns:
-            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
-        raise ValueError(
-            f"`{argument}`: {type(model).__name__} computes different logits for several tokens at once than for one at a "
-            f"time{where}{quantised_inputs(model)}, so a draft cannot be verified exactly: {way_out}."
-        )
-
-
-def quantised_inputs(model: PreTrainedModel) -> str:
-    """What makes logits depend on the shape of a pass, in a model whose layers are not those of its type."""
-    return (
-        "" if has_tested_modules(model) else ", as layers do that quantise their inputs (int8 weights alone are exact)"
-    )
-
-
 def check_source(source: DraftSource, model: PreTrainedModel) -> None:
     """Refuse a source of drafts that does not fit the target `model`."""
     if source.needs_ragged or source.reads_states:
@@ -302,15 +233,6 @@ def check_passes(config: SpeculativeConfig, source: DraftSource, model: PreTrain
             f"`{name}=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it "
             "out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
         )
-
-
-def speculation_unsupported_reason(model) -> str | None:
-    """What about `model` no cache of ours can take back; `None` if nothing is known."""
-    if not model.can_generate():
-        return "has no `generate`"
-    if has_own_sampling_loop(model):
-        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
-    return REFUSED_TYPES.get(model.config.model_type)
 
 
 def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..drafting.source import DraftSource
 from ..interfaces import Drafter, Rule, Schedule
 from .generation_settings import first_given
 from .option_table import CONFIG, checked, documented
-from .source import DraftSource
 
 
 @documented(CONFIG)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafting.source import DraftSource
 from ..hf_compat import mask_length
 from ..models import Inputs, misfit_of_encoder
 from .configuration import Options
-from .source import DraftSource
 
 
 def check_ids(kwargs: dict) -> None:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..drafting.source import DraftSource
 from ..models import Inputs, how_passes_run, is_sharded, max_positions_of
 from ..sampling.logits_processors import CONTEXT_FREE, Processors
 from ..types import Batch, Costs, NoDistribution
 from ..verification import rule_for
 from .configuration import Options
 from .parts import default_rule, make_ranks, make_sampler, may_branch, target_and_drafter
-from .source import DraftSource
 from .timed_rounds import TimedRounds
 from .timings import Budget, CostTable, Session, Timings, costs_of
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
+from ..names import AND
+
 #: so like another a name has to be that it is taken for a slip (`difflib`)
 CLOSE = 0.8
 NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
@@ -179,10 +181,6 @@ class Name:
             way_out = f": did you mean {meant!r}?" if meant else f"{self.otherwise}."
             raise ValueError(f"`{name}={value!r}` is not one of {', '.join(self.names)}{way_out}")
         return value
-
-
-#: between names in one string, as in files and on command lines
-AND = "+"
 
 
 @dataclass(frozen=True)

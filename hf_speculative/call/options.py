@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ..drafting.source import DraftSource
 from . import sources
 from .checks import check_settings
 from .configuration import Options, SpeculativeConfig
@@ -34,7 +35,6 @@ from .option_table import (
     unknown_reason,
 )
 from .option_types import shown
-from .source import DraftSource
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
 #: what says how much to draft, the schedule's name last

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..distributed.tensor_parallel import SingleProcess, ranks_of
+from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits, ragged_model
 from ..sampling.logits_processors import Processors
@@ -21,7 +22,6 @@ from ..verification import BlockVerification, Measured, SampledVerification, rul
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .output import output_names
-from .source import BuildContext
 
 
 def target_and_drafter(

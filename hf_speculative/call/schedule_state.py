@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
+from ..models.model_state import kept_with
 from .configuration import Options
-from .model_state import kept_with
 
 
 class ScheduleState:

@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
-from ..call.source import DraftSource
 from ..call.sources import source_of
 from ..call.statistics import without_nan
+from ..drafting.source import DraftSource
 from ..models import num_parameters
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call import checks
 from ..call.configuration import SpeculativeConfig
 from ..call.measured_costs import at_once
-from ..call.model_state import keeping
 from ..call.prompts import settings_of_rows
-from ..call.source import DraftSource
 from ..call.sources import SOURCES, source_of
 from ..call.statistics import Statistics
+from ..drafting.source import DraftSource
 from ..generation import generate_rounds
 from ..interfaces import Schedule
+from ..models.model_state import keeping
 from ..schedules import Constant
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Costs, Round

@@ -5,11 +5,31 @@ Each proposal is drawn from the draft's own processed distribution, and that ver
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
 
-from ..interfaces import CachedModel, Sampler, Schedule
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..models import (
+    TextModel,
+    UniversalModel,
+    checks,
+    choose,
+    fits_trees,
+    inputs_for_draft,
+    max_positions_of,
+    ragged_model,
+)
+from ..tokenizers.alignment import LOOKBEHIND, Translation
+from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
+from .given_model import GivenModelSource
+from .source import BuildContext
+from .string_match import StringMatch
+from .token_intersection import TokenIntersection
 
 
 class DraftModel(AutoregressiveDrafter):
@@ -92,3 +112,127 @@ class DraftModel(AutoregressiveDrafter):
             return [0] * len(num_tokens)
         longest = self.max_positions + 1 - max(lengths)
         return [min(n, longest) for n in num_tokens]
+
+
+LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
+
+
+@dataclass(frozen=True, eq=False)
+class DraftModelSource(GivenModelSource):
+    """A causal language model, or an encoder-decoder model for another one."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    vocabulary_mapping: str | None = None
+    target_lookbehind: int = LOOKBEHIND
+    assistant_lookbehind: int = LOOKBEHIND
+    in_call: Collection[str] = ()
+
+    method = "draft_model"
+    scores_levels = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.draft_tokenizer is not None and self.tokenizer is None:
+            raise ValueError(
+                "`draft_tokenizer` (or `assistant_tokenizer`) has no effect without `tokenizer`, to compare it with: give both "
+                "or neither."
+            )
+        if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
+            raise ValueError(
+                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
+                "give both, or leave it out."
+            )
+
+    @property
+    def cost_key(self) -> Hashable:
+        return super().cost_key, self.vocabulary_mapping
+
+    def check(self, model: PreTrainedModel) -> None:
+        checks.check_model(self.draft_model, "draft_model")
+
+    def check_ids(self, model: PreTrainedModel) -> None:
+        if self.draft_tokenizer is not None:
+            return
+        draft, size, draft_size = self.draft_model, _vocab_size(model), _vocab_size(self.draft_model)
+        way_out = "give `tokenizer=` and `draft_tokenizer=`, or use a draft with the target's tokenizer"
+        if not is_padding(size, draft_size):
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, "
+                f"more than padding explains, so that its ids mean other tokens: {way_out}."
+            )
+        if draft.config.is_encoder_decoder and not model.config.is_encoder_decoder:
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} is an encoder-decoder model and the target is not, and no such two are "
+                f"known to have one vocabulary: {way_out}."
+            )
+
+    def vocabulary(self, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
+        if self.tokenizer is None or self.draft_tokenizer is None:
+            return None
+        sizes = _vocab_size(model), _vocab_size(self.draft_model)
+        return compare_vocabularies(self.tokenizer, self.draft_tokenizer, *sizes, do_sample, self.vocabulary_mapping)
+
+    def drafter(self, call: BuildContext) -> Drafter:
+        draft = self.draft_model
+        strategy = self._strategy(call)
+        has_own_text = strategy != "same"
+        cached: CachedModel
+        if choose(draft, is_draft=True).name == "ragged" and (has_own_text or call.inputs.prompt.is_left_padded):
+            # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
+            cached = ragged_model(draft, True, compile=call.compile, cuda_graphs=call.cuda_graphs)
+        else:
+            cached = self._on_universal_path(call, has_own_text)
+        max_positions = max_positions_of(draft)
+        if not has_own_text:
+            drafter = DraftModel(cached, max_positions)
+            return self.in_trees(drafter) if cached.takes_trees and fits_trees(draft) else drafter
+        translation = Translation(
+            self.tokenizer,
+            self.draft_tokenizer,
+            _vocab_size(call.model),
+            _vocab_size(draft),
+            target_lookbehind=self.target_lookbehind,
+            draft_lookbehind=self.assistant_lookbehind,
+        )
+        return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
+
+    def _strategy(self, call: BuildContext) -> str:
+        """How the draft proposes, see `VocabularyMatch`.
+
+        Raises:
+            ValueError: it cannot, or an option for vocabularies that differ has no effect.
+        """
+        match = self.vocabulary(call.model, bool(call.inputs.generation_config.do_sample))
+        if match is not None and match.strategy is None:
+            raise ValueError(
+                f"`draft_model` cannot draft through `draft_tokenizer`: {match.reason}. Use another draft."
+            )
+        strategy = (match and match.strategy) or "same"
+        useless = [f"`{name}`" for name in LOOKBEHINDS if name in self.in_call]
+        if useless and strategy != "strings":
+            raise ValueError(
+                f"{' and '.join(useless)} has no effect on a draft that proposes tokens: leave it out, or set "
+                "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
+            )
+        return strategy
+
+    def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
+        draft = self.draft_model
+        if has_own_text and draft.config.is_encoder_decoder:
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} reads the prompt through an encoder, in another vocabulary than the "
+                "target's: use a draft with the target's tokenizer."
+            )
+        if call.inputs.input_ids.shape[1] == 0:
+            raise ValueError(
+                f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "
+                "`input_ids=` as well, or use another draft."
+            )
+        prepared = inputs_for_draft(draft, call.model, call.inputs, call.generate_kwargs, call.inputs_tensor)
+        checks.check_universal(draft, prepared, "draft_model")
+        return TextModel(draft) if has_own_text else UniversalModel(draft, prepared, clamp_ids=True)
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    return model.config.get_text_config(decoder=True).vocab_size

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..interfaces import CachedModel
+from ..interfaces import CachedModel, Drafter
 from ..models import AttentionLayers, exchanged, with_folded_attention
 from ..types import Batch
 from .autoregressive import AutoregressiveDrafter
+from .given_model import HeadSource
 
 
 class Gemma4Assistant(AutoregressiveDrafter):
@@ -76,3 +77,21 @@ class Gemma4Assistant(AutoregressiveDrafter):
         if self.attention.window is not None:
             visible["sliding_attention"] = (slots <= last) & (slots >= last - self.attention.window)
         self.masks = {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in visible.items()}
+
+
+class Gemma4AssistantSource(HeadSource):
+    method = "gemma4_assistant"
+    config_fields = ("backbone_hidden_size", "use_ordered_embeddings")
+    needs_ragged = True
+
+    def unsupported_reason(self, config) -> str | None:
+        own = self.draft_model.config
+        kinds = sorted(set(own.get_text_config(decoder=True).layer_types))
+        if config.hidden_size == own.backbone_hidden_size and {*kinds} <= {
+            *(getattr(config, "layer_types", None) or ())
+        }:
+            return None
+        return f"a Gemma 4 target of hidden size {own.backbone_hidden_size} with layers of type {', '.join(kinds)}"
+
+    def drafter_for(self, model: PreTrainedModel) -> Drafter:
+        return Gemma4Assistant(self.draft_model, model)

@@ -7,10 +7,16 @@ and occurs earlier is looked up, its most recent occurrence first, and the token
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
 
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft
 from .ngrams import NgramIndex
+from .proposers import Ngrams, Proposer
+from .source import BuildContext, DraftSource
+from .texts import GuessingSource
 
 
 class PromptLookup(Drafter):
@@ -41,3 +47,31 @@ class PromptLookup(Drafter):
         start, _ = self.indices[row].last_match(history)
         # A prompt may hold ids that have an embedding but no logit: those cannot be generated.
         return [t for t in history[start : start + num_tokens] if t < self.vocab_size]
+
+
+@dataclass(frozen=True)
+class PromptLookupSource(DraftSource):
+    num_draft_tokens: int
+    max_matching_ngram_size: int = 3
+
+    argument, method = "prompt_lookup_num_tokens", "ngram"
+
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
+        return (10,)
+
+    def drafter(self, call: BuildContext) -> Drafter:
+        return PromptLookup(self.max_matching_ngram_size)
+
+
+@dataclass(frozen=True)
+class NgramSource(GuessingSource):
+    """The same by vLLM's name, as far as it is likely to be right."""
+
+    given: str
+    max_matching_ngram_size: int = 3
+
+    method = "ngram"
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [Ngrams(self.max_matching_ngram_size)]

@@ -24,14 +24,14 @@ from transformers.generation import BaseStreamer
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import first_given, setting_of
-from ..call.model_state import keeping
 from ..call.output import Rows
 from ..call.preparation import prepare
 from ..call.prompts import padded
-from ..call.source import DraftSource
 from ..call.statistics import RowStatistics, Statistics
+from ..drafting.source import DraftSource
 from ..generation import attached_to, generate, generate_rounds
 from ..models import device_of
+from ..models.model_state import keeping
 from ..reports.timing import timed
 from ..sampling.copying import clone
 from ..tokenizers.pieces import Pieces

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import ATTACHED_SOURCES, DRAFTING, ROWS, SOURCES, checked
-from ..call.source import DraftSource
 from ..call.sources import arguments_with, source_of
+from ..drafting.source import DraftSource
 from ..generation import attached_to
 from .drafts import NamedDraft
 

@@ -173,14 +173,19 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
     A layer that quantises its inputs computes a token otherwise beside other tokens, which a type's name does not tell. Nor
     does it tell of hooks on layers, or of a `forward` that replaces a class's.
     """
-    packages = {f"{type(module).__module__}." for module in model.modules()}
+    kinds = set()
+    for module in model.modules():
+        kinds.add(type(module))
+        own = vars(module)  # looked up directly: there are hundreds of modules, and each call asks
+        has_more = "forward" in own or own["_forward_pre_hooks"] or own["_forward_hooks"]
+        if has_more and module is not model and _is_changed(module):
+            return False
+    packages = {f"{kind.__module__}." for kind in kinds}
     if any(name.startswith(FOREIGN_MODULES) or not name.startswith(TESTED_MODULES) for name in packages):
         return False
-    if any(_is_changed(module) for module in model.modules() if module is not model):
-        return False
     tensor = sys.modules.get("torch.distributed.tensor")  # sharding imports it
-    kinds = (nn.Parameter,) if tensor is None else (nn.Parameter, tensor.DTensor)
-    return all(type(weight) in kinds and weight.is_floating_point() for weight in parameters_of(model))
+    of_weights = (nn.Parameter,) if tensor is None else (nn.Parameter, tensor.DTensor)
+    return all(type(weight) in of_weights and weight.is_floating_point() for weight in parameters_of(model))
 
 
 def _is_changed(module: nn.Module) -> bool:

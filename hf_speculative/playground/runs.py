@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.configuration import SpeculativeConfig
-from ..call.model_state import keeping
 from ..call.option_table import ROWS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
+from ..models.model_state import keeping
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule

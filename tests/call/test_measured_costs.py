@@ -22,8 +22,8 @@ from transformers import (
 import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
-from hf_speculative.call.source import LENGTHS
 from hf_speculative.drafting import PromptLookup
+from hf_speculative.drafting.source import LENGTHS
 from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Constant
 from hf_speculative.types import Costs

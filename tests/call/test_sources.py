@@ -9,8 +9,8 @@ from transformers import GenerationConfig
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import sources
-from hf_speculative.call.sources.given_model import HeadSource
 from hf_speculative.drafting import DraftModel, PromptLookup, PromptSuffix, Recycling
+from hf_speculative.drafting.given_model import HeadSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny

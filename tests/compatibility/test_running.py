@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from hf_speculative.call.model_state import kept_with
 from hf_speculative.call.sources import source_of
 from hf_speculative.compatibility import running
 from hf_speculative.compatibility.running import Candidate, Limits, candidates, run_trials
+from hf_speculative.models.model_state import kept_with
 from tests.architectures.check import build
 from tests.support import tied
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, set_seed
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
-from hf_speculative.call.sources.early_exit import EarlyExitSource
+from hf_speculative.drafting.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch

@@ -444,7 +444,7 @@ def test_lookbehinds_are_honoured():
             seen.append((self.target_lookbehind, self.draft_lookbehind))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.call.sources.draft_model.Translation", Noted)
+        patch.setattr("hf_speculative.drafting.draft_model.Translation", Noted)
         kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, "strings")
         expected = target.generate(**prompts(tokenizer), do_sample=False, max_new_tokens=16)
         for lookbehinds in ({}, {"target_lookbehind": 3, "assistant_lookbehind": 2}):
@@ -463,7 +463,7 @@ def test_tokenizers_of_one_vocabulary_draft_as_without():
     with hs.record() as without:
         expected = hs.generate(TARGET, **kwargs)
     with hs.record() as stats, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.call.sources.draft_model.Translation", None)
+        patch.setattr("hf_speculative.drafting.draft_model.Translation", None)
         found = hs.generate(TARGET, **kwargs, tokenizer=TOKENIZER, assistant_tokenizer=longer)
     assert found.tolist() == expected.tolist()
     assert stats.num_accepted_draft_tokens == without.num_accepted_draft_tokens

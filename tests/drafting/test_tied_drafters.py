@@ -11,8 +11,17 @@ from transformers.cache_utils import DFlashCache, MtpCache
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import checks
-from hf_speculative.call.sources import mtp
-from hf_speculative.drafting import TIED_DRAFTERS, DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp
+from hf_speculative.drafting import (
+    TIED_DRAFTERS,
+    DFlash,
+    Eagle3,
+    EarlyExit,
+    Gemma4Assistant,
+    Mtp,
+    PEagle,
+    RecursiveMtp,
+    mtp,
+)
 from hf_speculative.drafting.autoregressive import AutoregressiveDrafter
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification

@@ -5,12 +5,12 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
-from hf_speculative.call.model_state import kept_with
 from hf_speculative.call.sources import source_of
-from hf_speculative.call.sources.mtp import MtpSource
 from hf_speculative.call.timings import PLAIN, Session, Timings
 from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
+from hf_speculative.drafting.mtp import MtpSource
+from hf_speculative.models.model_state import kept_with
 from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny

@@ -66,7 +66,7 @@ def recorded(monkeypatch):
     pool._kept.clear()
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
-    monkeypatch.setattr("hf_speculative.call.sources.draft_model.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.drafting.draft_model.ragged_model", make)
     return capture
 
 

@@ -223,7 +223,7 @@ def test_what_means_nothing_is_refused(target, draft, options, message):
 
 
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
-    from hf_speculative.call.sources import draft_model
+    from hf_speculative.drafting import draft_model
 
     monkeypatch.setattr(draft_model, "fits_trees", lambda model: model is not draft)
     same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)

@@ -1,4 +1,4 @@
-"""Where drafts come from, one file a source; see docs/extend.md."""
+"""Which source of drafts a call asks for; the sources lie in `drafting/`, a file each."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, cast
 
-from ..option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
-from ..option_types import AND
-from ..source import DraftSource
-from .auto import AutoSource
-from .dflash import DFlashSource, DSparkSource
-from .draft_model import DraftModelSource
-from .eagle3 import Eagle3Source, PEagleSource
-from .early_exit import EarlyExitSource
-from .gemma4_assistant import Gemma4AssistantSource
-from .hybrid import HybridSource
-from .mtp import MtpSource
-from .mtp_head import MtpHeadSource
-from .own_drafter import OwnDrafterSource
-from .prompt_lookup import NgramSource, PromptLookupSource
-from .recycling import RecyclingSource
-from .several import SeveralSource
-from .suffix import SuffixSource
-from .texts import GuessingSource
+from ..drafting.auto import AutoSource
+from ..drafting.dflash import DFlashSource, DSparkSource
+from ..drafting.draft_model import DraftModelSource
+from ..drafting.eagle3 import Eagle3Source, PEagleSource
+from ..drafting.early_exit import EarlyExitSource
+from ..drafting.gemma4_assistant import Gemma4AssistantSource
+from ..drafting.hybrid import HybridSource
+from ..drafting.mtp import MtpHeadSource, MtpSource
+from ..drafting.own_drafter import OwnDrafterSource
+from ..drafting.prompt_lookup import NgramSource, PromptLookupSource
+from ..drafting.recycling import RecyclingSource
+from ..drafting.several import SeveralSource
+from ..drafting.source import DraftSource
+from ..drafting.suffix.source import SuffixSource
+from ..drafting.texts import GuessingSource
+from ..names import AND
+from .option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[DraftSource], ...] = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...interfaces import Drafter
-from ..source import BuildContext, DraftSource
+from ..interfaces import Drafter
+from .source import BuildContext, DraftSource
 
 
 @dataclass(frozen=True, eq=False)

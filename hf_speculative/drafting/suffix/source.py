@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Proposer
-from .texts import TextSource
+from ..proposers import Proposer
+from ..texts import TextSource
 
 
 @dataclass(frozen=True, eq=False)

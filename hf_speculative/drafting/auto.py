@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Proposer
-from ..source import DraftSource
 from .mtp import MtpSource
+from .proposers import Proposer
 from .recycling import recycling_of
+from .source import DraftSource
 from .texts import TextSource
 
 

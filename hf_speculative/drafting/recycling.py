@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from ...drafting import Proposer, Recycling
-from ..model_state import kept_with
+from ..models.model_state import kept_with
+from .proposers import Proposer, Recycling
 from .texts import GuessingSource
 
 

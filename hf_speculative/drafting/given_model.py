@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from ...drafting.autoregressive import AutoregressiveDrafter
-from ...drafting.dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
-from ...hf_compat import attention_name
-from ...interfaces import Drafter, Schedule
-from ...models import ATTENTION
-from ...schedules import AdaptiveTree
-from ..source import BuildContext, DraftSource
+from ..hf_compat import attention_name
+from ..interfaces import Drafter, Schedule
+from ..models import ATTENTION
+from ..schedules import AdaptiveTree
+from .autoregressive import AutoregressiveDrafter
+from .dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
+from .source import BuildContext, DraftSource
 
 TREE_OPTIONS = ("tree_top_k", "tree_depth")
 #: the largest tree that the schedule "adaptive" considers, and the numbers of nodes that are timed for it, by levels

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from ...drafting import Proposer
-from ..option_types import AND
+from ..names import AND
+from .proposers import Proposer
 from .texts import GuessingSource
 
 

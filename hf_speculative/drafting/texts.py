@@ -11,13 +11,15 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...drafting import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, SuffixStore, TreeDrafter
-from ...interfaces import Schedule
-from ...models import num_logits
-from ...schedules import BestNodes
-from ...tokenizers.loading import tokenizer_of
-from ..model_state import kept_with
-from ..source import BuildContext, DraftSource
+from ..interfaces import Schedule
+from ..models import num_logits
+from ..models.model_state import kept_with
+from ..schedules import BestNodes
+from ..tokenizers.loading import tokenizer_of
+from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer
+from .source import BuildContext, DraftSource
+from .suffix import SuffixStore
+from .tree_drafter import TreeDrafter
 
 #: a file or folder, texts and files, or a store
 Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixStore"

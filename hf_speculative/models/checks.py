@@ -1,0 +1,96 @@
+"""Models that no cache of ours fits are refused by name: the argument, the reason, the way out."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..hf_compat import has_own_sampling_loop
+from .inputs import Inputs
+from .probe import fits_universal
+from .verified_types import has_tested_modules
+
+_FORGETS = (
+    "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
+)
+_HEADS = "has an output layer for each position, a codebook each, and as many positions"
+OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
+REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
+    "csm_depth_decoder_model": _HEADS
+}
+
+
+def unwrap(model, argument: str) -> PreTrainedModel:
+    """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
+    if model is not None:
+        check_module(model, argument)
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise ValueError(
+                f"`{argument}`, of type {type(model).__name__}, prepends learned prompts, which the cache cannot hold: merge "
+                "it, or use a LoRA adapter."
+            )
+        return model.get_base_model()
+    return model
+
+
+def check_model(model, argument: str) -> None:
+    """Refuse, by name, a model that no cache of ours fits.
+
+    Raises:
+        TypeError: not a transformers model.
+        ValueError: what about it does not fit, and the way out.
+    """
+    check_type(model, argument)
+    reason = speculation_unsupported_reason(model)
+    if reason is not None:
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
+
+
+def check_type(model, argument: str) -> None:
+    """Refuse what is no transformers model at all."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(_no_model(model, argument))
+
+
+def check_module(model, argument: str) -> None:
+    """Refuse what is no model at all, such as the name of a target."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(_no_model(model, argument))
+
+
+def _no_model(model, argument: str) -> str:
+    way_out = (
+        "a transformers model that is loaded" if argument == "model" else "a transformers model, or the name of one"
+    )
+    return f"`{argument}` is of type {type(model).__name__}: pass {way_out}."
+
+
+def check_universal(model, inputs: Inputs, argument: str) -> None:
+    """Refuse a model whose logits change when its cache goes back on this very prompt; tried once a model."""
+    if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
+        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
+        where = ""
+        if inputs.hides_columns:
+            where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
+        raise ValueError(
+            f"`{argument}`: {type(model).__name__} computes different logits for several tokens at once than for one at a "
+            f"time{where}{quantised_inputs(model)}, so a draft cannot be verified exactly: {way_out}."
+        )
+
+
+def quantised_inputs(model: PreTrainedModel) -> str:
+    """What makes logits depend on the shape of a pass, in a model whose layers are not those of its type."""
+    return (
+        "" if has_tested_modules(model) else ", as layers do that quantise their inputs (int8 weights alone are exact)"
+    )
+
+
+def speculation_unsupported_reason(model) -> str | None:
+    """What about `model` no cache of ours can take back; `None` if nothing is known."""
+    if not model.can_generate():
+        return "has no `generate`"
+    if has_own_sampling_loop(model):
+        return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
+    return REFUSED_TYPES.get(model.config.model_type)
