@@ -234,7 +234,7 @@ def train_target(out: Path, steps: int) -> None:
         lr_scheduler_kwargs={"num_decay_steps": steps // 5},
         warmup_steps=min(100, steps // 5),
         per_device_train_batch_size=16,
-        bf16=True,
+        bf16=steps > 100,  # slow on a processor without such products
         use_cpu=not torch.cuda.is_available(),
         logging_steps=25,
         eval_strategy="steps",
@@ -287,7 +287,10 @@ def train_draft(out: Path, name: str, steps: int | None) -> None:
     run = out / "runs" / name
     command = [sys.executable, "-m", "hf_speculative", "train", out / "target", "--head", head]
     settings = ["--steps", steps or enough, "--data", out / "texts.jsonl", "--answers", "answer"]
-    settings += ["--max-length", CONTEXT, "--batch-size", 8, "--dtype", "float32", "--output", run, "--resume", *more]
+    settings += ["--max-length", CONTEXT, "--batch-size", 8, "--dtype", "float32", "--output", run, *more]
+    settings += ["--resume"] if (run / "answers.jsonl").exists() or (run / "training.json").exists() else []
+    if steps is not None:  # a rehearsal, on any processor
+        settings = [one for one in settings if one != "--bf16"]
     subprocess.run([str(word) for word in (*command, *settings)], check=True)
     shutil.copytree(run, out / name, ignore=lambda folder, names: set(names) - KEPT)
     config, weights = out / name / "config.json", out / name / "model.safetensors"

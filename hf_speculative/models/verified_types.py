@@ -1,7 +1,5 @@
 """Model types whose caches the tests compare with plain `generate`, so that none of them needs to be tried at run time."""
 
-import sys
-
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -164,6 +162,8 @@ TESTED_UNIVERSAL = frozenset(
 
 #: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
 TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "peft.", "hf_speculative.")
+#: packages whose hooks move weights and leave what is computed alone
+HOOKING = ("torch._dynamo.", "accelerate.", "deepspeed.")
 FOREIGN_MODULES = ("transformers.integrations.", "torch.nn.quantized.", "torch.nn.quantizable.", "torch.nn.qat.")
 
 
@@ -183,9 +183,10 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
     packages = {f"{kind.__module__}." for kind in kinds}
     if any(name.startswith(FOREIGN_MODULES) or not name.startswith(TESTED_MODULES) for name in packages):
         return False
-    tensor = sys.modules.get("torch.distributed.tensor")  # sharding imports it
-    of_weights = (nn.Parameter,) if tensor is None else (nn.Parameter, tensor.DTensor)
-    return all(type(weight) in of_weights and weight.is_floating_point() for weight in parameters_of(model))
+    weights = list(parameters_of(model))
+    kinds = {type(weight) for weight in weights} - {nn.Parameter}
+    are_sharded = all(kind.__module__.startswith("torch.distributed.") for kind in kinds)
+    return are_sharded and all(weight.is_floating_point() for weight in weights)
 
 
 def _is_changed(module: nn.Module) -> bool:
@@ -195,7 +196,7 @@ def _is_changed(module: nn.Module) -> bool:
         f"{getattr(getattr(hook, 'func', hook), '__module__', '')}." for hook in hooks
     }  # of a partial, its function
     is_replaced = "forward" in vars(module) and not has_placement_hook(module)
-    return is_replaced or any(not package.startswith(TESTED_MODULES) for package in packages)
+    return is_replaced or any(not package.startswith((*TESTED_MODULES, *HOOKING)) for package in packages)
 
 
 def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:

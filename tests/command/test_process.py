@@ -111,7 +111,12 @@ def stopped(process, is_ready):
 def test_ctrl_c_while_it_imports(command, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("a\n")
-    args = {"generate": ["x"], "eval": ["--dataset", data], "export-generate": [tmp_path / "out"]}
+    args = {
+        "generate": ["x"],
+        "eval": ["--dataset", data],
+        "train": ["--data", data],
+        "export-generate": [tmp_path / "out"],
+    }
     args["export"] = ["head", tmp_path / "out"]
     args |= {name: [tmp_path / "eval.jsonl"] for name in ("card", "export-vllm")}
     process = start(command, *args.get(command, ()), before=STAY_IN_IMPORT)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hf_speculative.compatibility import answer, doctor, running
 from hf_speculative.compatibility.running import Limits
 from tests.support import fitted, tiny, tongues
 
-DOCS = Path(__file__).parents[2] / "docs" / "draft-heads.md"
 LETTERS = "".join(map(chr, range(0x41, 0x41 + tiny.VOCAB)))
 #: in letters, a token each
 PROMPTS = ["".join(LETTERS[i] for i in (5 + 3 * i, 9, 3 + 2 * i)) for i in range(12)]
@@ -59,16 +57,10 @@ def about_the_head(text):
     return "" if start < 0 else re.sub(r"\d+ %", "N %", " ".join(text[start:].split()))
 
 
-def shown_in_docs(name):
-    block = re.search(rf"```\n\$ hf-speculative check target {name}\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    return about_the_head(block.group(1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["good-head", "shifted-head", "wrong-head"])
-def test_what_the_docs_show_is_what_is_said(name, folder, monkeypatch):
+def test_what_is_said_of_a_head(name, folder, monkeypatch):
     said = verdict(folder, name, monkeypatch)
-    assert about_the_head(said) == shown_in_docs(name)
     found = {
         "good-head": not about_the_head(said),
         "shifted-head": f"with {IDS}={fitted.LAYERS}: the config is wrong" in said,
