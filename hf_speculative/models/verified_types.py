@@ -3,7 +3,6 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..hf_compat import has_placement_hook
 from .packed_parameters import parameters_of
 
 #: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
@@ -191,12 +190,10 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
 
 def _is_changed(module: nn.Module) -> bool:
     """Something was put around this very object's `forward`, by somebody else than the packages of `TESTED_MODULES`."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    packages = {
-        f"{getattr(getattr(hook, 'func', hook), '__module__', '')}." for hook in hooks
-    }  # of a partial, its function
-    is_replaced = "forward" in vars(module) and not has_placement_hook(module)
-    return is_replaced or any(not package.startswith((*TESTED_MODULES, *HOOKING)) for package in packages)
+    put = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    put += [vars(module)["forward"]] if "forward" in vars(module) else []
+    packages = {f"{getattr(getattr(one, 'func', one), '__module__', '')}." for one in put}  # of a partial, its function
+    return any(not package.startswith((*TESTED_MODULES, *HOOKING)) for package in packages)
 
 
 def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:
