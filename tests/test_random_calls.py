@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.placement import quantised, torchao_or_skip
 
 #: calls of the slow test, and those of the quick one
-MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 60
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 30
 #: calls of one test
 CHUNK = 60
 
