@@ -112,7 +112,7 @@ def next_lines(result: Trained) -> list[str]:
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
-    reading = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in data["reading"].items())
+    reading = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in data.get("reading", {}).items())
     source = f"--dataset {shlex.quote(data['source'])}{reading}"
     return [
         f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
