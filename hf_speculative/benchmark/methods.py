@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..call.option_table import ROWS
+from ..call.option_table import DRAFTS
 from .fixtures import made_once, weights_of
 from .peers import economize, llama_cpp, missing_reason, openvino
 
@@ -73,9 +73,10 @@ def _assisted(pair: Pair, call: dict[str, Any], **fields):
 
 
 def _ours(pair: Pair, call: dict[str, Any], **options):
+    from ..call.configuration import as_keywords
     from ..generation import generate
 
-    return generate(pair.target, **call, draft_model=pair.draft, **_tokenizers(pair), **options)
+    return generate(pair.target, **call, **as_keywords({"draft_model": pair.draft} | _tokenizers(pair) | options))
 
 
 def _tokenizers(pair: Pair) -> dict[str, Any]:
@@ -104,18 +105,21 @@ def _on_packed_weights(
 
 def _packed(pair: Pair):
     """A copy of the target that a copy of its draft is attached to."""
+    from ..call.configuration import SpeculativeConfig
     from ..generation import attach
 
     target, draft = copy.deepcopy((pair.target, pair.draft))
-    attach(target, draft, pack_weights="auto", compile=True, **_tokenizers(pair))
+    config = SpeculativeConfig(pack_weights="auto", compile=True, **_tokenizers(pair))
+    attach(target, draft, config=config)
     return target
 
 
 def _packed_head(pair: Pair, kind: str) -> PreTrainedModel:
+    from ..call.configuration import SpeculativeConfig
     from ..call.packed import pack
 
     head = copy.deepcopy(pair.head(kind))
-    pack(head, "auto", {"compile": True})  # as `attach` does
+    pack(head, SpeculativeConfig(pack_weights="auto", compile=True))  # as `attach` does
     return head
 
 
@@ -124,7 +128,7 @@ def _without_draft(pair: Pair, cell: Cell, call: dict[str, Any], method: str):
     from ..models.model_state import keeping
 
     with keeping(pair.target, {}):  # the same prompt comes again and again
-        return generate(pair.target, **call, method=method)
+        return generate(pair.target, **call, draft_model=method)
 
 
 def _with_head(pair: Pair, cell: Cell, call: dict[str, Any], kind: str):
@@ -222,11 +226,11 @@ METHODS = {
             Method(
                 f"no-draft-{name}",
                 partial(_without_draft, method=name),
-                f"hf_speculative without the draft, by `method={name!r}`",
+                f"hf_speculative without the draft, by `draft_model={name!r}`",
                 is_ours=True,
                 is_bounded=True,
             )
-            for name in getattr(ROWS["method"].type, "names", ())
+            for name in DRAFTS.methods
         ),
         *(
             Method(

@@ -112,7 +112,7 @@ class Runner:
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | None,
+        draft: Any,
         tokenizer: PreTrainedTokenizerBase,
         draft_tokenizer: PreTrainedTokenizerBase | None,
         setting: Setting,

@@ -29,7 +29,7 @@ from .processes import Processes
 from .progress import Shown
 from .results import Evaluation
 from .rows import Reader, read_rows
-from .settings import Setting, attached_sources, grid, with_baselines
+from .settings import Setting, grid, with_baselines
 
 #: keywords that settings, or the evaluation itself, decide
 OF_SETTINGS = dict.fromkeys((name for name in DRAFTING if not ROWS[name].is_source), "`options`") | {
@@ -121,10 +121,10 @@ def evaluate(
     model = checks.unwrap(model, "model")
     checks.check_model(model, "model")
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
-    drafts = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
     sources = {name: generate_kwargs.pop(name) for name in SOURCES if name in generate_kwargs}
+    drafts, methods = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
     if settings is None:
-        sources = sources or ({} if drafts else attached_sources(model))
+        sources |= {"draft_model": methods} if methods and (draft_model is not None or not sources) else {}
         settings = grid(drafts, sources, num_draft_tokens, temperatures, options)
     elif options or sources:
         raise ValueError(f"`{next(iter(sources), 'options')}` has no effect beside `settings`: give it in these.")

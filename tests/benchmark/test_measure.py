@@ -75,7 +75,7 @@ def test_packed_weights_are_of_copies(pair, monkeypatch):
     def without_compiling(target, draft, pack_weights, compile, **settings):
         assert compile is True and pack_weights == "auto"
         attached.append(target)
-        return attach(target, draft, pack_weights=True, **settings)
+        return attach(target, draft, config=hs.SpeculativeConfig(pack_weights=True), **settings)
 
     monkeypatch.setattr(hs.generation, "attach", without_compiling)
     cells = benchmark.sweep(batch=[1], context=[8], acceptance=[1.0, 0.0], num_draft_tokens=[2], temperature=[0.0])
