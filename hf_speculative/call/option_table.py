@@ -193,8 +193,9 @@ GROUPS = {
         Option("cuda_graphs", Flag(), _SETTING, "`False`",
                "On a CUDA device, capture the passes of both models once, and replay them."),
         Option("pack_weights", FlagOr("auto"), _SETTING, "`False`",
-               "Of an attached model on a CPU, keep the weights of linear layers in the order that the processor reads fastest, "
-               "in place of the plain ones, until `detach` or a read of `.weight`; 'auto' packs where that is faster here.",
+               "Of an attached model on a CPU, keep the weights of linear layers in the order that the processor reads "
+               "fastest, in place of the plain ones, until `detach` or a read of `.weight`; 'auto' packs where that is faster "
+               "here.",
                page="packed-weights.md"),
     ),
     "One call": (

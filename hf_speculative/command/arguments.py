@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ..call.option_table import DRAFTING, DRAFTS, ROWS, checked
-from ..names import check_name, place_of
+from ..names import EXAMPLES, check_name, place_of
 from ..reports.files import check_output
 
 if TYPE_CHECKING:
@@ -147,6 +147,15 @@ def naming(option: str, name: str) -> Iterator[None]:
         raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
 
 
+def loadable(name: str) -> str:
+    """The folder or repository that a name stands for: of an embedded model, of an example, or itself."""
+    if name not in EXAMPLES or Path(name).exists():
+        return place_of(name)
+    from ..embedded.examples import place_of_example
+
+    return place_of_example(name)
+
+
 def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedModel:
     """The model that an option names; `dtype` as its weights are stored, if empty."""
     import torch
@@ -154,7 +163,7 @@ def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedMod
     from ..models.loading import load_model
 
     with naming(option, name):
-        return load_model(place_of(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+        return load_model(loadable(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
 
 
 def load_draft_named(option: str, name: str, dtype: str, device: str) -> Any:
@@ -172,7 +181,7 @@ def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTra
 
     target = load_named(option, name, dtype, device)
     with naming(option, name):
-        return target, AutoTokenizer.from_pretrained(place_of(name), trust_remote_code=False)
+        return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
 
 
 def load_pair(
@@ -214,7 +223,7 @@ def load_pair(
     if draft_model is None:
         return target, None, tokenizer, None
     draft = load_draft_named(options[1], draft_model, dtype, device)
-    other = None if named is None else tokenizer_of_draft(place_of(named), tokenizer)
+    other = None if named is None else tokenizer_of_draft(loadable(named), tokenizer)
     return target, draft, tokenizer, other
 
 

@@ -16,12 +16,12 @@ from ..command.arguments import (
     from_table,
     load_draft_named,
     load_named,
+    loadable,
     naming,
     with_drafting_options,
 )
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
-from ..names import place_of
 
 #: what answers that run get to end in, after a signal to stop
 GRACE_SECONDS = 20
@@ -99,7 +99,7 @@ def serve(
         else:
             target = load_named("MODEL", model, dtype, device)
             with naming("MODEL", model):
-                processor = AutoProcessor.from_pretrained(place_of(model), trust_remote_code=False)
+                processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
         if draft_model:
             drafts["draft_model"] = load_draft_named("--draft-model", draft_model, dtype, device)
         name = name or (model.rstrip("/").split("/")[-1] if model else "embedded")
