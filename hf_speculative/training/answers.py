@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..evaluation.processes import Processes
 from ..reports import files
-from .distributions import SamplingParams
 from .examples import Example
+from .sampling_params import SamplingParams
 
 FORMAT = 2
 #: answers of a part, by rows that run together

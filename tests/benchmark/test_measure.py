@@ -72,10 +72,10 @@ def test_packed_weights_are_of_copies(pair, monkeypatch):
     """The pair keeps its plain weights, and other weights are packed anew."""
     attach, attached = hs.generation.attach, []
 
-    def without_compiling(target, draft, pack_weights, compile, **settings):
-        assert compile is True and pack_weights == "auto"
+    def without_compiling(target, draft, config):
+        assert config.compile is True and config.pack_weights == "auto"
         attached.append(target)
-        return attach(target, draft, config=hs.SpeculativeConfig(pack_weights=True), **settings)
+        return attach(target, draft, config=hs.SpeculativeConfig(pack_weights=True))
 
     monkeypatch.setattr(hs.generation, "attach", without_compiling)
     cells = benchmark.sweep(batch=[1], context=[8], acceptance=[1.0, 0.0], num_draft_tokens=[2], temperature=[0.0])
