@@ -30,7 +30,8 @@ def train_command(
         typer.Option(
             "--data",
             "--dataset",
-            help="Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name.",
+            help="Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name. Default: the "
+            "target writes its own.",
         ),
     ] = None,
     output: Annotated[
@@ -103,26 +104,34 @@ def train_command(
 ) -> None:
     """Train a draft for your model: a head or a small model that guesses what it will write.
 
-    Needs prompts, nothing else:  hf-speculative train Qwen/Qwen3-8B --data prompts.jsonl --output my-head
+    Needs nothing else:  hf-speculative train Qwen/Qwen3-8B --output my-head
+
+    On your own prompts, which is better:  hf-speculative train Qwen/Qwen3-8B --data prompts.jsonl
 
     How long, how much memory?  hf-speculative train Qwen/Qwen3-8B --data prompts.jsonl --dry-run
 
     A small model that drafts already, for a fine-tuned target:  hf-speculative train my-finetune --data prompts.jsonl
     --head draft:Qwen/Qwen3-0.6B --lora-rank 16 --minutes 10
 
-    Nothing to download but prompts:  hf-speculative train --data prompts.jsonl --head layers:2 --minutes 2
+    Nothing to download:  hf-speculative train --head layers:2 --minutes 2
 
     Several GPUs:  accelerate launch -m hf_speculative train my-model --data prompts.jsonl
 
-    The target answers the prompts first, since a draft has to learn what its target writes. Then the draft learns from the
-    target's distributions. Before, in between and after, acceptance is measured by real decoding of prompts that were held
-    out, and the best checkpoint is kept. You may stop at any time: --resume goes on. The folder then works as draft_model=, and
-    the target's output stays exactly what it is without.
+    The target answers the prompts first, since a draft has to learn what its target writes. Without data it writes the prompts
+    as well, as a user would in its chat template. Then the draft learns from the target's distributions. Before, in between and
+    after, acceptance is measured by real decoding of prompts that were held out, and the best checkpoint is kept. You may stop
+    at any time: --resume goes on. The folder then works as draft_model=, and the target's output stays exactly what it is
+    without.
     """
     begun = time.monotonic()
     if data is None:
-        raise ValueError("--data is missing: name a file, a folder or a Hub data set with prompts.")
-    check_data("--data", data)
+        told = {"--template": template, "--answers": answers, "--split": split, "--config": config, "--limit": limit}
+        if idle := [option for option, value in told.items() if value is not None]:
+            raise ValueError(
+                f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set with prompts."
+            )
+    else:
+        check_data("--data", data)
     check_models(TARGET=target)
     if resume and not output.exists():
         raise ValueError(

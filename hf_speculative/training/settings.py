@@ -52,6 +52,9 @@ class Settings:
         f"Time of the whole run: answers, measuring and training, as many as fit. Default, without steps: {MINUTES:g}.",
         above=0,
     )
+    num_prompts: int = setting(
+        512, "Prompts that the target writes itself, where no data is given.", least=2, panel=WHERE
+    )
     held_out: int = setting(16, "Prompts to measure on, which are not learned from.", least=1, panel=WHERE)
     max_new_tokens: int = setting(256, "The most tokens of an answer.", least=1, panel=WHERE)
     answers_per_prompt: int = setting(1, "Answers sampled to each prompt: more to learn from.", least=1, panel=WHERE)
