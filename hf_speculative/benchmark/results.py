@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..call.statistics import Statistics, without_nan
-from ..reports.speedup import Speedup, Work, quartiles
+from ..measuring.speedup import Speedup, Work, quartiles
 from .cells import Cell
 from .pairs import Calibration
 from .passes import Passes, theoretical_speedup

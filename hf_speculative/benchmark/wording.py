@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..measuring.speedup import Speedup, remarks
 from ..reports.formats import number, percent, plural, significant, times
-from ..reports.speedup import Speedup, remarks
 from .cells import AXES
 from .passes import Passes
 from .results import STAGES, CellResult, MethodResult, Report

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..evaluation import Evaluation, Setting, Totals
-from ..reports.speedup import Speedup
+from ..measuring import Evaluation, Setting, Totals
+from ..measuring.speedup import Speedup
 from .pairing_file import is_hub_name
 
 #: endings of files that hold prompts

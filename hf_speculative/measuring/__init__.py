@@ -1,0 +1,25 @@
+"""Measure drafts against plain decoding on the same prompts: which draft, how many tokens, and how much it brings."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .recommendation import Recommendation
+    from .results import Evaluation
+    from .run import evaluate
+    from .settings import Setting
+    from .totals import Totals
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            ".recommendation": ["Recommendation"],
+            ".results": ["Evaluation"],
+            ".run": ["evaluate"],
+            ".settings": ["Setting"],
+            ".totals": ["Totals"],
+        },
+    )
+
+__all__ = ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"]
