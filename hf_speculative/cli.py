@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from .benchmark.cli import bench
 from .command.arguments import help_of
 from .command.terminal import clean_exits
 from .compatibility.cli import check
 from .compilation.cli import compile_command
 from .hub import cli as hub
+from .measuring.commands.bench import bench
 from .measuring.commands.evaluate import eval_command
 from .measuring.commands.generate import generate
 from .playground.cli import playground

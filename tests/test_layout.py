@@ -103,7 +103,7 @@ def test_models_are_loaded_in_one_place():
     assert places == {("loading.py", "auto_class"), ("layout.py", "kind"), ("mtp.py", "_mtp_class()")}
 
 
-@pytest.mark.parametrize("name", ["", ".benchmark", ".measuring", ".training"])
+@pytest.mark.parametrize("name", ["", ".measuring", ".training"])
 def test_lazy_names_are_listed_and_known_to_type_checkers(name):
     package = importlib.import_module(f"hf_speculative{name}")
     assert set(package.__all__) <= set(dir(package))
@@ -118,5 +118,5 @@ def test_lazy_names_are_listed_and_known_to_type_checkers(name):
 
 
 def test_rooms_can_be_reached_from_the_package():
-    for room in ("theory", "benchmark", "integrations"):
+    for room in ("theory", "measuring", "integrations"):
         assert getattr(hf_speculative, room).__name__ == f"hf_speculative.{room}"

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .calls import Decoded
     from .recommendation import Recommendation
     from .results import Evaluation
+    from .rivals import Rival
     from .run import evaluate
     from .settings import Setting
     from .totals import Totals
@@ -14,12 +16,14 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            ".calls": ["Decoded"],
             ".recommendation": ["Recommendation"],
             ".results": ["Evaluation"],
+            ".rivals": ["Rival"],
             ".run": ["evaluate"],
             ".settings": ["Setting"],
             ".totals": ["Totals"],
         },
     )
 
-__all__ = ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"]
+__all__ = ["Decoded", "Evaluation", "Recommendation", "Rival", "Setting", "Totals", "evaluate"]

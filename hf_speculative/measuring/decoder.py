@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -24,7 +24,6 @@ from transformers.generation import BaseStreamer
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import first_given, setting_of
-from ..call.output import Rows
 from ..call.preparation import prepare
 from ..call.prompts import padded
 from ..call.statistics import RowStatistics, Statistics
@@ -32,12 +31,13 @@ from ..drafting.source import DraftSource
 from ..generation import attached_to, generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
-from ..reports.timing import timed
 from ..sampling.copying import clone
 from ..tokenizers.pieces import Pieces
 from ..types import Round
+from .calls import Decoded, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
+from .rivals import Rival
 from .settings import Setting
 
 #: fields of a generation config that say how much to draft
@@ -53,7 +53,9 @@ class Decoder:
     Attributes:
         kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
         seed: batch b is sampled with seed + b, under every setting.
-        kept: what the sources of each setting keep from call to call, which no other setting's texts add to.
+        rivals: by name.
+        forgets: sources keep nothing from call to call, for prompts that come again.
+        kept: what the sources of each setting keep else, which no other setting's texts add to.
     """
 
     target: PreTrainedModel
@@ -61,6 +63,8 @@ class Decoder:
     drafts: Mapping[str, NamedDraft]
     kwargs: dict[str, Any]
     seed: int
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
+    forgets: bool = False
     kept: dict[Setting, dict] = field(default_factory=dict)
 
     def check(self, setting: Setting) -> None:
@@ -69,40 +73,66 @@ class Decoder:
         Raises:
             ValueError, TypeError: as `generate`.
         """
-        if not setting.is_plain:
+        if setting.is_ours:
             check_source(self._source(setting), self.target)
             prepare(self.target, self._kwargs(setting), *attached_to(self.target))
 
     def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
-        """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here."""
-        few = {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
-        if self.kwargs.get("min_new_tokens") is not None:
+        """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here.
+
+        Where prompts come again, it runs to the end: what is compiled or captured may depend on the length.
+        """
+        few = {} if self.forgets else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
+        if few and self.kwargs.get("min_new_tokens") is not None:
             few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
+        call = self._inputs(prompts) | self._kwargs(setting) | few
         with self._seeded(0), keeping(self.target, {}):
-            generate(self.target, **self._inputs(prompts), **self._kwargs(setting) | few)
+            if setting.is_ours:
+                generate(self.target, **call)
+            else:
+                self._without_us(setting, call)
 
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
         """Decodes the prompts under the setting, timed."""
-        inputs, kwargs = self._inputs(prompts), self._kwargs(setting)
-        with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
-            if not setting.is_plain:
-                (found, counts), seconds = timed(lambda: _all_rounds(self.target, inputs | kwargs), self.target.device)
-                rows = map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows)
-                return Call(setting.name, batch, seconds, list(rows), counts)
-            ends = Ends([*(kwargs.get("stopping_criteria") or ()), *self._stop_strings()])
-            if ends.criteria:
-                kwargs |= {"stopping_criteria": StoppingCriteriaList([ends]), "stop_strings": None}
-            sequences, seconds = timed(lambda: generate(self.target, **inputs, **kwargs), self.target.device)
-        width = 1 if self.target.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        new = sequences[:, width:].tolist()
-        lengths = [ends.by_row.get(row, math.inf) - width for row in range(len(new))]
-        return Call(setting.name, batch, seconds, list(map(self._plain_row, indices, new, lengths, prompts)))
+        call = self._inputs(prompts) | self._kwargs(setting)
+        with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak:
+            if setting.is_ours:
+                found, counts, decoded = all_rounds(self.target, call)
+                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
+            else:
+                counts, decoded = None, self._without_us(setting, call)
+                rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
+        # Costs are measured in the first few calls only, which is not what a few repeats should tell.
+        probe = counts.seconds["probe"] if counts is not None and self.forgets else 0.0
+        first = None if decoded.first_seconds is None else decoded.first_seconds - probe
+        passes = None if setting.rival is None else decoded.num_target_passes
+        return Call(
+            setting.name,
+            batch,
+            decoded.seconds - probe,
+            rows,
+            counts,
+            first_seconds=first,
+            num_first_tokens=decoded.num_first_tokens,
+            num_passes=passes,
+            peak_bytes=peak.num_bytes,
+        )
+
+    def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
+        criteria = [*(call.get("stopping_criteria") or ()), *self._stop_strings()]
+        call |= {"stopping_criteria": criteria, "stop_strings": None}
+        if setting.rival is not None:
+            return self.rivals[setting.rival].decode(call)
+        return timed_generate(partial(generate, self.target), self.target, call)
+
+    def _kept(self, setting: Setting) -> dict:
+        return {} if self.forgets else self.kept.setdefault(setting, {})
 
     def rounds(
         self, setting: Setting, batch: int, prompts: list[list[int]]
     ) -> Generator[tuple[Round, Statistics], None, None]:
         """The same with a draft, a round at a time as it is asked for."""
-        with self._seeded(batch), keeping(self.target, self.kept.setdefault(setting, {})):
+        with self._seeded(batch), keeping(self.target, self._kept(setting)):
             yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
 
     def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
@@ -137,6 +167,8 @@ class Decoder:
     def _kwargs(self, setting: Setting) -> dict[str, Any]:
         if setting.is_plain:
             return self._own_kwargs() | setting.generate_kwargs | {"draft_model": None}
+        if setting.rival is not None:
+            return self._own_kwargs() | setting.generate_kwargs
         draft = {} if setting.draft is None else self.drafts[setting.draft].generate_kwargs
         return self._own_kwargs() | self._length_of(setting) | setting.generate_kwargs | draft
 
@@ -188,11 +220,10 @@ class Decoder:
         chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
         return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
 
-    def _plain_row(self, index: int, ids: list[int], length: float, prompt: list[int]) -> Row:
-        """Plain output up to its end. Rows that are done are padded, or run on if there is no end token."""
+    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
+        """A row up to its end token. Rows that are done are padded."""
         eos = _as_list(self._given("eos_token_id"))
-        length = min(length, next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids)))
-        ids = ids[: int(length)]
+        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
         return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
 
     def _text(self, ids: list[int]) -> str:
@@ -202,13 +233,6 @@ class Decoder:
         """The text that each token adds; joined, they are the whole text."""
         pieces = Pieces(self._text)
         return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
-
-
-def _all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics]:
-    rows = Rows(len(call["input_ids"]))
-    for round, counts in generate_rounds(target, **call):  # noqa: B007, the last counts are whole
-        rows.follow(round)
-    return rows, counts
 
 
 class Arrivals(BaseStreamer):
@@ -225,21 +249,6 @@ class Arrivals(BaseStreamer):
 
     def end(self) -> None:
         pass
-
-
-class Ends(StoppingCriteria):
-    """All of `criteria` as one, which notes the width `by_row` at which they ended a row."""
-
-    def __init__(self, criteria: list[StoppingCriteria]):
-        self.criteria = StoppingCriteriaList(criteria)
-        self.by_row: dict[int, int] = {}
-
-    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        done = self.criteria(input_ids, scores, **kwargs)
-        for row, is_done in enumerate(done.tolist()):
-            if is_done:
-                self.by_row.setdefault(row, input_ids.shape[1])
-        return done
 
 
 def _as_list(ids) -> list[int]:

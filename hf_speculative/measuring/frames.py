@@ -20,6 +20,9 @@ def of_setting(totals: Totals) -> dict[str, Any]:
     """Flat figures of a setting: lists are left out, scores are columns of their own."""
     values = totals.to_dict()
     counts, scores, spread = values.pop("statistics") or {}, values.pop("scores"), values.pop("speedup_interval", None)
+    decoding, over = values.pop("decoding") or {}, values.pop("over")
+    values |= {"decoding_speedup": decoding.get("median")}
+    values |= {f"speedup_over_{name}": found["median"] for name, found in over.items()}
     low, high = spread or (None, None)
     about = {"setting": values.pop("setting"), "temperature": totals.setting.temperature}
     flat = {name: value for name, value in counts.items() if isinstance(value, (int, float)) or value is None}

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..call.statistics import RowStatistics, Statistics, without_nan
 from ..reports import files
 from .speedup import Work
 
-#: 3: chances are called `acceptance_prob`
-FORMAT = 3
+#: 4: calls have the time of their first tokens; settings may be rivals'
+FORMAT = 4
 
 
 @dataclass
@@ -57,6 +57,10 @@ class Call:
         seconds: wall time.
         rows: its prompts.
         statistics: counts and times of the whole call, its `rows` left to the rows here; `None` for plain decoding.
+        first_seconds: until the first new tokens were there; `None` if unknown.
+        num_first_tokens: how many these were, of all rows.
+        num_passes: target passes that a rival counted, 0 where it counted none; `None` for others.
+        peak_bytes: on a GPU, the most that was allocated meanwhile beyond what was there before.
     """
 
     setting: str
@@ -64,6 +68,10 @@ class Call:
     seconds: float
     rows: list[Row]
     statistics: Statistics | None = None
+    first_seconds: float | None = None
+    num_first_tokens: int = 0
+    num_passes: int | None = None
+    peak_bytes: int | None = None
 
     @property
     def num_new_tokens(self) -> int:
@@ -74,6 +82,8 @@ class Call:
         """Plain decoding runs one pass for each token of its longest row."""
         if self.statistics is not None:
             return self.statistics.num_target_forwards
+        if self.num_passes is not None:
+            return self.num_passes
         return max((len(row.new_ids) for row in self.rows), default=0)
 
     @property
@@ -81,6 +91,15 @@ class Call:
         counts = self.statistics
         num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
         return Work(self.num_new_tokens, self.seconds, num_row_passes)
+
+    @property
+    def decoding(self) -> Work | None:
+        """The work after the first tokens: without the prompt's pass and set-up. `None` where their time is unknown."""
+        if self.first_seconds is None:
+            return None
+        whole = self.work
+        num_row_passes = max(0, whole.num_row_passes - len(self.rows))
+        return Work(whole.num_tokens - self.num_first_tokens, whole.seconds - self.first_seconds, num_row_passes)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:
@@ -117,6 +136,17 @@ class Difference:
     logit_gap: float | None
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A setting that could not be measured, and why."""
+
+    setting: str
+    message: str
+
+
+Entry: TypeAlias = "Call | BadRow | Difference | Failure"
+
+
 @dataclass
 class Journal:
     """All that is known of an evaluation.
@@ -127,6 +157,7 @@ class Journal:
         bad_rows: by index.
         differences: by setting and index.
         scores: for each setting's name, the task scores of all its texts.
+        failures: by setting.
     """
 
     header: dict[str, Any]
@@ -134,8 +165,9 @@ class Journal:
     bad_rows: dict[int, BadRow] = field(default_factory=dict)
     differences: dict[tuple[str, int], Difference] = field(default_factory=dict)
     scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
 
-    def add(self, entry: Call | BadRow | Difference) -> None:
+    def add(self, entry: Entry) -> None:
         match entry:
             case Call():
                 self.calls[entry.setting, entry.batch] = entry
@@ -143,6 +175,8 @@ class Journal:
                 self.bad_rows[entry.index] = entry
             case Difference():
                 self.differences[entry.setting, entry.index] = entry
+            case Failure():
+                self.failures[entry.setting] = entry
 
     def entries(self) -> list[dict[str, Any]]:
         """All lines of a file, in order."""
@@ -152,6 +186,7 @@ class Journal:
             *(_line(row) for _, row in sorted(self.bad_rows.items())),
             *map(_line, calls),
             *map(_line, self.differences.values()),
+            *map(_line, self.failures.values()),
             *([{"scores": self.scores}] if self.scores else []),
         ]
 
@@ -197,10 +232,11 @@ class Journal:
 KEPT = "the file has all that was decoded before, and the same call continues it once there is room"
 
 #: what the lines of a file hold, by their key
-KINDS: dict[str, Callable[[dict], Call | BadRow | Difference]] = {
+KINDS: dict[str, Callable[[dict], Entry]] = {
     "call": Call.from_dict,
     "bad_row": lambda values: BadRow(**values),
     "difference": lambda values: Difference(**values),
+    "failure": lambda values: Failure(**values),
 }
 
 
@@ -220,7 +256,7 @@ def _mistaken(content: bytes, error: Exception) -> str:
     return "it holds the totals that `--json` writes" if is_totals else repr(error)
 
 
-def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
+def _line(entry: Entry) -> dict[str, Any]:
     match entry:
         case Call():
             return {"call": entry.to_dict()}
@@ -228,6 +264,8 @@ def _line(entry: Call | BadRow | Difference) -> dict[str, Any]:
             return {"bad_row": asdict(entry)}
         case Difference():
             return {"difference": asdict(entry)}
+        case Failure():
+            return {"failure": asdict(entry)}
 
 
 def _dumped(line: dict[str, Any]) -> str:
@@ -251,7 +289,8 @@ class Recorder:
         if self.file is not None:
             self.file.close()
 
-    def add(self, entry: Call | BadRow | Difference) -> None:
+    def add(self, entry: Entry) -> None:
+        """Note an entry, and append its line to the file."""
         self.journal.add(entry)
         if self.file is not None:
             with files.named(self.file.name, KEPT):

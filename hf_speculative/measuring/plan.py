@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from transformers import GenerationConfig, PreTrainedModel
 
-from .journal import Journal
+from ..call.sources import source_of
+from ..generation import attached_to
+from ..reports.environment import environment
+from .decoder import Decoder
+from .fingerprint import fingerprint
+from .journal import FORMAT, Journal
 from .processes import Processes
 from .results import Evaluation
 from .settings import Setting, with_baselines
@@ -24,6 +30,7 @@ FIXED = (
     "weights",
     "prompts",
     "batch_size",
+    "repeats",
     "seed",
     "generate",
     "generation_config",
@@ -100,6 +107,7 @@ class Plan:
             merged.bad_rows |= journal.bad_rows
             merged.differences |= journal.differences
             merged.scores |= journal.scores
+            merged.failures |= journal.failures
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:
@@ -141,3 +149,50 @@ class Plan:
                     f"`results={str(self.path)!r}` has another draft {name!r}, {difference}: give this one another name, "
                     "`draft_model={name: model}`."
                 )
+
+
+def header_of(
+    decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes
+) -> dict[str, Any]:
+    """What is decoded, with which options and where, ready for JSON; what the prompts are is added by the caller."""
+    model, drafts = decoder.target, decoder.drafts
+    of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
+    weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
+    return {
+        "format": FORMAT,
+        "target": model.config.name_or_path or type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": weights,
+        "drafts": {name: draft.source for name, draft in drafts.items()},
+        "draft_weights": of_drafts,
+        "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
+        "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
+        "batch_size": batch_size,
+        "repeats": repeats,
+        "seed": decoder.seed,
+        "generate": _described(decoder.kwargs),
+        "generation_config": _described(model.generation_config.to_diff_dict()),
+        "settings": [setting.to_dict() for setting in settings],
+        "is_compiled": _is_compiled(model),
+        "environment": environment(model) | {"processes": processes.count},
+    }
+
+
+def _is_compiled(model: PreTrainedModel) -> bool:
+    """By what is attached; a setting may ask for it, too."""
+    _, config = attached_to(model)
+    return config is not None and bool(config.compile or config.cuda_graphs)
+
+
+def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of `generate` ready for JSON; for other objects their type and fingerprint."""
+
+    def plain(value):
+        if isinstance(value, GenerationConfig):
+            return value.to_diff_dict()
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value if isinstance(value, (str, int, float)) else f"{type(value).__name__} {fingerprint(value)}"
+
+    left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
+    return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}

@@ -11,8 +11,8 @@ from .journal import Call
 class Shown:
     """The progress bar: calls done, with the acceptance so far. The speed is told at the end, by medians."""
 
-    def __init__(self, is_shown: bool, total: int, num_missing: int):
-        self.bar = tqdm(total=total, initial=total - num_missing, unit="call", disable=not is_shown, dynamic_ncols=True)
+    def __init__(self, is_shown: bool, total: int):
+        self.bar = tqdm(total=total, unit="call", disable=not is_shown, dynamic_ncols=True)
         self.statistics = Statistics()
 
     def __enter__(self) -> Shown:
@@ -21,10 +21,16 @@ class Shown:
     def __exit__(self, *exception) -> None:
         self.bar.close()
 
+    def skip(self, num_calls: int) -> None:
+        """Calls that an earlier run has done."""
+        self.bar.n = self.bar.initial = num_calls
+
     def say(self, what: str, at_once: bool = False) -> None:
+        """What comes next."""
         self.bar.set_description(what, refresh=at_once)
 
     def count(self, call: Call) -> None:
+        """A call is done."""
         if call.statistics is not None:
             self.statistics += call.statistics
             self.statistics.rows.clear()

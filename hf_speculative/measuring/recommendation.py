@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..reports.formats import percent
 from .settings import Setting, temperature_name
-from .speedup import FEWEST, Speedup
+from .speedup import FEWEST_OF, INTERVAL, Speedup
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Recommendation:
             and figures that are noise, come last.
         runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
         noise: drafts left out, since by the clock they are faster than their target passes allow.
+        spread_name: what the spread of the speedups is.
     """
 
     setting: Setting | None
@@ -29,10 +30,15 @@ class Recommendation:
     runner_up: Setting | None = None
     lead: Speedup | None = None
     noise: tuple[Setting, ...] = ()
+    spread_name: str = INTERVAL
 
     @classmethod
     def of(
-        cls, speedups: Mapping[Setting, Speedup], plain: Setting, lead: Callable[[Setting, Setting], Speedup | None]
+        cls,
+        speedups: Mapping[Setting, Speedup],
+        plain: Setting,
+        lead: Callable[[Setting, Setting], Speedup | None],
+        spread_name: str = INTERVAL,
     ) -> Recommendation:
         """From the speedups of the drafts of one temperature, at least one.
 
@@ -51,10 +57,10 @@ class Recommendation:
         best, speedup = ranked[0], speedups[ranked[0]]
         if told and speedup.is_gain:
             if len(told) == 1:
-                return cls(best, best, speedup, noise=noise)
-            return cls(best, best, speedup, told[1], lead(best, told[1]), noise)
+                return cls(best, best, speedup, noise=noise, spread_name=spread_name)
+            return cls(best, best, speedup, told[1], lead(best, told[1]), noise, spread_name)
         loses = not noise and all(speedups[setting].is_loss for setting in told)
-        return cls(plain if loses else None, best, speedup, noise=noise)
+        return cls(plain if loses else None, best, speedup, noise=noise, spread_name=spread_name)
 
     @property
     def is_gain(self) -> bool:
@@ -105,11 +111,12 @@ class Recommendation:
         if speedup.is_noise:
             return f"no recommendation, the figures are noise: {best} came out at {speedup.noise_reason}"
         if speedup.spread is None:
-            few = f"too few batches to tell, {speedup.num_pairs} where it takes {FEWEST}"
+            few = f"too few batches to tell, {speedup.num_pairs} where it takes {FEWEST_OF[self.spread_name]}"
             return f"{few}; so far {best} is at {speedup} plain decoding"
         low, high = speedup.spread
         verdict = "no recommendation" if speedup.is_loss else "too close to tell"
-        return f"{verdict}: {best} is at {speedup} plain decoding, with a 95 % interval of {low:.2f} to {high:.2f}"
+        spread = f"a {self.spread_name}" if self.spread_name == INTERVAL else self.spread_name
+        return f"{verdict}: {best} is at {speedup} plain decoding, with {spread} of {low:.2f} to {high:.2f}"
 
     def _ahead(self, rival: str) -> str:
         return "" if self.lead is None else f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}"

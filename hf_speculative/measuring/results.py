@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..call.statistics import Statistics
 from ..reports import files
 from .frames import INDEX, of_prompts, of_setting
-from .journal import BadRow, Call, Difference, Journal, Row
+from .journal import BadRow, Call, Difference, Failure, Journal, Row
 from .recommendation import Recommendation
 from .settings import Setting
-from .speedup import Speedup, Work, interval
+from .speedup import INTERVAL, QUARTILES, Speedup, Spread, Work, interval, quartiles
 from .totals import Totals
+
+#: what of a call is compared: all of it, or decoding alone
+Part = Callable[[Call], "Work | None"]
 
 
 class Evaluation:
@@ -26,12 +29,14 @@ class Evaluation:
         calls: for each setting's name, its calls by number of the batch, without batches that any setting failed on.
         bad_rows: rows of the data set that could not be used, and why.
         differences: where greedy texts differ from plain decoding's.
+        failures: settings that could not be measured, and why.
     """
 
     def __init__(self, journal: Journal):
         self.journal, self.header = journal, journal.header
         self.bad_rows: list[BadRow] = [row for _, row in sorted(journal.bad_rows.items())]
         self.differences: list[Difference] = list(journal.differences.values())
+        self.failures: list[Failure] = list(journal.failures.values())
         self.settings = [Setting(**values) for values in journal.header["settings"]]
         self.calls: dict[str, dict[int, Call]] = {setting.name: {} for setting in self.settings}
         for call in sorted(journal.calls.values(), key=lambda call: call.batch):
@@ -84,10 +89,25 @@ class Evaluation:
         return self.header["environment"]
 
     @property
+    def repeats(self) -> int:
+        """How often each prompt is decoded under each setting."""
+        return self.header.get("repeats", 1)
+
+    @property
+    def spread_name(self) -> str:
+        """What the spread of speedups is: quartiles of repeats, else the interval of the median over prompts."""
+        return QUARTILES if self.repeats > 1 else INTERVAL
+
+    @property
     def is_complete(self) -> bool:
-        """Every setting has seen every usable prompt."""
-        num_usable = self.header["num_rows"] - len(self.bad_rows)
-        return all(sum(len(call.rows) for call in calls.values()) == num_usable for calls in self.calls.values())
+        """Every setting that could be measured has seen every usable prompt, as often as it was to be repeated."""
+        num_rows = (self.header["num_rows"] - len(self.bad_rows)) * self.repeats
+        measured = (self.calls[setting.name].values() for setting in self.settings if not self.failed(setting))
+        return all(sum(len(call.rows) for call in calls) == num_rows for calls in measured)
+
+    def failed(self, setting: Setting) -> bool:
+        """Whether it could not be measured."""
+        return setting.name in self.journal.failures
 
     @property
     def temperatures(self) -> list[float]:
@@ -103,6 +123,8 @@ class Evaluation:
         The speedup is over the batches that both the setting and plain decoding have done.
         """
         calls = self.calls[setting.name]
+        rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
+        over = {rival.label: self._ratio(setting, rival) for rival in rivals}
         counts = Statistics()
         for call in calls.values():
             if call.statistics is not None:
@@ -111,27 +133,28 @@ class Evaluation:
         speeds = [call.num_new_tokens / call.seconds for call in calls.values() if call.seconds > 0]
         return Totals(
             setting=setting,
-            num_prompts=sum(len(call.rows) for call in calls.values()),
+            num_prompts=len(self.rows(setting)),
             num_new_tokens=sum(call.num_new_tokens for call in calls.values()),
             seconds=sum(call.seconds for call in calls.values()),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             num_identical=self._num_identical(setting),
             speedup=self._speedup(setting),
-            statistics=None if setting.is_plain else counts,
+            statistics=counts if setting.is_ours else None,
             scores=self.journal.scores.get(setting.name, {}),
+            decoding=self._speedup(setting, lambda call: call.decoding),
+            first_seconds=_median(call.first_seconds for call in calls.values()),
+            peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
+            over={name: found for name, found in over.items() if found is not None},
         )
 
     def recommendation(self, temperature: float) -> Recommendation | None:
         """Which setting to use at a temperature; `None` before anything was measured."""
-        drafts = [s for s in self.settings if s.temperature == temperature and not s.is_plain]
+        drafts = [s for s in self.settings if s.temperature == temperature and s.is_ours]
         speedups = {setting: found for setting in drafts if (found := self._speedup(setting)) is not None}
         if not speedups:
             return None
 
-        def lead(first: Setting, second: Setting) -> Speedup | None:
-            return Speedup.of(self._pairs(first, second), interval, is_bounded=False)
-
-        return Recommendation.of(speedups, Setting(temperature=temperature), lead)
+        return Recommendation.of(speedups, Setting(temperature=temperature), self._ratio, self.spread_name)
 
     @property
     def recommendations(self) -> list[Recommendation]:
@@ -144,7 +167,7 @@ class Evaluation:
         call, plain = (self.calls[s.name].get(batch) for s in (setting, setting.baseline))
         if call is None or plain is None:
             return None
-        return Speedup.of([(call.work, plain.work)], interval, is_bounded=self._is_bounded(setting))
+        return Speedup.of([(call.work, plain.work)], self._spread, is_bounded=self._is_bounded(setting))
 
     def speedups(self, setting: Setting) -> dict[int, Speedup]:
         """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
@@ -156,7 +179,7 @@ class Evaluation:
             self._is_bounded(setting),
         )
         found = (
-            (batch, Speedup.of([(call.work, theirs[batch].work)], interval, is_bounded))
+            (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread, is_bounded))
             for batch, call in ours.items()
             if batch in theirs
         )
@@ -168,37 +191,62 @@ class Evaluation:
             **self.header,
             "is_complete": self.is_complete,
             "num_bad_rows": len(self.bad_rows),
+            "failures": {failure.setting: failure.message for failure in self.failures},
             "totals": [self.totals(setting).to_dict() for setting in self.settings],
             "recommendations": [str(recommendation) for recommendation in self.recommendations],
         }
 
     def is_identical(self, setting: Setting, index: int) -> bool | None:
         """Whether a prompt's text equals plain decoding's, token for token; `None` if that is not promised or not known."""
-        rows, plain = self.rows(setting), self.rows(setting.baseline)
-        if not setting.is_exact or setting.is_plain or index not in rows or index not in plain:
-            return None
-        return rows[index].new_ids == plain[index].new_ids
+        return self.identical(setting).get(index)
+
+    def identical(self, setting: Setting) -> dict[int, bool]:
+        """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
+        found: dict[int, bool] = {}
+        if setting.is_exact and not setting.is_plain:
+            theirs = self.calls[setting.baseline.name]
+            for batch, call in self.calls[setting.name].items():
+                expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
+                for row in call.rows:
+                    if row.index in expected:
+                        found[row.index] = found.get(row.index, True) and row.new_ids == expected[row.index]
+        return found
 
     def _of_prompts(self, setting: Setting) -> Iterator[dict[str, Any]]:
         calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
         return of_prompts(setting, calls, plain, self.speedups(setting))
 
     def _num_identical(self, setting: Setting) -> int | None:
-        if not setting.is_exact or setting.is_plain:
-            return None
-        rows, plain = self.rows(setting), self.rows(setting.baseline)
-        return sum(rows[index].new_ids == plain[index].new_ids for index in rows.keys() & plain.keys())
+        return sum(self.identical(setting).values()) if setting.is_exact and not setting.is_plain else None
 
-    def _speedup(self, setting: Setting) -> Speedup | None:
+    @property
+    def _spread(self) -> Spread:
+        return quartiles if self.repeats > 1 else interval
+
+    def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
+        """Over plain decoding, of whole calls or of a part of each."""
         if setting.is_plain:
             return None
-        return Speedup.of(self._pairs(setting, setting.baseline), interval, is_bounded=self._is_bounded(setting))
+        pairs = self._pairs(setting, setting.baseline, part)
+        return Speedup.of(pairs, self._spread, is_bounded=self._is_bounded(setting))
 
-    def _pairs(self, setting: Setting, other: Setting) -> Iterator[tuple[Work, Work]]:
-        """The seconds of both settings for each batch that both have done."""
+    def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
+        """Over a setting that is not plain decoding."""
+        return Speedup.of(self._pairs(setting, other), self._spread, is_bounded=False)
+
+    def _pairs(
+        self, setting: Setting, other: Setting, part: Part = lambda call: call.work
+    ) -> Iterator[tuple[Work, Work]]:
+        """The work of both settings for each batch that both have done."""
         ours, theirs = self.calls[setting.name], self.calls[other.name]
-        return ((call.work, theirs[batch].work) for batch, call in ours.items() if batch in theirs)
+        both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
+        return ((own, plain) for own, plain in both if own is not None and plain is not None)
 
     def _is_bounded(self, setting: Setting) -> bool:
-        """Whether its passes cost at least plain decoding's; earlier versions' files do not tell what was attached."""
+        """Whether its passes cost at least plain decoding's."""
         return not (setting.is_compiled or self.header.get("is_compiled"))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

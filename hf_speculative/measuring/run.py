@@ -7,28 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.generation_settings import setting_of
 from ..call.option_table import DRAFTING, ROWS, SOURCES
 from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
-from ..call.sources import source_of
-from ..generation import attached_to
 from ..reports import files
-from ..reports.environment import environment
 from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
-from .fingerprint import fingerprint
 from .inputs import Prompts, Task, prompts_of
-from .journal import FORMAT, BadRow, Recorder
-from .plan import Plan
+from .journal import Recorder
+from .plan import Plan, header_of
 from .processes import Processes
 from .progress import Shown
 from .results import Evaluation
+from .rivals import Rival, check_rival
 from .rows import Reader, read_rows
+from .runner import Runner
 from .settings import Setting, attached_sources, grid, with_baselines
 
 #: keywords that settings, or the evaluation itself, decide
@@ -64,6 +62,9 @@ def evaluate(
     references: Reader | None = None,
     max_new_tokens: int = 128,
     batch_size: int = 1,
+    repeats: int = 1,
+    rivals: Iterable[Rival] = (),
+    skip_failing: bool = False,
     seed: int = 0,
     results: str | Path | None = None,
     progress: bool = True,
@@ -94,6 +95,10 @@ def evaluate(
         references: what the score compares texts with: a column, a template or a function, as for `prompt`.
         max_new_tokens: the most tokens to generate for each prompt.
         batch_size: prompts decoded together.
+        repeats: how often each prompt is decoded under each setting. From 2 on the spread of a speedup is quartiles, and drafts
+            copied from earlier texts do not outlive a call.
+        rivals: other ways to decode, which `Setting(rival=name)` asks for; without `settings`, each at every temperature.
+        skip_failing: leave out a setting that cannot be measured and say why in `failures`, rather than raise.
         seed: for sampling; each batch has its own, the same under every setting.
         results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
             continues an existing file, after a kill or with further settings.
@@ -109,6 +114,7 @@ def evaluate(
     """
     batch_size = WholeNumber("decodes no prompt: give 1 or more.").checked("batch_size", batch_size)
     max_new_tokens = WholeNumber("generates nothing: give 1 or more.").checked("max_new_tokens", max_new_tokens)
+    repeats = WholeNumber("decodes nothing: give 1 or more.").checked("repeats", repeats)
     if results is not None:
         files.check_output("`results`:", results)
     if limit is not None:
@@ -122,10 +128,12 @@ def evaluate(
     checks.check_model(model, "model")
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
     drafts = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
+    others = {rival.name: rival for rival in rivals}
     sources = {name: generate_kwargs.pop(name) for name in SOURCES if name in generate_kwargs}
     if settings is None:
         sources = sources or ({} if drafts else attached_sources(model))
         settings = grid(drafts, sources, num_draft_tokens, temperatures, options)
+        settings += [Setting(rival=name, temperature=temperature) for temperature in temperatures for name in others]
     elif options or sources:
         raise ValueError(f"`{next(iter(sources), 'options')}` has no effect beside `settings`: give it in these.")
     settings = with_baselines(settings)
@@ -134,6 +142,8 @@ def evaluate(
             raise ValueError(
                 f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
             )
+        if setting.rival is not None:
+            check_rival(setting.rival, others, batch_size)
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
         raise ValueError(
@@ -141,8 +151,8 @@ def evaluate(
             "leave it out."
         )
     kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
-    decoder = Decoder(model, tokenizer, drafts, kwargs, seed)
-    for setting in settings:
+    decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
+    for setting in () if skip_failing else settings:
         decoder.check(setting)
     task = Task(score, references) if score is not None else None
     if task is None and references is not None:
@@ -153,73 +163,44 @@ def evaluate(
     if task is not None:
         task.read(rows, prompts)
     processes = Processes.of(model)
-    of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
-    weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
-    plan = Plan(
-        header={
-            "format": FORMAT,
-            "target": model.config.name_or_path or type(model).__name__,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "weights": weights,
-            "drafts": {name: draft.source for name, draft in drafts.items()},
-            "draft_weights": of_drafts,
-            "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
-            "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
-            "dataset": _dataset(dataset, split, config, limit),
-            "num_rows": len(rows),
-            "prompts": prompts.digest,
-            "batch_size": batch_size,
-            "seed": seed,
-            "generate": _described(kwargs),
-            "generation_config": _described(model.generation_config.to_diff_dict()),
-            "settings": [setting.to_dict() for setting in settings],
-            "is_compiled": _is_compiled(model),
-            "environment": environment(model) | {"processes": processes.count},
-        },
-        settings=settings,
-        path=None if results is None else Path(results),
-    )
+    header = header_of(decoder, settings, batch_size, repeats, processes)
+    header |= {
+        "dataset": _dataset(dataset, split, config, limit),
+        "num_rows": len(rows),
+        "prompts": prompts.digest,
+    }
+    plan = Plan(header, settings, None if results is None else Path(results))
     with plan.locked(processes):
-        return _run(plan, prompts, decoder, processes, task, progress)
+        return _run(plan, prompts, decoder, processes, task, progress, skip_failing)
 
 
 def _run(
-    plan: Plan, prompts: Prompts, decoder: Decoder, processes: Processes, task: Task | None, progress: bool
+    plan: Plan,
+    prompts: Prompts,
+    decoder: Decoder,
+    processes: Processes,
+    task: Task | None,
+    progress: bool,
+    skip_failing: bool,
 ) -> Evaluation:
     journal = plan.known(processes)
     for row in prompts.bad_rows:
         journal.add(row)
     batches = prompts.batches(plan.header["batch_size"])
     mine = range(processes.rank, len(batches), processes.count)
-    usable = [batch for batch in mine if journal.bad_rows.keys().isdisjoint(batches[batch][0])]
-    missing = [(batch, s) for batch in usable for s in plan.settings if (s.name, batch) not in journal.calls]
-    shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings), len(missing))
+    repeats = plan.header["repeats"]
+    shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        open_batches = list(dict.fromkeys(batch for batch, _ in missing))
-        for setting in dict.fromkeys(setting for _, setting in missing):
-            shown.say(f"warming up: {setting.name}", at_once=True)
-            _warm_up(
-                decoder,
-                setting,
-                [batches[batch][1] for batch in dict.fromkeys((*open_batches[:2], open_batches[-1]))],
-            )
+        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown)
+        if skip_failing:
+            runner.check()
+        missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}
+        shown.skip(len(mine) * len(plan.settings) * repeats - sum(map(len, missing.values())))
+        first, last = list(missing)[:2], list(missing)[-1:]
+        for setting in dict.fromkeys(setting for calls in missing.values() for setting, _ in calls):
+            runner.warm_up(setting, [batches[batch][1] for batch in dict.fromkeys((*first, *last))])
         for batch in mine:
-            indices, ids = batches[batch]
-            # Turned from batch to batch, so that no setting always comes after the same other.
-            turned = plan.settings[batch % len(plan.settings) :] + plan.settings[: batch % len(plan.settings)]
-            for setting in turned:
-                if (setting.name, batch) in journal.calls or not journal.bad_rows.keys().isdisjoint(indices):
-                    continue
-                shown.say(setting.name)
-                try:
-                    call = decoder.decode(setting, batch, indices, ids)
-                except (ValueError, RuntimeError, IndexError) as error:  # about this batch: the setting was warmed up
-                    for index in indices:
-                        recorder.add(BadRow(index, f"{setting.name}: {type(error).__name__}: {error}"))
-                    continue
-                recorder.add(call)
-                shown.count(call)
-            _compare(recorder, decoder, plan.settings, batch, ids)
+            runner.run(batch, *batches[batch])
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
         (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
@@ -238,42 +219,6 @@ def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | N
         return {}
 
 
-def _warm_up(decoder: Decoder, setting: Setting, batches: list[list[list[int]]]) -> None:
-    """Warms up every setting; one that cannot work raises here. The fault may lie in a single batch, so others are tried.
-
-    The last batch may be smaller, and what is measured or compiled for its size should not count either.
-    """
-    first, *others = batches
-    try:
-        decoder.warm_up(setting, first)
-        others = [batch for batch in others[-1:] if len(batch) != len(first)]
-    except (RuntimeError, IndexError):
-        if not others:
-            raise
-    for batch in others:
-        decoder.warm_up(setting, batch)
-
-
-def _compare(
-    recorder: Recorder, decoder: Decoder, settings: list[Setting], batch: int, prompts: list[list[int]]
-) -> None:
-    """Note once where a text that should equal plain decoding's does not."""
-    journal = recorder.journal
-    for setting in settings:
-        call, plain = (journal.calls.get((s.name, batch)) for s in (setting, setting.baseline))
-        if call is None or plain is None or setting.is_plain or not setting.is_exact:
-            continue
-        for row, expected, prompt in zip(call.rows, plain.rows, prompts, strict=True):
-            if row.new_ids != expected.new_ids and (setting.name, row.index) not in journal.differences:
-                recorder.add(decoder.difference(setting, prompt, expected, row))
-
-
-def _is_compiled(model: PreTrainedModel) -> bool:
-    """By what is attached; a setting may ask for it, too."""
-    _, config = attached_to(model)
-    return config is not None and bool(config.compile or config.cuda_graphs)
-
-
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
     name = (
         str(dataset)
@@ -281,17 +226,3 @@ def _dataset(dataset, split: str | None, config: str | None, limit: int | None) 
         else getattr(dataset, "info", None) and dataset.info.dataset_name
     )
     return {"name": name or "rows", "config": config, "split": split, "limit": limit}
-
-
-def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` ready for JSON; for other objects their type and fingerprint."""
-
-    def plain(value):
-        if isinstance(value, GenerationConfig):
-            return value.to_diff_dict()
-        if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
-        return value if isinstance(value, (str, int, float)) else f"{type(value).__name__} {fingerprint(value)}"
-
-    left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
-    return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}

@@ -1,4 +1,4 @@
-"""The settings that are compared: plain decoding, and sources of drafts with their options, at several temperatures."""
+"""The settings that are compared: plain decoding, sources of drafts with their options, and rivals, at several temperatures."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Setting:
 
     Args:
         temperature: 0 is greedy.
+        rival: the name of another way to decode, among those the evaluation knows; beside it only `num_draft_tokens` is taken.
         **options: keywords of `generate` about drafting, ready for JSON; `draft_model` is the name of a draft, among those the
             evaluation knows. Without `num_draft_tokens` the number is chosen each round, by measured cost. Without a source
             of drafts it is plain decoding. Options that change plain decoding as well are keywords of `evaluate`.
@@ -34,8 +35,9 @@ class Setting:
 
     temperature: float
     options: Mapping[str, Any] = field(hash=False)
+    rival: str | None = None
 
-    def __init__(self, *, temperature: float = 0.0, **options):
+    def __init__(self, *, temperature: float = 0.0, rival: str | None = None, **options):
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
             raise ValueError(f"`temperature={temperature!r}`: give 0 for greedy decoding, or a positive number.")
         known: dict[str, Any] = {}
@@ -53,12 +55,17 @@ class Setting:
         sources = [name for name in SOURCES if name in known]
         if len(sources) > 1:
             raise ValueError(f"{' and '.join(f'`{name}`' for name in sources)} are two sources of drafts: give one.")
-        if known and not sources:
+        if rival is not None and known.keys() - {"num_draft_tokens"}:
+            raise ValueError(
+                f"`rival={rival!r}` beside {', '.join(f'`{name}`' for name in known)}: a rival takes `num_draft_tokens` only."
+            )
+        if known and not sources and rival is None:
             raise ValueError(
                 f"`{next(iter(known))}` has no effect without a source of drafts: name one, or leave it out."
             )
         object.__setattr__(self, "temperature", temperature)
         object.__setattr__(self, "options", known)
+        object.__setattr__(self, "rival", rival)
 
     @property
     def argument(self) -> str | None:
@@ -67,7 +74,12 @@ class Setting:
 
     @property
     def is_plain(self) -> bool:
-        return self.argument is None
+        return self.argument is None and self.rival is None
+
+    @property
+    def is_ours(self) -> bool:
+        """This package drafts: it is neither plain decoding nor a rival's."""
+        return self.argument is not None
 
     @property
     def draft(self) -> str | None:
@@ -90,20 +102,22 @@ class Setting:
 
     @property
     def drafter(self) -> str:
-        """Who drafts: the name of the draft model, else what the source calls itself."""
-        return self.draft or self.source({}).label
+        """Who drafts: the rival, or the draft model by name, else what the source calls itself."""
+        return self.rival or self.draft or self.source({}).label
 
     @property
     def max_draft_tokens(self) -> int | None:
         """The most tokens to draft a round, where its source is asked for by that number."""
-        return None if self.is_plain or self.draft is not None else self.source({}).num_draft_tokens
+        return None if not self.is_ours or self.draft is not None else self.source({}).num_draft_tokens
 
     @property
     def length(self) -> str:
         """How many tokens are drafted a round, in words."""
         if self.max_draft_tokens is not None:
             return f"up to {self.max_draft_tokens} tokens"
-        return "adaptive length" if self.num_draft_tokens is None else f"{self.num_draft_tokens} tokens"
+        if self.num_draft_tokens is None:
+            return "adaptive length" if self.is_ours else ""
+        return f"{self.num_draft_tokens} tokens"
 
     @property
     def shown_options(self) -> dict[str, Any]:
@@ -120,7 +134,9 @@ class Setting:
     @property
     def label(self) -> str:
         """Its name beside others of the same temperature."""
-        return "plain" if self.is_plain else f"{self.drafter}, {self.length}{self.further_options}"
+        if self.is_plain:
+            return "plain"
+        return ", ".join(filter(None, (self.drafter, self.length))) + self.further_options
 
     @property
     def name(self) -> str:
@@ -151,7 +167,9 @@ class Setting:
         return Setting(temperature=self.temperature)
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.options, "temperature": self.temperature}
+        """Keywords that make it again, ready for JSON."""
+        rival = {} if self.rival is None else {"rival": self.rival}
+        return {**rival, **self.options, "temperature": self.temperature}
 
 
 def temperature_name(temperature: float) -> str:

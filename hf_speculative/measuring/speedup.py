@@ -16,6 +16,9 @@ from typing import Any
 FEWEST = 6
 #: where the middle of the ratios lies, lower and upper end; `None` where there are too few of them to say
 Spread = Callable[[Sequence[float]], "tuple[float, float] | None"]
+#: the names of both spreads, and the least number of pairs that each takes
+INTERVAL, QUARTILES = "95 % interval", "quartiles"
+FEWEST_OF = {INTERVAL: FEWEST, QUARTILES: 2}
 
 
 @dataclass(frozen=True)

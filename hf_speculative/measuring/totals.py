@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..call.statistics import Statistics, without_nan
@@ -23,6 +23,10 @@ class Totals:
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
         statistics: counts over all prompts, and times by stage; `None` for plain decoding.
         scores: task scores by name.
+        decoding: the speedup of decoding alone, without the time to the first tokens.
+        first_seconds: the time to the first tokens, the median over the calls.
+        peak_bytes: on a GPU, the most that a call allocated.
+        over: for each rival's name, the speedup over it.
     """
 
     setting: Setting
@@ -33,7 +37,11 @@ class Totals:
     num_identical: int | None
     speedup: Speedup | None
     statistics: Statistics | None
-    scores: dict[str, float | None]
+    scores: dict[str, float | None] = field(default_factory=dict)
+    decoding: Speedup | None = None
+    first_seconds: float | None = None
+    peak_bytes: int | None = None
+    over: dict[str, Speedup] = field(default_factory=dict)
 
     @property
     def drafts_nothing(self) -> bool:
@@ -49,4 +57,6 @@ class Totals:
         if (speedup := self.speedup) is not None:
             values |= {"speedup": speedup.value, "speedup_interval": speedup.spread}
             values |= {"speedup_allowed": speedup.allowed, "is_noise": speedup.is_noise}
+        values["decoding"] = self.decoding and self.decoding.to_dict()
+        values["over"] = {name: found.to_dict() for name, found in self.over.items()}
         return without_nan(values)

@@ -152,7 +152,7 @@ def test_files_of_another_kind_and_none(evaluate, tmp_path):
         (empty, "is not the file of an evaluation, which `--results` names: it is empty"),
         (
             older,
-            "was written by another version of hf_speculative, in format 1, and this one reads 3: name another file",
+            f"was written by another version of hf_speculative, in format 1, and this one reads {FORMAT}: name another file",
         ),
         (tmp_path, "is no file: name one that `hf-speculative eval --results` wrote"),
         (tmp_path / "nowhere", "is not there: name one that"),

@@ -16,6 +16,7 @@ from hf_speculative.measuring.journal import FORMAT, BadRow, Call, Difference, J
 from hf_speculative.measuring.render import page, plots, screen, texts, wording
 from hf_speculative.measuring.settings import Setting, with_baselines
 from hf_speculative.reports import pages, plotting
+from hf_speculative.reports.formats import significant
 from tests.support import browser
 
 HOSTILE = [
@@ -350,7 +351,7 @@ def test_the_screen():
     assert max(map(len, out.splitlines())) <= 80 and "\u2026" not in out
     for setting in evaluation.settings:
         totals = evaluation.totals(setting)
-        assert str(totals.speedup or "") in out and wording.significant(totals.tokens_per_second) in out
+        assert str(totals.speedup or "") in out and significant(totals.tokens_per_second) in out
     flat = re.sub(r"\s+", " ", out)
     for recommendation in evaluation.recommendations:
         assert str(recommendation) in flat
@@ -460,4 +461,4 @@ def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
 
 
 def test_figures_of_a_column_have_as_many_digits():
-    assert [wording.significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]
+    assert [significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]

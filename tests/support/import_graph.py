@@ -20,7 +20,7 @@ FLOORS = (
     ("generation",),
     ("batches", "command"),
     ("compilation", "integrations", "measuring", "playground", "serving"),
-    ("benchmark", "compatibility", "hub"),
+    ("compatibility", "hub"),
     ("training",),
     ("cli",),
     ("__main__",),

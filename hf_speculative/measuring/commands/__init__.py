@@ -1,1 +1,1 @@
-"""The commands `eval` and `generate`. Importing them imports nothing heavy."""
+"""The commands `eval`, `bench` and `generate`. Importing them imports nothing heavy."""

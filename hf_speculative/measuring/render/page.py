@@ -1,4 +1,4 @@
-"""An evaluation as one self-contained HTML file."""
+"""Results as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -6,42 +6,68 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...reports import pages, plotting
-from ..results import Evaluation
-from . import plots, texts, wording
+from ...reports import files, pages, plotting
+from ...reports.formats import plural
+from . import markdown, plots, tables, texts, wording
+from .tables import Found, Section
 
 
-def write(evaluation: Evaluation, path: Path) -> None:
-    """Writes recommendations, tables, texts with draft tokens marked and, if matplotlib is installed, plots.
+def write(found: Found, path: Path) -> None:
+    """Write recommendations, tables, texts with draft tokens marked and, if matplotlib is installed, plots.
 
     The page of an unfinished evaluation says that it is unfinished.
     """
+    evaluations = tables.by_place(found)
+    first, all_sections = next(iter(evaluations.values())), tables.sections(found)
+    by_place = plots.by_place(all_sections) if plotting.is_available() and len(evaluations) > 1 else None
     pages.write(
         path,
         "measuring/render/page.html",
         {
-            "evaluation": evaluation,
+            "evaluation": first,
+            "evaluations": evaluations,
             "wording": wording,
-            "sections": [_section(evaluation, temperature) for temperature in evaluation.temperatures],
+            "plural": plural,
+            "sections": [_section(section) for section in all_sections],
+            "by_place": by_place and pages.inline(by_place),
+            "differences": [found for evaluation in evaluations.values() for found in evaluation.differences],
+            "bad_rows": [row for evaluation in evaluations.values() for row in evaluation.bad_rows],
             "has_pictures": plotting.is_available(),
-            "data": json.dumps(evaluation.to_dict(), indent=1, ensure_ascii=False, allow_nan=False),
+            "data": json.dumps(to_dict(found), indent=1, ensure_ascii=False, allow_nan=False),
         },
     )
 
 
-def _section(evaluation: Evaluation, temperature: float) -> dict[str, Any]:
-    totals, recommendation = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
+def write_report(found: Found, path: Path) -> None:
+    """Write a report as the file's ending asks for: `.md` is Markdown, all else a page."""
+    if path.suffix.lower() == ".md":
+        files.write(path, markdown.text(found))
+    else:
+        write(found, path)
+
+
+def to_dict(found: Found) -> dict[str, Any]:
+    """Ready for JSON: an evaluation's own figures, or those of each place by its name."""
+    evaluations = tables.by_place(found)
+    if [*evaluations] == [""]:
+        return evaluations[""].to_dict()
+    return {place: evaluation.to_dict() for place, evaluation in evaluations.items()}
+
+
+def _section(section: Section) -> dict[str, Any]:
+    evaluation, recommendation = section.evaluation, section.recommendation
     shown = None if recommendation is None else recommendation.best
-    pictures = plots.as_svg(evaluation, totals) if plotting.is_available() else {}
+    pictures = plots.as_svg(evaluation, section.totals) if plotting.is_available() else {}
     return {
-        "temperature": temperature,
+        "title": section.title,
+        "unit": wording.unit(evaluation),
         "recommendation": recommendation,
-        "totals": wording.totals(evaluation, totals),
-        "notes": wording.notes(totals),
-        "scores": wording.scores(totals),
-        "speedups": {of_setting.setting: of_setting.speedup for of_setting in totals},
-        "positions": wording.acceptance_by_position(totals),
-        "prompts": wording.speedup_by_prompt(evaluation, totals),
+        "totals": section.table,
+        "notes": section.notes,
+        "scores": section.scores,
+        "speedups": {of_setting.setting: of_setting.speedup for of_setting in section.totals},
+        "positions": tables.acceptance_by_position(section.totals),
+        "prompts": tables.speedup_by_prompt(evaluation, section.totals),
         "pictures": {name: pages.inline(svg) for name, svg in pictures.items()},
         "shown": shown,
         "texts": [] if shown is None else texts.texts(evaluation, shown),

@@ -9,7 +9,7 @@ from ..results import Evaluation
 from ..settings import Setting
 from ..speedup import Speedup
 from ..totals import Totals
-from . import wording
+from .tables import Section
 
 WIDTH = 4.2  # inches
 #: labelled where they fall into the range
@@ -26,11 +26,37 @@ def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
         if any(rates.values()):
             figures["positions"] = plotting.as_svg(_positions(rates))
         speedups = [
-            (t.speedup, t.setting, wording.speedups(evaluation, t.setting)) for t in totals if t.speedup is not None
+            (t.speedup, t.setting, [*evaluation.speedups(t.setting).values()]) for t in totals if t.speedup is not None
         ]
         if speedups:
             figures["prompts"] = plotting.as_svg(_prompts(speedups))
     return figures
+
+
+def by_place(sections: Sequence[Section]) -> str:
+    """An `<svg>` element: the speedup of each setting at each place."""
+    with plotting.style():
+        return plotting.as_svg(_places(sections))
+
+
+def _places(sections: Sequence[Section]):
+    figure, axes = plotting.new_axes(WIDTH, 3.2)
+    labels = dict.fromkeys(t.setting.label for section in sections for t in section.totals if t.speedup is not None)
+    for number, label in enumerate(labels):
+        found = [(x, t.speedup) for x, s in enumerate(sections) for t in s.totals if t.setting.label == label]
+        told = [(x, speedup) for x, speedup in found if speedup is not None and not speedup.is_noise]
+        xs, medians = [x + 0.04 * number for x, _ in told], [speedup.median for _, speedup in told]
+        ends = [speedup.spread or (speedup.median,) * 2 for _, speedup in told]
+        style = {"color": _colour(number), "marker": plotting.MARKERS[number % len(plotting.MARKERS)]}
+        axes.plot(xs, medians, **style, markersize=4.5, linewidth=1.4, label=plotting.label(label))
+        axes.vlines(xs, [low for low, _ in ends], [high for _, high in ends], color=style["color"], linewidth=1)
+    axes.axhline(1, color=plotting.INK, linewidth=1, linestyle="--")
+    axes.set_xticks(range(len(sections)), [plotting.label(section.title, 24) for section in sections], rotation=30)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("speedup over plain decoding", color=plotting.INK)
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper left", frameon=False, labelcolor=plotting.INK, fontsize=8.5)
+    return figure
 
 
 def _positions(rates: dict[Setting, list[float]]):

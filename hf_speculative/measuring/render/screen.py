@@ -1,75 +1,102 @@
-"""An evaluation on a terminal."""
+"""Results on a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
 from rich.console import Console
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from ...reports.formats import plural
 from ...reports.terminal import as_text
-from ..recommendation import Recommendation
 from ..results import Evaluation
-from ..totals import Totals
 from . import wording
+from .tables import Found, Section, Table, by_place, sections
 
 #: of bad rows and of differences, each on a line
 MAX_LINES = 5
+#: what a setting's name needs, at least
+NAME_WIDTH = 18
+#: columns that a narrow terminal goes without: those of rivals, then these, the first ones first
+LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts")
 
 
-def print_evaluation(console: Console, evaluation: Evaluation, glossary: bool = False) -> None:
+def print_evaluation(console: Console, found: Found, glossary: bool = False) -> None:
     """Tables, recommendations, and what went wrong. Names are printed as they are, never as markup."""
-    console.print(as_text(wording.title(evaluation), "bold"))
-    console.print(as_text(wording.about(evaluation), "dim"))
-    if not evaluation.is_complete:
-        console.print(as_text(wording.progress(evaluation), "yellow"))
+    evaluations = by_place(found)
+    first = next(iter(evaluations.values()))
+    console.print(as_text(wording.title(first), "bold"))
+    for place, evaluation in evaluations.items():
+        about = ": ".join(filter(None, (place, wording.about(evaluation))))
+        if evaluation is first or not place:
+            console.print(as_text(about, "dim"))
+        if not evaluation.is_complete:
+            console.print(as_text(wording.progress(evaluation), "yellow"))
     columns: dict[str, None] = {}
-    recommendations = []
-    for temperature in evaluation.temperatures:
-        totals, found = wording.at(evaluation, temperature), evaluation.recommendation(temperature)
-        figures, scores = wording.totals(evaluation, totals), wording.scores(totals)
-        columns |= dict.fromkeys(figures.columns)
-        recommendations += [found] if found else []
-        _print_table(console, figures, wording.temperature(temperature), totals, found)
-        for note in wording.notes(totals):
+    all_sections = sections(found)
+    for section in all_sections:
+        columns |= dict.fromkeys(section.table.columns)
+        _print_table(console, section.table, section.title, section)
+        for note in section.notes:
             console.print(as_text(note))
-        if scores.columns:
-            _print_table(console, scores, "Task scores", totals, found)
+        if section.scores.columns:
+            _print_table(console, section.scores, "Task scores", section)
     console.print()
-    for name, meaning in wording.MEANINGS.items() if glossary else ():
-        if name in columns:
+    _print_meanings(console, columns, glossary)
+    for section in all_sections:
+        if (told := section.recommendation) is not None:
+            line = f"{section.title}: {told.advice}" if len(evaluations) > 1 else str(told)
+            console.print(as_text(line, "bold green" if told.is_gain else "bold"))
+    for evaluation in evaluations.values():
+        _print_differences(console, evaluation)
+        _print_bad_rows(console, evaluation)
+
+
+def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) -> None:
+    for name in columns if glossary else ():
+        if (meaning := wording.meaning(name)) is not None:
             short = wording.SHORT.get(name, name)
             long = "" if short == name else f" ({name})"
             console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
     if not glossary:
         console.print("[dim]What the figures mean: --glossary.[/]")
-    for recommendation in recommendations:
-        console.print(as_text(str(recommendation), "bold green" if recommendation.is_gain else "bold"))
-    _print_differences(console, evaluation)
-    _print_bad_rows(console, evaluation)
 
 
-def _print_table(
-    console: Console, figures: wording.Table, title: str, totals: list[Totals], found: Recommendation | None
-) -> None:
-    """The recommended setting is bold, one that clearly loses is red."""
-    table = Table(
-        title=as_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim"
-    )
-    table.add_column("")
-    for name in figures.columns:
-        table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
-    for line, of_setting in zip(figures.lines, totals, strict=True):
-        style = "red" if of_setting.speedup is not None and of_setting.speedup.is_loss else ""
-        if found is not None and line.setting == found.setting:
-            style = "bold green" if found.is_gain else "bold"
-        table.add_row(as_text(line.setting.label), *line.figures, style=style)
+def _print_table(console: Console, figures: Table, title: str, section: Section) -> None:
+    """The recommended setting is bold, one that clearly loses is red. Columns that do not fit are left out."""
+    rivals = [[name for name in figures.columns if name.startswith("over ")]]
+    for left_out in accumulate([[], *rivals, *([name] for name in LEFT_OUT)]):
+        table = _table(figures, title, section, left_out)
+        if Measurement.get(console, console.options, table).minimum <= console.width:
+            break
     console.print()
     console.print(table)
 
 
+def _table(figures: Table, title: str, section: Section, left_out: Sequence[str]) -> RichTable:
+    shown = [index for index, name in enumerate(figures.columns) if name not in left_out]
+    table = RichTable(
+        title=as_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim"
+    )
+    table.add_column("", min_width=min(NAME_WIDTH, max(len(line.setting.label) for line in figures.lines)))
+    for index in shown:
+        name = figures.columns[index]
+        table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
+    found = section.recommendation
+    for line, of_setting in zip(figures.lines, section.totals, strict=True):
+        style = "red" if of_setting.speedup is not None and of_setting.speedup.is_loss else ""
+        if found is not None and line.setting == found.setting:
+            style = "bold green" if found.is_gain else "bold"
+        table.add_row(as_text(line.setting.label), *(line.figures[index] for index in shown), style=style)
+    return table
+
+
 def _print_differences(console: Console, evaluation: Evaluation) -> None:
     if evaluation.differences:
-        console.print(as_text(wording.differences(evaluation), "yellow"))
+        console.print(as_text(wording.differences(evaluation.differences), "yellow"))
         _print_lines(
             console,
             [
@@ -81,7 +108,7 @@ def _print_differences(console: Console, evaluation: Evaluation) -> None:
 
 def _print_bad_rows(console: Console, evaluation: Evaluation) -> None:
     if evaluation.bad_rows:
-        console.print(as_text(f"{wording.plural(len(evaluation.bad_rows), 'row')} could not be used:", "yellow"))
+        console.print(as_text(f"{plural(len(evaluation.bad_rows), 'row')} could not be used:", "yellow"))
         _print_lines(console, [f"row {row.index}: {row.message}" for row in evaluation.bad_rows])
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import AutoModelForCausalLM, Conv1D, PreTrainedModel
+from transformers import AutoModelForCausalLM, Conv1D, PreTrainedModel, PreTrainedTokenizerFast
 
-from ..hf_compat import has_onednn_bf16, no_init_weights
-from ..models.shallow import decoder_layers, exchanged
+from hf_speculative.hf_compat import has_onednn_bf16, no_init_weights
+from hf_speculative.models.shallow import decoder_layers, exchanged
 
 #: the layers through which attention and MLP write to the residual stream, by the names they have in Llama and GPT-2
 OUTPUT_PROJECTIONS = ("o_proj", "down_proj", "c_proj")
@@ -75,3 +77,9 @@ def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     draft.config = draft.get_submodule(path.rpartition(".")[0]).config = config
     draft.generation_config = copy.deepcopy(model.generation_config)
     return draft
+
+
+def numbered_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are their own ids, for models that have learned no text."""
+    words = WordLevel({str(token): token for token in range(vocab_size)}, unk_token="0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="0", pad_token="0")

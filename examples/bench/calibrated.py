@@ -1,4 +1,6 @@
-"""A calibrated pair: random weights with the acceptance that is asked for.
+"""A calibrated pair: random weights with the acceptance that is asked for, in the dimensions of a known model.
+
+python examples/bench/calibrated.py --shape tinyllama-1.1b --acceptance 0.8
 
 The draft is the target's first layers. What the later layers write to the residual stream is scaled by a factor: at 0 both
 models are the same function, at a large factor they have nothing in common. The factor is bisected until the acceptance
@@ -9,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+import typer
+from compare import show
+from random_weights import best_dtype, draw, first_layers, later_projections, numbered_tokenizer, random_model
+from shapes import SHAPES, Shape
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from .. import theory
-from .heads import make_head
-from .pairs import Calibration, Pair
-from .random_weights import best_dtype, draw, first_layers, later_projections, random_model
-from .shapes import SHAPES, Shape
+from hf_speculative import theory
+from hf_speculative.measuring.drafts import NamedDraft
+from hf_speculative.measuring.rivals import assisted
 
 ENTROPY = 2.0
 NUM_TOKENS = 32
@@ -28,7 +33,24 @@ FACTORS = (2.0**-12, 2.0**4)
 TOLERANCE = 0.015
 
 
-class CalibratedPair(Pair):
+@dataclass(frozen=True)
+class Calibration:
+    """What the calibration of a pair reached.
+
+    Attributes:
+        acceptance: mean over positions of sum min(p, q); when greedy, the share of positions with the same argmax.
+        entropy: mean entropy of the target's distribution at temperature 1, in nats.
+        factor: what the later layers write is scaled by this.
+        num_positions: positions of the target's own text that both figures are means over.
+    """
+
+    acceptance: float
+    entropy: float
+    factor: float
+    num_positions: int
+
+
+class CalibratedPair:
     """A target of a named shape, and its own first layers as the draft.
 
     Args:
@@ -37,8 +59,6 @@ class CalibratedPair(Pair):
         draft_is_target: the target is its own draft: everything is accepted, at the target's cost.
         num_rows: rows of 32 tokens that acceptance is measured on. Default: as many as some seconds allow.
     """
-
-    keeps_by_lot = True
 
     def __init__(
         self,
@@ -57,20 +77,19 @@ class CalibratedPair(Pair):
         self.shape, self.seed = shape, seed
         target = random_model(shape.make_config(), dtype or best_dtype(device), device, seed)
         draft = target if draft_is_target else first_layers(target, shape.draft_layers)
-        super().__init__(target, draft, name=shape.name + (", drafting for itself" if draft_is_target else ""))
+        self.target, self.draft, self.device = target, draft, device
         operations = 1e14 if device.type == "cuda" else 1e11  # of a pass over the text
         self.num_rows = num_rows or min(64, max(6, int(operations / target.num_parameters() / NUM_TOKENS)))
         self.factor = 1.0
         self.projections = later_projections(target, shape.draft_layers)
         self.calibrations: dict[tuple[float, float], Calibration] = {}
         self._scale_logits()
-        self._heads: dict[str, PreTrainedModel] = {}
 
-    def head(self, kind: str) -> PreTrainedModel:
-        """A draft head of random weights, made when it is first asked for."""
-        if kind not in self._heads:
-            self._heads[kind] = make_head(kind, self.target)
-        return self._heads[kind]
+    def prompts(self, batch: int, length: int) -> Tensor:
+        """`(batch, length)` random ids, the same at each call."""
+        generator = torch.Generator().manual_seed(length)
+        vocab_size = self.target.config.get_text_config().vocab_size
+        return torch.randint(1, vocab_size, (batch, length), generator=generator).to(self.device)
 
     def prepare(self, acceptance: float | None, temperature: float) -> Calibration:
         """Calibrate to `acceptance` at `temperature` (0 is greedy), or return to an earlier calibration.
@@ -192,3 +211,28 @@ def bisect(is_above: Callable[[float], bool | None], low: float, high: float, st
 
 def _entropy(logits: Tensor) -> Tensor:
     return torch.distributions.Categorical(logits=logits).entropy().mean()
+
+
+def main(
+    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")] = "tiny",
+    acceptance: Annotated[float, typer.Option(help="0: the draft is hardly ever right; 1: always.")] = 0.8,
+    draft_tokens: Annotated[int, typer.Option(help="Draft length.")] = 4,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    new_tokens: Annotated[int, typer.Option(help="Tokens for each prompt.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 3,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+):
+    """Measure a pair of random weights in real dimensions at a given acceptance."""
+    pair = CalibratedPair(shape, device=device)
+    reached = pair.prepare(acceptance, temperature)
+    print(f"acceptance {reached.acceptance:.1%}, entropy {reached.entropy:.2f} nats")
+    tokenizer = numbered_tokenizer(pair.target.config.get_text_config().vocab_size)
+    rivals = [assisted(pair.target, NamedDraft("draft", "", pair.draft))]
+    prompts = pair.prompts(batch, context).tolist()
+    show(pair.target, pair.draft, tokenizer, prompts, rivals, draft_tokens, new_tokens, temperature, repeats)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -30,11 +30,9 @@ def write(model: PreTrainedModel, path: Path) -> None:
 
     config = model.config
     if config.model_type != "llama":
-        raise ValueError(f"`methods`: llama.cpp is measured with Llama-type models, not with {type(model).__name__}.")
+        raise ValueError(f"llama.cpp is measured with Llama-type models, not with {type(model).__name__}.")
     if (kind := config.rope_parameters["rope_type"]) != "default":
-        raise ValueError(
-            f"`methods`: llama.cpp is measured with plain rotary positions, not with those of type {kind!r}."
-        )
+        raise ValueError(f"llama.cpp is measured with plain rotary positions, not with those of type {kind!r}.")
     vocabulary = range(config.vocab_size)
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, "llama")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import AutoConfig
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,8 +29,7 @@ class Shape:
     config: dict[str, Any] = field(default_factory=dict)
 
     def make_config(self):
-        from transformers import AutoConfig  # not above: the help of the command lists the shapes
-
+        """A config of these dimensions."""
         # No end token, so that every text has the length asked for. Random weights repeat themselves under a tied head.
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
         return AutoConfig.for_model(self.model_type, **self.config, **ends, tie_word_embeddings=False)
