@@ -227,14 +227,14 @@ class Evaluation:
         """Over plain decoding, of whole calls or of a part of each."""
         if setting.is_plain:
             return None
-        pairs = self._pairs(setting, setting.baseline, part)
+        pairs = self.pairs(setting, setting.baseline, part)
         return Speedup.of(pairs, self._spread, is_bounded=self._is_bounded(setting))
 
     def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
         """Over a setting that is not plain decoding."""
-        return Speedup.of(self._pairs(setting, other), self._spread, is_bounded=False)
+        return Speedup.of(self.pairs(setting, other), self._spread, is_bounded=False)
 
-    def _pairs(
+    def pairs(
         self, setting: Setting, other: Setting, part: Part = lambda call: call.work
     ) -> Iterator[tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""

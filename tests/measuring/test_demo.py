@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hf_speculative import embedded_pair
 from hf_speculative.cli import app
 from hf_speculative.measuring.commands import demo
-from hf_speculative.measuring.comparison import Runner
+from hf_speculative.measuring.comparison import Comparison
 from hf_speculative.measuring.speedup import Speedup, Work
 from tests.support import record_demo, site, tiny
 
@@ -37,7 +37,7 @@ def test_options_without_effect_are_refused():
 
 @pytest.mark.parametrize("scene", demo.SCENES, ids=lambda scene: scene.title.split(",")[0])
 def test_both_texts_are_the_same_and_come_in_time(scene):
-    run = Runner(*PAIR, None, scene.setting, scene.seed, max_new_tokens=24, **scene.kwargs)
+    run = Comparison(*PAIR, None, scene.setting, seed=scene.seed, max_new_tokens=24, **scene.kwargs)
     plain, ours = run.timelines(scene.prompt)
     assert "".join(piece.text for piece in plain) == "".join(piece.text for piece in ours)
     assert len(plain) == 24 and any(piece.is_from_draft for piece in ours) and not any(p.is_from_draft for p in plain)

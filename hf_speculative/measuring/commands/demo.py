@@ -20,8 +20,9 @@ from ...embedded import embedded_pair
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ...reports.timing import timed
-from ..comparison import Comparison, Piece, Runner
-from ..render.comparison import STYLES
+from ..comparison import Comparison, Piece
+from ..render.screen import STYLES
+from ..results import Evaluation
 from ..settings import Setting
 from ..speedup import Speedup, Work, interval
 
@@ -87,27 +88,41 @@ def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS)
     counts = [0, 0]
     all_same, is_disturbed = True, False
     for number, scene in enumerate(SCENES, start=1):
-        run = Runner(
-            target, draft, tokenizer, None, scene.setting, scene.seed, max_new_tokens=num_tokens, **scene.kwargs
+        run = Comparison(
+            target,
+            draft,
+            tokenizer,
+            None,
+            scene.setting,
+            repeats=repeats,
+            seed=scene.seed,
+            max_new_tokens=num_tokens,
+            **scene.kwargs,
         )
         # few frames, which take time from what is measured
         waiting = console.status(f"text {number} of {len(SCENES)}: decoding both ways in turn", refresh_per_second=2)
         with waiting if _is_watched(console) else nullcontext():
             run.warm_up([scene.prompt])
-            comparison, busy = Comparison(scene.setting), BusyTime()
-            for repeat in range(repeats):
-                run.compare([scene.prompt], comparison, again=repeat > 0)
-            is_disturbed |= busy.share < LEAST_SHARE or not are_alike(comparison.pairs)
             plain, ours = run.timelines(scene.prompt)
-        passes = comparison.num_plain_passes // repeats, comparison.statistics.num_target_forwards // repeats
+            busy = BusyTime()
+            run.compare([scene.prompt])
+            evaluation = run.evaluation
+            timed_pairs = list(evaluation.pairs(scene.setting, scene.setting.baseline))
+            is_disturbed |= busy.share < LEAST_SHARE or not are_alike(timed_pairs)
+        passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
         _play(console, scene.prompt, plain, ours, passes)
-        pairs += comparison.pairs
+        pairs += timed_pairs
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
-        all_same &= comparison.num_identical == 1
+        all_same &= evaluation.totals(scene.setting).num_identical == 1
     speedup = None if is_disturbed else Speedup.of(pairs, interval)
     console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, speedup, is_disturbed)}[/]\n")
     console.print(HOW_TO_GO_ON, highlight=False, soft_wrap=True)
+
+
+def _passes(evaluation: Evaluation, setting: Setting) -> int:
+    """Target passes of the first repeat."""
+    return evaluation.calls[setting.name][0].num_target_passes
 
 
 class BusyTime:

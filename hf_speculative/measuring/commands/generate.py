@@ -92,6 +92,7 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line for each prompt, then one with the totals.")
     ] = False,
+    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the table what the figures mean.")] = False,
     *,
     drafting: dict[str, Any],
 ) -> None:
@@ -130,8 +131,8 @@ def generate(
     if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
-        from ..comparison import Comparison, Runner
-        from ..render import comparison as screen
+        from ..comparison import Comparison
+        from ..render import screen
         from ..settings import Setting
         from .prompts import batches, prompt_source, usable
     quiet_transformers()
@@ -148,32 +149,38 @@ def generate(
             model, draft_model, dtype, device, needs_draft=not names_source, head=True
         )
     sampling = {"top_k": top_k, "top_p": top_p} if temperature else {}
-    run = Runner(target, draft, tokenizer, other, setting, seed, max_new_tokens=max_new_tokens, **sampling)
     repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
+    comparison = Comparison(
+        target,
+        draft,
+        tokenizer,
+        other,
+        setting,
+        num_prompts=total,
+        batch_size=batch_size,
+        repeats=repeats,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        **sampling,
+    )
     shows = not as_json and (total <= FEW if show_text is None else show_text)
     streams = shows and batch_size == 1
     if shows and out.is_terminal:
         out.print(screen.MEANING)
-    comparison, is_stopped = Comparison(setting), False
+    is_stopped = False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # rich would send what is printed meanwhile, JSON for a file say, where the bar goes
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
-    task = progress.add_task("decoding both ways", total=total * repeats)
+    task = progress.add_task("decoding both ways", total=total)
 
     def decode(batch: list[str]) -> None:
         if streams:
-            screen.print_text(out, batch[0], run.stream(batch[0]))
-        if not comparison.pairs:
-            with progress:
-                run.warm_up(batch)
-        for repeat in range(repeats):
-            with progress:
-                rows = run.compare(batch, comparison, again=repeat > 0)
-                progress.advance(task, len(batch))
-            if repeat == 0:
-                show(batch, rows)
-
-    def show(batch: list[str], rows: list[dict[str, Any]]) -> None:
+            screen.print_text(out, batch[0], comparison.stream(batch[0]))
+        with progress:
+            if not comparison.num_prompts:
+                comparison.warm_up(batch)
+            rows = comparison.compare(batch)
+            progress.advance(task, len(batch))
         for text, row in zip(batch, rows, strict=True):
             if as_json:
                 print(json.dumps({"prompt": text, **row["json"]}), flush=True)
@@ -189,15 +196,19 @@ def generate(
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True
-        err.print(f"\nstopped after {comparison.num_prompts} of {total} prompts")
-    if comparison.num_prompts:
+    evaluation = comparison.evaluation
+    totals = evaluation.totals(setting)
+    if is_stopped:
+        err.print(f"\nstopped after {totals.num_prompts} of {total} prompts")
+    if totals.num_prompts:
         if as_json:
-            print(json.dumps({"total": comparison.to_dict()}), flush=True)
+            plain = evaluation.totals(setting.baseline).to_dict()
+            print(json.dumps({"total": totals.to_dict() | {"plain": plain}}), flush=True)
         else:
-            screen.print_comparison(out, comparison)
+            screen.print_evaluation(out, evaluation, glossary)
     if is_stopped:
         raise typer.Exit(STOPPED)
-    if not comparison.num_prompts:
+    if not totals.num_prompts:
         raise typer.Exit(1)
 
 

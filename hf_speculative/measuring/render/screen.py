@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...reports.formats import plural
+from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ..results import Evaluation
 from . import wording
@@ -22,6 +23,18 @@ MAX_LINES = 5
 NAME_WIDTH = 18
 #: columns that a narrow terminal goes without: those of rivals, then these, the first ones first
 LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts")
+
+#: the draft's tokens that the target kept, and the target's own
+STYLES = {True: "green", False: "bold"}
+MEANING = "[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added."
+
+
+def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]) -> None:
+    """Print a prompt and its continuation, piece by piece as they are generated."""
+    console.out(visible(prompt), style="dim", end="")
+    for piece, is_from_draft in pieces:
+        console.out(visible(piece), style=STYLES[is_from_draft], end="")
+    console.out("\n")
 
 
 def print_evaluation(console: Console, found: Found, glossary: bool = False) -> None:
