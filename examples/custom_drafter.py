@@ -39,9 +39,8 @@ idioms = Idioms(
 )
 inputs = tokenizer("import sys\n\ndef main():\n    pass\n\nif __name__", return_tensors="pt")
 kwargs = {**inputs, "max_new_tokens": 40, "do_sample": False}
-config = hs.SpeculativeConfig(drafter=idioms, num_draft_tokens=6)
 with hs.record() as stats:
-    output = hs.generate(target, speculative_config=config, **kwargs)
+    output = hs.generate(target, draft_model=idioms, num_draft_tokens=6, **kwargs)
 print(tokenizer.decode(output[0]))
 print(f"accepted {stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} idiom tokens")
 assert torch.equal(output, target.generate(**kwargs))

@@ -46,7 +46,7 @@ def main(
     model, draft, tokenizer = hs.embedded_pair()
     # The first name is that of newer versions of transformers.
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    hs.attach(model, draft, hs.SpeculativeConfig(num_draft_tokens=4))
+    hs.attach(model, draft, config=hs.SpeculativeConfig(num_draft_tokens=4))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     draft_optimizer = torch.optim.Adam(draft.parameters(), lr=learning_rate)
     inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left")

@@ -80,7 +80,7 @@ def train(steps: int, plain: bool = False, refresh_draft: bool = False, output: 
     model, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
     if not plain:
-        hs.attach(model, draft, hs.SpeculativeConfig(num_draft_tokens=4, reproducible=True))
+        hs.attach(model, draft, config=hs.SpeculativeConfig(num_draft_tokens=4, reproducible=True))
     arguments = GRPOConfig(
         output_dir=output,
         max_steps=steps,

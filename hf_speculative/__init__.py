@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .drafting.source import DraftSource
     from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair
+    from .embedded.examples import example_pair
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
@@ -33,6 +34,7 @@ else:
             ".call.output": ["GenerateSpeculativeOutput"],
             ".drafting.source": ["DraftSource"],
             ".embedded": ["embedded_pair"],
+            ".embedded.examples": ["example_pair"],
             ".drafting.suffix": ["SuffixStore"],
             ".measuring": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
             ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
@@ -79,6 +81,7 @@ __all__ = [
     "detach",
     "embedded_pair",
     "evaluate",
+    "example_pair",
     "from_pretrained",
     "generate",
     "generate_batches",

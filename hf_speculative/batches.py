@@ -34,7 +34,7 @@ from .types import Round
 #: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
 PROMPTS_PER_LANE = 16
 #: nothing is drafted, so there is nothing to measure either
-NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
+NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Run:
         kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
         options = prepare(model, kwargs, *attached_to(model))
         if options is None:
-            options = prepare(model, kwargs | {"speculative_config": NO_DRAFT}, None, None)
+            options = prepare(model, kwargs | NO_DRAFT, None, None)
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
@@ -20,15 +19,21 @@ from transformers import GenerationMixin, PreTrainedModel
 from .call import checks
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
-from .call.option_table import ATTACHED_SOURCES, CALL, documented
+from .call.option_table import CALL, DRAFTS, documented
+from .call.option_table import checked as checked_option
 from .call.output import GenerateSpeculativeOutput
 from .call.packed import check_pack_weights, pack
 from .call.preparation import checked, load_draft
-from .call.sources import go_together, is_configured, source_of
+from .call.sources import is_configured, source_of
 from .call.statistics import Statistics
+from .drafting.source import DraftSource
+from .interfaces import Drafter
 from .models import modes_of_a_call, packing, pool
 from .models.model_state import forget
 from .types import Round
+
+#: what may draft: a model, its name, a method, a drafter of your own, or several of these
+DraftModel: TypeAlias = "PreTrainedModel | str | Drafter | DraftSource | Sequence[PreTrainedModel | str | Drafter]"
 
 
 @documented(CALL)
@@ -89,7 +94,7 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
     plain_generate = plain_generate_of(model)
     options, kwargs = checked(model, plain_generate, generate_kwargs, *attached_to(model))
     if options is None:
-        raise ValueError("nothing asks for a draft: give `draft_model=` or `method='auto'`.")
+        raise ValueError("nothing asks for a draft: give `draft_model=`, 'auto' if you have none.")
     decode = SpeculativeDecoding(options).rounds
     with (
         modes_of_a_call(model, options.source.draft_model),
@@ -128,8 +133,8 @@ def own_generate(model):
     return vars(model).get("generate")
 
 
-def attached_to(model) -> tuple[PreTrainedModel | None, SpeculativeConfig | None]:
-    """The draft and the settings that `attach` gave a model, if it did."""
+def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
+    """What `attach` gave a model, if it did: the draft, as `load_draft` returns it, and the settings."""
     attached = own_generate(model)
     return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
 
@@ -137,14 +142,8 @@ def attached_to(model) -> tuple[PreTrainedModel | None, SpeculativeConfig | None
 class Attached:
     """`model.generate` of a model that `attach` gave a draft. Copies and pickles along with the model."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        draft_model: PreTrainedModel | None,
-        config: SpeculativeConfig,
-        pack_weights: bool | str = False,
-    ):
-        self.model, self.draft_model, self.config, self.pack_weights = model, draft_model, config, pack_weights
+    def __init__(self, model: PreTrainedModel, draft_model: Any, config: SpeculativeConfig):
+        self.model, self.draft_model, self.config = model, draft_model, config
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -154,18 +153,23 @@ class Attached:
     def plain_generate(self):
         return type(self.model).generate.__get__(self.model)
 
-    def pack(self, kwargs: dict[str, Any]) -> None:
-        """Both models' weights are packed, if asked for, as far as a call with `kwargs` reads packed ones."""
-        for model in (self.model, self.draft_model):
-            if model is not None:
-                pack(model, self.pack_weights, kwargs, kwargs.get("speculative_config"), self.config)
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The target, and the draft model if there is one."""
+        draft, _ = DRAFTS.split(self.draft_model)
+        return [model for model in (self.model, draft) if isinstance(model, PreTrainedModel)]
+
+    def pack(self, in_call: SpeculativeConfig | None = None) -> None:
+        """Pack the weights of both models, if asked for, as far as a call with these settings reads packed ones."""
+        for model in self.models:
+            pack(model, self.config, in_call)
 
     def unpack(self) -> None:
-        for model in (self.model, self.draft_model):
+        for model in self.models:
             packing.unpack_weights(model)
 
     def __call__(self, *args, **kwargs):
-        self.pack(kwargs)
+        self.pack(kwargs.get("speculative_config"))
         if kwargs.get("custom_generate") is not None:
             return self.plain_generate(*args, **kwargs)
         kwargs = _bind(self.plain_generate, args, kwargs)
@@ -174,10 +178,11 @@ class Attached:
 
 def attach(
     model: PreTrainedModel,
-    draft_model: PreTrainedModel | str | None = None,
+    draft_model: DraftModel | None = None,
+    *,
+    num_draft_tokens: int | None = None,
+    reproducible: bool | None = None,
     config: SpeculativeConfig | None = None,
-    pack_weights: bool | str = False,
-    **settings,
 ) -> PreTrainedModel:
     """Give `model` a draft, so that every caller of `model.generate` speculates, until `detach`.
 
@@ -186,44 +191,38 @@ def attach(
 
     Args:
         model: the target.
-        draft_model: a smaller model, or the name of one. Without it, `method="auto"` drafts, which needs none, unless the
-            model's `generation_config` names a source of drafts, as `assistant_early_exit` does.
-        config: further settings, among them the tokenizers of both where their vocabularies differ; the call's own come first.
-        pack_weights: on a CPU, keep the weights of linear layers in the order that the processor reads fastest, in place of the
-            plain ones, until `detach` or somebody looks at them: `True` wherever it can be done, `"auto"` where that is faster
-            on this machine, in eager passes, or in compiled ones if the calls run these. In float32 the last bits of products
-            change. Plain `generate` of the attached model runs on them, too: see docs/packed-weights.md.
-        **settings: fields of `SpeculativeConfig`, instead of a `config` or before it: `method="suffix"` needs no draft.
+        draft_model: what guesses ahead, as in a call: a smaller model or its name, a method such as `"suffix"`, a list. Without
+            it, `"auto"` drafts, which needs no model, unless the model's `generation_config` names a source of drafts.
+        num_draft_tokens: tokens to draft before the target checks them; chosen each round by measured cost if left out.
+        reproducible: sample token for token what plain `generate` samples under the same seed.
+        config: all other settings; a call's own come first.
 
     Returns:
         The same `model`.
+
+    Raises:
+        ValueError, TypeError: a draft that does not fit, a setting out of range, a `generate` that was replaced already.
     """
-    config = SpeculativeConfig(**settings).over(config or SpeculativeConfig())
+    own = SpeculativeConfig(num_draft_tokens=num_draft_tokens, reproducible=reproducible)
+    config = own.over(config or SpeculativeConfig())
     target = checks.unwrap(model, "model")
     if not isinstance(target, PreTrainedModel):
         raise TypeError(f"`model` is of type {type(model).__name__}: pass a transformers model.")
-    found = {"draft_model": draft_model} | {name: getattr(config, name) for name in ATTACHED_SOURCES}
-    named = [name for name, value in found.items() if value is not None]
-    if not named and not is_configured(getattr(target, "generation_config", None)):
-        config = replace(config, method="auto")
-    if len(named) > 1 and not go_together(named):
-        raise ValueError(f"{' and '.join(f'`{name}`' for name in named)} are two sources of drafts: give one.")
+    if draft_model is None and not is_configured(getattr(target, "generation_config", None)):
+        draft_model = "auto"
     existing = own_generate(target)
     if existing is not None and not isinstance(existing, Attached):
         name = getattr(existing, "__qualname__", None) or type(existing).__name__  # a repr may hold the whole model
         raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
-    check_pack_weights(pack_weights, target, config)
+    check_pack_weights(target, config)
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        checks.check_source(source_of("draft_model", draft), target)  # a call may bring what else it needs
-    for name in ATTACHED_SOURCES:
-        if getattr(config, name) is not None:
-            checks.check_source(source_of(name, getattr(config, name), vars(config)), target)
+        checks.check_source(source_of("draft_model", draft, vars(config)), target)
     if existing is not None:
         existing.unpack()
-    target.generate = Attached(target, draft, config, pack_weights)
-    target.generate.pack({})
+    target.generate = Attached(target, draft, config)
+    target.generate.pack()
     return model
 
 
@@ -238,7 +237,8 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     if isinstance(attached, Attached):
         attached.unpack()
         del target.generate
-        pool.release(attached.draft_model)
+        for one in attached.models:
+            pool.release(one)
     pool.release(target)
     forget(target)
     return model
@@ -258,7 +258,8 @@ def _patched(original):
         if kwargs.get("custom_generate") is not None or not patches:
             return original(self, *args, **kwargs)
         plain_generate = original.__get__(self)
-        return _generate(self, plain_generate, _bind(plain_generate, args, kwargs), attached_config=patches[0].config)
+        kwargs = _bind(plain_generate, args, kwargs)
+        return _generate(self, plain_generate, kwargs, patches[0].draft_model, patches[0].config)
 
     return generate
 
@@ -272,16 +273,18 @@ class patch_transformers:
         patch = hf_speculative.patch_transformers()  # the same, until patch.undo()
 
     A call with a draft, `assistant_model=` and prompt lookup included, goes through this package; any other call is
-    transformers' own, unless settings say where drafts come from: `patch_transformers(method="auto")`.
+    transformers' own, unless a draft is given here: `patch_transformers("auto")`.
 
     Args:
-        **settings: fields of `SpeculativeConfig`, as if attached to each model that has nothing attached.
+        draft_model, config: as if attached to each model that has nothing attached.
     """
 
     _pair: tuple[Any, Any]  # transformers' own and ours, of the patches that are in force
 
-    def __init__(self, **settings):
-        self.config = SpeculativeConfig(**settings)
+    def __init__(self, draft_model: DraftModel | None = None, config: SpeculativeConfig | None = None):
+        self.draft_model, self.config = checked_option("draft_model", draft_model), config or SpeculativeConfig()
+        if self.config.pack_weights:
+            raise ValueError("`pack_weights` is about one model: give it to `attach`.")
         with _patching:
             if not _patches:
                 original = GenerationMixin.generate

@@ -15,6 +15,8 @@ AND = "+"
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 #: the embedded models, as commands name them
 EMBEDDED = {"embedded": "target", "embedded/draft": "draft", "embedded/head": "head"}
+#: models with real weights that have a short name here, see `embedded/examples.py`
+EXAMPLES = ("smollm2",)
 
 
 def place_of(name: str | Path) -> str:

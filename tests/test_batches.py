@@ -8,7 +8,6 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, set_seed
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
 from hf_speculative.models import EarlyExitModel, RaggedModel
 from hf_speculative.types import Batch
@@ -123,9 +122,9 @@ def test_mtp_layers(tmp_path):
 
 @pytest.mark.parametrize("kind", [StringMatch, TokenIntersection])
 def test_a_draft_with_another_tokenizer(target, draft, expected, kind):
-    config = SpeculativeConfig(drafter=MAKE_DRAFTER[kind](draft))
+    config = {"draft_model": MAKE_DRAFTER[kind](draft)}
     with hs.record() as stats:
-        assert refilled(target, speculative_config=config) == expected
+        assert refilled(target, **config) == expected
     assert stats.num_accepted_draft_tokens > 0
 
 

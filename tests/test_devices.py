@@ -72,7 +72,7 @@ def of_draft(draft) -> dict:
 
 def of_beams(draft) -> dict:
     drafter = DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
-    return {"num_draft_tokens": 5, "speculative_config": SpeculativeConfig(drafter=drafter)}
+    return {"num_draft_tokens": 5, "draft_model": drafter}
 
 
 def of_nothing(draft) -> dict:
@@ -94,9 +94,9 @@ ONE_READ = {
     "guidance": (of_draft, THREE | {"guidance_scale": 1.5}),
     "early exit": (of_nothing, {"assistant_early_exit": 1}),
     "prompt lookup": (of_nothing, {"prompt_lookup_num_tokens": 3}),
-    "text": (of_nothing, {"method": "suffix"}),
-    "recycling, trees": (of_nothing, {"method": "recycling"}),
-    "auto, trees": (of_nothing, {"method": "auto"}),
+    "text": (of_nothing, {"draft_model": "suffix"}),
+    "recycling, trees": (of_nothing, {"draft_model": "recycling"}),
+    "auto, trees": (of_nothing, {"draft_model": "auto"}),
     "beams, trees": (of_beams, {}),
     "graphs": (of_draft, THREE | {"cuda_graphs": True}),
     "graphs, sampled": (of_draft, SAMPLED | {"cuda_graphs": True}),
@@ -213,7 +213,7 @@ def test_a_target_spread_over_two_devices(draft_place, gpus):
     for name, place in places.items():
         target.get_submodule(name).to(place)
     target = dispatch_model(target, places, force_hooks=True)
-    for options in (THREE, {"method": "auto"}):
+    for options in (THREE, {"draft_model": "auto"}):
         options = options if "method" in options else options | {"draft_model": draft}
         found = hs.generate(target, **prompts("cuda:0"), **SETTINGS, **options)
         assert ids(found) == ids(DEEPER.generate(**prompts("cpu"), **SETTINGS))
@@ -236,14 +236,26 @@ class TestGraphs:
         target, draft = on("cuda:0", TARGET, DRAFT)
         for num_rows in (2, 1, 2):
             found = hs.generate(
-                target, **prompts("cuda:0", num_rows), **SETTINGS, **THREE, draft_model=draft, cuda_graphs=True
+                target,
+                **prompts("cuda:0", num_rows),
+                **SETTINGS,
+                **THREE,
+                draft_model=draft,
+                speculative_config=hs.SpeculativeConfig(cuda_graphs=True),
             )
             assert ids(found) == ids(TARGET.generate(**prompts("cpu", num_rows), **SETTINGS))
         assert gpus.num_replays > len(gpus.graphs) > 0
 
     def test_a_device_that_is_not_the_current_one(self, gpus):
         target, draft = on("cuda:1", TARGET, DRAFT)
-        found = hs.generate(target, **prompts("cuda:1"), **SETTINGS, **THREE, draft_model=draft, cuda_graphs=True)
+        found = hs.generate(
+            target,
+            **prompts("cuda:1"),
+            **SETTINGS,
+            **THREE,
+            draft_model=draft,
+            speculative_config=hs.SpeculativeConfig(cuda_graphs=True),
+        )
         assert ids(found) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
         assert gpus.num_replays > 0 and gpus.timed == {1}, "captured, and timed, where the models are"
 

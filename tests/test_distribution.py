@@ -49,13 +49,13 @@ def test_sampling_with_a_draft_model(pair, rule, name):
     # Bigrams of the padding count as seen in plain generate, too: prompts without padding for that one.
     prompts = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else PROMPTS
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
-    assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, prompts, **settings)
+    assert_exact(pair[0], {"draft_model": pair[1], **config}, prompts, **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sampling_under_every_schedule(pair, schedule):
     config = SpeculativeConfig(schedule=SCHEDULES[schedule])
-    assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
+    assert_exact(pair[0], {"draft_model": pair[1], **config}, top_k=3)
 
 
 def test_sampling_with_prompt_lookup(pair):
@@ -74,7 +74,7 @@ def broken(pair):
 @pytest.mark.parametrize("rule", slow_but(RULES, "block"))
 def test_a_broken_draft(pair, broken, rule):
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
-    assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
+    assert_exact(pair[0], {"draft_model": broken, **config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
 
 
 def test_padded_draft_vocabulary():
@@ -120,7 +120,7 @@ def test_control_a_rule_that_is_not_exact_is_caught(pair, rule, monkeypatch):
     monkeypatch.setattr(token, "draw_next_token", forgets_the_residual)
     config = SpeculativeConfig(rule=rule(), num_draft_tokens=3)
     with pytest.raises(AssertionError, match="too probable"):
-        assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
+        assert_exact(pair[0], {"draft_model": pair[1], **config}, top_k=3)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_control_biased_samples_are_caught(pair, drawn):
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_sampled_verification(pair, broken, is_broken):
     config = SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
-    draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
+    draft = {"draft_model": broken if is_broken else pair[1], **config}
     for prompt, samples in sample(pair[0], draft, top_k=3):
         assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))
 
@@ -170,9 +170,9 @@ def test_drawn_trees(pair, rule):
         pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()
     )  # what the draft thinks of the newest token alone
     drafter = trees.DrawingDrafter(after, [-1, 0, -1, 2])
-    config = SpeculativeConfig(drafter=drafter, rule=rule, schedule=WholeTrees(4))
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
     with hs.record() as statistics:
-        drawn = sample(pair[0], {"speculative_config": config}, top_k=3)
+        drawn = sample(pair[0], {**config}, top_k=3)
     assert statistics.mean_acceptance_length > 1.4
     for prompt, samples in drawn:
         assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))

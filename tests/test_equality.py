@@ -195,7 +195,13 @@ def test_reproducible_sampling_with_a_generator(target, draft):
     expected = target.generate(**kwargs)
     generator = torch.Generator().manual_seed(3)
     before = torch.get_rng_state()
-    found = hs.generate(target, **kwargs, draft_model=draft, reproducible=True, generator=generator)
+    found = hs.generate(
+        target,
+        **kwargs,
+        draft_model=draft,
+        reproducible=True,
+        speculative_config=hs.SpeculativeConfig(generator=generator),
+    )
     assert found.tolist() == expected.tolist() and torch.equal(before, torch.get_rng_state())
 
 
@@ -221,5 +227,8 @@ def test_the_same_seed_gives_the_same_tokens_the_first_and_the_tenth_time(target
     first = once()
     assert all(once() == first for _ in range(9))
     generators = [torch.Generator().manual_seed(7) for _ in range(2)]
-    a, b = (hs.generate(target, **kwargs, draft_model=draft, generator=g).tolist() for g in generators)
+    a, b = (
+        hs.generate(target, **kwargs, draft_model=draft, speculative_config=hs.SpeculativeConfig(generator=g)).tolist()
+        for g in generators
+    )
     assert a == b

@@ -101,7 +101,7 @@ def test_attach_and_detach(attached, draft):
     assert speculates(lambda: hs.generate(attached, **tiny.prompts(3), **KWARGS))
     expected = hs.detach(attached).generate(**tiny.prompts(3), **KWARGS)
     assert "generate" not in vars(attached)
-    hs.attach(attached, draft, hs.SpeculativeConfig(num_draft_tokens=2))
+    hs.attach(attached, draft, config=hs.SpeculativeConfig(num_draft_tokens=2))
     with hs.record() as stats:
         assert attached.generate(**tiny.prompts(3), **KWARGS).tolist() == expected.tolist()
     assert len(stats.acceptance_histogram) <= 3
@@ -120,7 +120,7 @@ def test_a_call_overrides_what_is_attached(attached, draft, unrelated):
 def test_the_call_overrides_an_attached_schedule(draft):
     from hf_speculative.schedules import Constant
 
-    model = hs.attach(tiny.llama(), draft, hs.SpeculativeConfig(schedule=Constant(1)))
+    model = hs.attach(tiny.llama(), draft, config=hs.SpeculativeConfig(schedule=Constant(1)))
     for kwargs, longest in (({}, 1), ({"num_draft_tokens": 6}, 6)):
         with hs.record() as stats:
             model.generate(**tiny.prompts(1), **KWARGS, **kwargs)
@@ -129,7 +129,7 @@ def test_the_call_overrides_an_attached_schedule(draft):
 
 
 def test_an_attached_generator_leaves_greedy_calls_alone(draft):
-    model = hs.attach(tiny.llama(), draft, hs.SpeculativeConfig(generator=torch.Generator()))
+    model = hs.attach(tiny.llama(), draft, config=hs.SpeculativeConfig(generator=torch.Generator()))
     assert speculates(lambda: model.generate(**tiny.prompts(1), **KWARGS))
 
 
@@ -230,7 +230,7 @@ def test_patch_transformers_in_threads(target, draft):
 
 
 def test_settings_of_nested_patches(target):
-    with hs.patch_transformers(method="auto"):
+    with hs.patch_transformers(draft_model="auto"):
         with hs.patch_transformers():
             assert not speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
         assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
@@ -357,7 +357,7 @@ def test_an_error_in_a_drafter_reaches_the_user(target):
             raise LookupError("no idea")
 
     with pytest.raises(LookupError, match="no idea"):
-        hs.generate(target, **tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(drafter=Broken()))
+        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=Broken())
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,8 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
         }
     length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
     source = chance.choice(
-        [{"draft_model": "draft"}] * 3 + [{"method": "auto"}, {"method": "suffix"}, {"prompt_lookup_num_tokens": 4}]
+        [{"draft_model": "draft"}] * 3
+        + [{"draft_model": "auto"}, {"method": "suffix"}, {"prompt_lookup_num_tokens": 4}]
     )
     drafts = source | (length if "prompt_lookup_num_tokens" not in source else {})
     return kind, call, drafts | ({"reproducible": True} if call["do_sample"] else {})

@@ -45,7 +45,7 @@ def test_trees_give_plain_tokens(processors, mode, batch_size):
     torch.manual_seed(7)
     plain = model.generate(**inputs, **fresh(settings))
     drafter = trees.KnowingDrafter(without_padding(inputs, plain), tiny.VOCAB)
-    options = {"speculative_config": hs.SpeculativeConfig(drafter=drafter), "num_draft_tokens": 9}
+    options = {"draft_model": drafter, "num_draft_tokens": 9}
     torch.manual_seed(7)
     with hs.record() as statistics:
         found = hs.generate(model, **inputs, **fresh(settings), **options, reproducible=mode == "reproducible")
@@ -65,8 +65,8 @@ def test_rows_that_wait_take_lanes_between_trees():
     settings = SETTINGS | {"do_sample": False, "eos_token_id": [3, 17, 40]}
     plain = [model.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     drafter = trees.KnowingDrafter(plain, tiny.VOCAB)
-    config = hs.SpeculativeConfig(drafter=drafter, num_draft_tokens=9)
-    rows = hs.generate_batches(model, prompts, batch_size=3, speculative_config=config, **settings)
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=9)}
+    rows = hs.generate_batches(model, prompts, batch_size=3, **config, **settings)
     assert [row.prompt_ids + row.new_ids for row in rows] == plain
     assert len({len(text) for text in plain}) > 3 and drafter.num_branching > 3
 
@@ -90,8 +90,8 @@ class OfChains(TokenVerification):
 
 
 def with_fixed_tree(model, parents, **options):
-    config = hs.SpeculativeConfig(drafter=Fixed(parents), num_draft_tokens=2)
-    settings = SETTINGS | {"do_sample": False, "speculative_config": config}
+    config = {"draft_model": Fixed(parents), "speculative_config": hs.SpeculativeConfig(num_draft_tokens=2)}
+    settings = SETTINGS | {"do_sample": False, **config}
     return hs.generate(model, **tiny.prompts(2), **settings, **options)
 
 

@@ -10,34 +10,24 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..drafting.source import DraftSource
-from ..interfaces import Drafter, Rule, Schedule
+from ..interfaces import Rule, Schedule
 from .generation_settings import first_given
-from .option_table import CONFIG, checked, documented
+from .option_table import CONFIG, IN_CALL, ROWS, checked, documented
 
 
 @documented(CONFIG)
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Settings for `attach`, for a call, or for `save_pretrained`; what is left open is taken from where docs/options.md says.
+    """Settings for `attach`, for a call, or for `save_pretrained`: length, source, verification, execution.
+
+    What is left open is taken from where docs/options.md says.
 
     Raises:
         ValueError, TypeError: a value out of range or of another type; `num_draft_tokens` beside a `schedule`.
     """
 
     num_draft_tokens: int | None = None
-    drafter: Drafter | DraftSource | None = None
-    method: str | None = None
-    rule: Rule | str | None = None
-    draft_sample_method: str | None = None
     schedule: Schedule | None = None
-    reproducible: bool | None = None
-    generator: torch.Generator | None = None
-    compile: bool | str | None = None
-    cuda_graphs: bool | None = None
-    allow_lossy: bool | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    draft_tokenizer: PreTrainedTokenizerBase | None = None
-    vocabulary_mapping: str | None = None
     tree_top_k: int | None = None
     tree_depth: int | None = None
     corpus: Any = None
@@ -45,6 +35,17 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float | None = None
     suffix_decoding_min_token_prob: float | None = None
     suffix_decoding_max_cached_requests: int | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+    vocabulary_mapping: str | None = None
+    reproducible: bool | None = None
+    rule: Rule | str | None = None
+    draft_sample_method: str | None = None
+    allow_lossy: bool | None = None
+    generator: torch.Generator | None = None
+    compile: bool | str | None = None
+    cuda_graphs: bool | None = None
+    pack_weights: bool | str | None = None
 
     def __post_init__(self):
         for one in fields(self):
@@ -63,6 +64,17 @@ class SpeculativeConfig:
         elif self.schedule is not None:
             chosen["num_draft_tokens"] = None
         return SpeculativeConfig(**chosen)
+
+
+def as_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name as keywords of `generate`: settings that are no keyword go into a `speculative_config`."""
+    names = [name for name in options if name in ROWS and name not in IN_CALL]
+    keywords = {name: value for name, value in options.items() if name not in names}
+    settings = SpeculativeConfig(**{name: options[name] for name in names})
+    if settings == SpeculativeConfig():
+        return keywords
+    given = keywords.get("speculative_config") or SpeculativeConfig()
+    return keywords | {"speculative_config": settings.over(given)}
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .option_types import (
+    Drafts,
     Flag,
     FlagOr,
     HasMethods,
     Instance,
     Name,
-    Names,
     OptionType,
     PositiveNumber,
     Probability,
@@ -67,14 +67,17 @@ class Option:
         return (self.name, *self.aliases)
 
 
-_SETTING = (CALL, CONFIG)
+_SETTING = (CONFIG,)
 _SOURCE = (CALL, GENERATION_CONFIG)
 _AS_CONFIGURED = (CALL, GENERATION_CONFIG, DRAFTS_OWN)
 
-_MODEL = Instance(("torch.nn:Module",), "a transformers model, or the name or folder of one")
-_DRAFTER = Instance(
-    ("hf_speculative:Drafter", "hf_speculative:DraftSource"),
-    "an object of a subclass of hf_speculative.Drafter or hf_speculative.DraftSource",
+DRAFTS = Drafts(
+    ("auto", "suffix", "recycling", "ngram"),
+    {"auto": "is several of these already: leave it out, or the others"},
+    Instance(
+        ("torch.nn:Module", "hf_speculative:Drafter", "hf_speculative:DraftSource"),
+        "a transformers model, its name or folder, a hf_speculative.Drafter or DraftSource",
+    ),
 )
 _SCHEDULE = Instance(("hf_speculative:Schedule",), "an object of a subclass of hf_speculative.Schedule")
 _SCHEDULES = Name(
@@ -93,123 +96,134 @@ _CORPUS = Name(
         "a file or folder, a list of texts and paths, or a hf_speculative.SuffixStore",
     )
 )
-_METHODS = Names(
-    ("auto", "suffix", "recycling", "ngram"), alone={"auto": "is several of these already: leave it out, or the others"}
-)
 _DEPTH = WholeNumber("has no room for a match and a token after it: give 2 or more.", minimum=2)
 _REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
 _LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
 
 # fmt: off
-OPTIONS = (
-    # sources of drafts, those of a generation_config in the order in which transformers asks for them
-    Option("draft_model", Name(instance=_MODEL), (CALL,), "what was attached; `None` in a call is plain decoding",
-           "The draft, a smaller model that guesses ahead.", aliases=("assistant_model",), is_source=True),
-    Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
-           "Draft with the target's own first layers, so many of them.", is_source=True, page="self-drafting.md"),
-    Option("prompt_lookup_num_tokens", WholeNumber(), _SOURCE, "off",
-           "Draft by copying what followed the same tokens earlier in the text, up to so many tokens a round.", is_source=True),
-    Option("use_mtp", Flag(), _SOURCE, "off",
-           "Draft with the multi-token prediction layers of the target's checkpoint.", is_source=True, page="self-drafting.md"),
-    Option("method", _METHODS, _SETTING, "none",
-           "Draft without a model: `suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; "
-           "`recycling` tries what the target found likely after the same token; `ngram` is prompt lookup; several go "
-           "together, in a list or as `suffix+ngram`; `auto` is `recycling+suffix` with longer copies.",
-           is_source=True, page="no-draft-model.md#several-methods"),
-    Option("drafter", _DRAFTER, (CONFIG,), "none",
-           "Your own drafter, or source of drafts, in place of a draft model.", is_source=True, page="extend.md"),
-    # how much to draft
-    Option("num_draft_tokens", WholeNumber(), (*_SETTING, GENERATION_CONFIG, DRAFTS_OWN), "chosen each round, by measured cost",
-           "How many tokens to draft before the target checks them.",
-           aliases=("num_assistant_tokens",), page="draft-length.md"),
-    Option("num_assistant_tokens_schedule", _SCHEDULES, _AS_CONFIGURED, "`adaptive`; `constant` where a number is given",
-           "How that number changes from round to round: `adaptive`, by measured cost, up to the number; `heuristic`, +2 after "
-           "a draft that was accepted whole, else -1.", page="draft-length.md"),
-    Option("schedule", _SCHEDULE, (CONFIG,), "none",
-           "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
-           page="draft-length.md"),
-    Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
-           "End a draft after a token that the draft gave a probability below this; with a DSpark head, before one that its "
-           "confidence head gives less to be kept."),
-    # of one source
-    Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
-           "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "
-           "`num_draft_tokens` counts the nodes.", aliases=("speculative_eagle_topk",), page="trees.md#trees-of-a-draft-model"),
-    Option("tree_depth", WholeNumber(), _SETTING, "5; where the depth is chosen by cost, 8 at most",
-           "How many draft tokens may follow one another in a draft model's tree, each level a pass of it.",
-           aliases=("speculative_num_steps",), page="trees.md#trees-of-a-draft-model"),
-    Option("max_matching_ngram_size", WholeNumber("matches nothing: give 1 or more, or leave it out."), _AS_CONFIGURED, "3",
-           "The longest run of tokens that prompt lookup looks for."),
-    Option("corpus", _CORPUS, _SETTING, "none",
-           "What `method='suffix'` and `'auto'` copy from beside the text: files, folders, texts, or a store, which keeps "
-           "answers.",
-           page="no-draft-model.md"),
-    Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
-           "The longest run of tokens that `method='suffix'` and `'auto'` look for.", page="no-draft-model.md"),
-    Option("suffix_decoding_max_spec_factor", PositiveNumber(), _SETTING, "1.0",
-           "How many tokens `method='suffix'` drafts for each one that matched.", page="no-draft-model.md"),
-    Option("suffix_decoding_min_token_prob", Probability(), _SETTING, "0.1",
-           "A draft by `method='suffix'` goes on while all of it followed in at least this share of cases.",
-           page="no-draft-model.md"),
-    Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
-           "How many of the model's finished answers `method='suffix'` and `'auto'` keep to copy from.",
-           page="no-draft-model.md"),
-    Option("speculation_type", Name(("dflash",)), _AS_CONFIGURED, "found by the draft's config",
-           "What kind of draft `draft_model` is; needed for nothing, checked where given.", page="self-drafting.md"),
-    Option("tokenizer", _TOKENIZER, _SETTING, "what was attached",
-           "The target's tokenizer, where the draft has another one; also for `stop_strings`.",
-           without_draft=HANDED_ON, page="different-tokenizers.md"),
-    Option("draft_tokenizer", _TOKENIZER, _SETTING, "what was attached",
-           "The draft's tokenizer, where its vocabulary is not the target's.",
-           aliases=("assistant_tokenizer",), page="different-tokenizers.md"),
-    Option("vocabulary_mapping", Name(("intersection", "strings")), (CONFIG,), "chosen by the vocabularies",
-           "How a draft with another vocabulary proposes: tokens that both have, or text that is encoded anew.",
-           page="different-tokenizers.md"),
-    Option("target_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
-           "Tokens of the target that are encoded again to align a draft given as text.", page="different-tokenizers.md"),
-    Option("assistant_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
-           "Tokens of the draft that are encoded again to align the target's text.", page="different-tokenizers.md"),
-    # how drafts are verified, and how the passes run
-    Option("rule", _RULES, _SETTING, "the one that keeps most",
-           "How drafts are verified.", page="how-it-works.md#which-rule"),
-    Option("draft_sample_method", Name(("auto", "probabilistic", "greedy")), _SETTING, "`auto`",
-           "How draft tokens are chosen when sampling: `probabilistic`, drawn from the draft's distribution; `greedy`, its "
-           "likeliest; `auto`, what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
-    Option("allow_lossy", Flag(), (CONFIG,), "`False`",
-           "Accept a rule that does not declare itself lossless.", page="extend.md"),
-    Option("reproducible", Flag(), _SETTING, "`False`",
-           "When sampling, give token for token what plain decoding gives under the same seed.",
-           without_draft=HOLDS, page="correctness.md"),
-    Option("generator", _GENERATOR, _SETTING, "torch's global generator",
-           "What to draw random numbers from, when sampling."),
-    Option("compile", FlagOr("auto"), _SETTING, "`False`",
-           "Compile the passes of both models. The first call takes long, later ones are faster; 'auto' decodes eagerly until "
-           "compiled passes are there.",
-           page="caches.md#compiled-and-captured-passes"),
-    Option("cuda_graphs", Flag(), _SETTING, "`False`",
-           "On a CUDA device, capture the passes of both models once and replay them, compiled or not."),
-    Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
-           "Ranks wait for each other before each forward.", without_draft=HANDED_ON, page="distributed.md"),
-    Option("streamer", _STREAMER, (CALL,), "none",
-           "What is given new tokens as they are accepted.", without_draft=HANDED_ON),
-    Option("speculative_config", _CONFIG, (CALL,), "what was attached",
-           "Several of these at once, and those that no keyword gives."),
-)
+#: rows by what they are about; sources that a generation_config names in the order in which transformers asks for them
+GROUPS = {
+    "Source": (
+        Option("draft_model", DRAFTS, (CALL,), "what was attached; `None` in a call is plain decoding",
+               "What guesses ahead: a smaller model, a draft head, a drafter of your own, or a method that needs none. "
+               "`suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; `recycling` tries "
+               "what the target found likely after the same token; `ngram` is prompt lookup; `auto` is `recycling` and "
+               "`suffix`, or the target's own MTP layers. A list joins several.",
+               aliases=("assistant_model",), is_source=True, page="choose-a-draft.md"),
+        Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
+               "Draft with the target's own first layers, so many of them.", is_source=True, page="self-drafting.md"),
+        Option("prompt_lookup_num_tokens", WholeNumber(), _SOURCE, "off",
+               "`draft_model='ngram'` with up to so many tokens a round.", is_source=True, page="no-draft-model.md"),
+        Option("use_mtp", Flag(), _SOURCE, "off",
+               "Draft with the multi-token prediction layers of the target's checkpoint.",
+               is_source=True, page="self-drafting.md"),
+    ),
+    "Length": (
+        Option("num_draft_tokens", WholeNumber(), (CALL, CONFIG, GENERATION_CONFIG, DRAFTS_OWN),
+               "chosen each round, by measured cost",
+               "How many tokens to draft before the target checks them.",
+               aliases=("num_assistant_tokens",), page="draft-length.md"),
+        Option("num_assistant_tokens_schedule", _SCHEDULES, _AS_CONFIGURED, "`adaptive`; `constant` where a number is given",
+               "How that number changes from round to round: `adaptive`, by measured cost, up to the number; `heuristic`, +2 "
+               "after a draft that was accepted whole, else -1.", page="draft-length.md"),
+        Option("schedule", _SCHEDULE, _SETTING, "none",
+               "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
+               page="draft-length.md"),
+        Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
+               "End a draft after a token that the draft gave a probability below this; with a DSpark head, before one that "
+               "its confidence head gives less to be kept."),
+        Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
+               "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "
+               "`num_draft_tokens` counts the nodes.", page="trees.md#trees-of-a-draft-model"),
+        Option("tree_depth", WholeNumber(), _SETTING, "5; where the depth is chosen by cost, 8 at most",
+               "How many draft tokens may follow one another in a draft model's tree, each level a pass of it.",
+               page="trees.md#trees-of-a-draft-model"),
+    ),
+    "Settings of one source": (
+        Option("max_matching_ngram_size", WholeNumber("matches nothing: give 1 or more, or leave it out."), _AS_CONFIGURED, "3",
+               "The longest run of tokens that prompt lookup looks for."),
+        Option("corpus", _CORPUS, _SETTING, "none",
+               "What `suffix` and `auto` copy from beside the text: files, folders, texts, or a store, which keeps answers.",
+               page="no-draft-model.md"),
+        Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
+               "The longest run of tokens that `suffix` and `auto` look for.", page="no-draft-model.md"),
+        Option("suffix_decoding_max_spec_factor", PositiveNumber(), _SETTING, "1.0",
+               "How many tokens `suffix` drafts for each one that matched.", page="no-draft-model.md"),
+        Option("suffix_decoding_min_token_prob", Probability(), _SETTING, "0.1",
+               "A draft by `suffix` goes on while all of it followed in at least this share of cases.",
+               page="no-draft-model.md"),
+        Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
+               "How many of the model's finished answers `suffix` and `auto` keep to copy from.",
+               page="no-draft-model.md"),
+        Option("speculation_type", Name(("dflash",)), _AS_CONFIGURED, "found by the draft's config",
+               "transformers' name for the kind of `draft_model`, checked where given.", page="self-drafting.md"),
+        Option("tokenizer", _TOKENIZER, (CALL, CONFIG), "found beside the models, where their vocabularies differ",
+               "The target's tokenizer, where the draft has another one; also for `stop_strings`.",
+               without_draft=HANDED_ON, page="different-tokenizers.md"),
+        Option("draft_tokenizer", _TOKENIZER, _SETTING, "found beside the models, where their vocabularies differ",
+               "The draft's tokenizer, where its vocabulary is not the target's.",
+               aliases=("assistant_tokenizer",), page="different-tokenizers.md"),
+        Option("vocabulary_mapping", Name(("intersection", "strings")), _SETTING, "chosen by the vocabularies",
+               "How a draft with another vocabulary proposes: tokens that both have, or text that is encoded anew.",
+               page="different-tokenizers.md"),
+        Option("target_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
+               "Tokens of the target that are encoded again to align a draft given as text.", page="different-tokenizers.md"),
+        Option("assistant_lookbehind", _LENGTH, _AS_CONFIGURED, "10",
+               "Tokens of the draft that are encoded again to align the target's text.", page="different-tokenizers.md"),
+    ),
+    "Verification": (
+        Option("reproducible", Flag(), (CALL, CONFIG), "`False`",
+               "When sampling, give token for token what plain decoding gives under the same seed.",
+               without_draft=HOLDS, page="correctness.md"),
+        Option("rule", _RULES, _SETTING, "the one that keeps most",
+               "How drafts are verified.", page="how-it-works.md#which-rule"),
+        Option("draft_sample_method", Name(("auto", "probabilistic", "greedy")), _SETTING, "`auto`",
+               "How draft tokens are chosen when sampling: `probabilistic`, drawn from the draft's distribution; `greedy`, its "
+               "likeliest; `auto`, what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
+        Option("allow_lossy", Flag(), _SETTING, "`False`",
+               "Accept a rule that does not declare itself lossless.", page="extend.md"),
+        Option("generator", _GENERATOR, _SETTING, "torch's global generator",
+               "What to draw random numbers from, when sampling."),
+    ),
+    "Execution": (
+        Option("compile", FlagOr("auto"), _SETTING, "`False`",
+               "Compile the passes of both models. The first call takes long, later ones are faster; 'auto' decodes eagerly "
+               "until compiled passes are there.",
+               page="caches.md#compiled-and-captured-passes"),
+        Option("cuda_graphs", Flag(), _SETTING, "`False`",
+               "On a CUDA device, capture the passes of both models once, and replay them."),
+        Option("pack_weights", FlagOr("auto"), _SETTING, "`False`",
+               "Of an attached model on a CPU, keep the weights of linear layers in the order that the processor reads "
+               "fastest, in place of the plain ones, until `detach` or a read of `.weight`; 'auto' packs where that is faster "
+               "here.",
+               page="packed-weights.md"),
+    ),
+    "One call": (
+        Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
+               "Ranks wait for each other before each forward.", without_draft=HANDED_ON, page="distributed.md"),
+        Option("streamer", _STREAMER, (CALL,), "none",
+               "What is given new tokens as they are accepted.", without_draft=HANDED_ON),
+        Option("speculative_config", _CONFIG, (CALL,), "what was attached",
+               "The settings that have no keyword of their own, in one object."),
+    ),
+}
 # fmt: on
 
+OPTIONS = tuple(option for rows in GROUPS.values() for option in rows)
 #: rows by all of their names
 ROWS = {name: option for option in OPTIONS for name in option.names}
-#: what a call may give
-IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places)
-#: of those, what can be written in a file, is about drafting alone, and is not the draft model
+#: what a call may give; transformers' own names always
+IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places or name in option.aliases)
+#: what a file or a command line may say about drafting, beside the draft model and what is the caller's own responsibility
 DRAFTING = tuple(
     name
-    for name in IN_CALL
-    if name not in ROWS["draft_model"].names and ROWS[name].type.written_as and ROWS[name].without_draft != HANDED_ON
+    for name, option in ROWS.items()
+    if name not in (*ROWS["draft_model"].names, "allow_lossy", "pack_weights")
+    and option.type.written_as
+    and option.without_draft != HANDED_ON
 )
-#: sources of drafts, and those of them that a `SpeculativeConfig` or a `generation_config` can name
+#: sources of drafts, and those of them that a `generation_config` can name
 SOURCES = tuple(option.name for option in OPTIONS if option.is_source)
-ATTACHED_SOURCES = tuple(name for name in SOURCES if CONFIG in ROWS[name].places)
 CONFIGURED_SOURCES = tuple(name for name in SOURCES if GENERATION_CONFIG in ROWS[name].places)
 
 
@@ -225,7 +239,7 @@ def checked(name: str, value) -> Any:
 def unknown_reason(name: str) -> str | None:
     """What is wrong with a keyword of a call that nobody else knows; `None` if it is like no option."""
     if name in ROWS:
-        return f"`{name}` is no keyword: give `speculative_config=hf_speculative.SpeculativeConfig({name}=...)`."
+        return f"`{name}` is a setting: give `speculative_config=hf_speculative.SpeculativeConfig({name}=...)`."
     meant = close_to(name, IN_CALL)
     return meant and f"`{name}` is no option: did you mean `{meant}`?"
 

@@ -184,34 +184,63 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Names:
-    """One of some names, or several of them; either becomes a string, the names in the order of `names` and `AND` between.
+class Drafts:
+    """What may draft: a model or its name, a drafter, names of methods that need no model, or a list of these.
+
+    The value becomes a model, a name, a drafter, methods with `AND` between, or a pair of one of the former and methods. A name
+    may have methods behind it: `./head+suffix`.
 
     Attributes:
+        methods: names that stand for a method, in the order in which several are written.
         alone: those that do not go with others, and why.
+        instance: the objects that draft.
     """
 
-    names: tuple[str, ...]
+    methods: tuple[str, ...]
     alone: Mapping[str, str]
+    instance: Instance
     written_as: ClassVar[type] = str
 
     @property
     def text(self) -> str:
-        return f"{Name(self.names).text}, or a list of these"
+        return f"{self.instance.text}, one of {', '.join(map(repr, self.methods))}, or a list of these"
 
-    def checked(self, name: str, value) -> str:
-        given = value.split(AND) if isinstance(value, str) else value
-        if not isinstance(given, (list, tuple)):
-            raise wrong_type(name, value, self.text)
-        for one in given:
-            Name(self.names).checked(name, one)
-            if given.count(one) > 1:
-                raise ValueError(f"`{name}={value!r}` names {one!r} twice: once will do.")
-            if len(given) > 1 and one in self.alone:
-                raise ValueError(f"`{name}={value!r}`: {one!r} {self.alone[one]}.")
-        if not given:
+    def is_method(self, value) -> bool:
+        """Whether it names one method or several."""
+        return isinstance(value, str) and set(value.split(AND)) <= {*self.methods}
+
+    def split(self, value) -> tuple[Any, str | None]:
+        """Of a checked value, the model or drafter and the methods; `None` for what it does not name."""
+        if isinstance(value, tuple):
+            return value
+        return (None, value) if self.is_method(value) else (value, None)
+
+    def checked(self, name: str, value):
+        parts = [*value] if isinstance(value, (list, tuple)) else [value]
+        methods: list[str] = []
+        others = []
+        for part in parts:
+            if isinstance(part, str):
+                words = part.split(AND)
+                while words and words[-1] in self.methods:
+                    methods.append(words.pop())
+                part = AND.join(words)
+            elif not isinstance(part, self.instance.classes):
+                raise wrong_type(name, part, self.text)
+            others += [] if part == "" and methods else [part]
+        if not parts:
             raise ValueError(f"`{name}={value!r}` names nothing: give {self.text}.")
-        return AND.join(one for one in self.names if one in given)
+        if len(others) > 1:
+            raise ValueError(f"`{name}` lists {len(others)} models or drafters: give one, and methods beside it.")
+        for one in methods:
+            if methods.count(one) > 1:
+                raise ValueError(f"`{name}={value!r}` names {one!r} twice: once will do.")
+            if len(methods) > 1 and one in self.alone:
+                raise ValueError(f"`{name}={value!r}`: {one!r} {self.alone[one]}.")
+        joined = AND.join(one for one in self.methods if one in methods)
+        if not others:
+            return joined
+        return (others[0], joined) if methods else others[0]
 
 
 def shown(name: str, value) -> str:

@@ -15,13 +15,13 @@ from transformers import GenerationConfig
 
 from ..drafting.source import DraftSource
 from . import sources
-from .checks import check_settings
+from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given, generation_configs, with_settings
 from .option_table import (
-    ATTACHED_SOURCES,
     CONFIG,
     CONFIGURED_SOURCES,
+    DRAFTS,
     DRAFTS_OWN,
     GENERATION_CONFIG,
     HANDED_ON,
@@ -61,6 +61,11 @@ class _Call:
                 self._note(ROWS[name].name, name, kwargs[name])
         in_call = checked("speculative_config", self.given.get("speculative_config"))
         self.config: SpeculativeConfig = first_given(in_call, SpeculativeConfig())
+        if self.config.pack_weights is not None:
+            raise ValueError(
+                f"`pack_weights={self.config.pack_weights!r}` has no effect on a single call: give it to `attach`, "
+                f"`config=hf_speculative.SpeculativeConfig(pack_weights={self.config.pack_weights!r})`."
+            )
         if self.config == SpeculativeConfig():  # which says nothing
             self.given.pop("speculative_config", None)
         self.configs = generation_configs(model, kwargs)
@@ -79,6 +84,11 @@ class _Call:
         value = checked(name, value)
         return None if value is False else value
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Options that it gives, be it by its config."""
+        return frozenset([*self.given, *(name for name, value in vars(self.config).items() if value is not None)])
+
     def settings(self) -> SpeculativeConfig:
         """What the call says by keywords for which `SpeculativeConfig` has a field, then by its own config."""
         own = {name: value for name, value in self.given.items() if CONFIG in ROWS[name].places}
@@ -87,9 +97,12 @@ class _Call:
     def refuse(self, names: Iterable[str], why: str) -> None:
         """Refuse those of `names` that the call gives, be it by its config."""
         said = vars(self.config) | self.given
-        useless = [shown(self.spelled.get(name, name), said[name]) for name in names if said.get(name) is not None]
+        useless = [name for name in names if said.get(name) is not None]
+        if len(useless) > 1 and "speculative_config" in useless:  # whose fields are named
+            useless.remove("speculative_config")
         if useless:
-            raise ValueError(f"{', '.join(useless)} has no effect {why}.")
+            listed = ", ".join(shown(self.spelled.get(name, name), said[name]) for name in useless)
+            raise ValueError(f"{listed} has no effect {why}.")
 
     def refuse_for(self, source: DraftSource, config: SpeculativeConfig) -> None:
         """Refuse what has no effect on drafts of this source, be it by the resolved `config`."""
@@ -97,9 +110,8 @@ class _Call:
         for name, value in (vars(config) | self.given).items():
             if value is None or name in own or ROWS[name].without_draft != REFUSED:
                 continue
-            if arguments := sources.arguments_with(name):
-                others = f"without {' or '.join(f'`{one}`' for one in arguments)}"
-                why = f"on drafts by {source.name}" if source.argument in arguments else others
+            if ways := sources.asked_with(name):
+                why = f"on drafts by `{source.name}`, only on those by {' or '.join(f'`{one}`' for one in ways)}"
                 raise ValueError(f"{shown(self.spelled.get(name, name), value)} has no effect {why}: leave it out.")
         if source.num_draft_tokens is not None:
             why = f"beside `{source.argument}`, which says how many tokens to draft: leave one of them out"
@@ -118,15 +130,15 @@ def read_options(
 
     Args:
         kwargs: all of the call's arguments, by name.
-        attached_draft: the draft model that `attach` gave the model.
+        attached_draft: what `attach` was given as `draft_model`, loaded.
         attached_config: likewise.
         load: turns the name of a draft into the model.
     """
     call = _Call(model, kwargs)
-    argument, value, guesses, attached_config = _source(call, kwargs, attached_draft, attached_config)
+    argument, value, attached_config = _source(call, kwargs, attached_draft, attached_config)
     if argument is None:
         refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
-        call.refuse(refused, "without a draft: give `draft_model=` or `prompt_lookup_num_tokens=`, or leave it out")
+        call.refuse(refused, "without a draft: give `draft_model=`, or leave it out")
         return None
     if call.others.pop("custom_generate", None) is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
@@ -139,19 +151,16 @@ def read_options(
     config = call.settings().over(attached_config)
     generate_kwargs = _for_transformers(model, kwargs, call)
     draft = load(value, model) if argument == "draft_model" else None
-    drafts_own = getattr(draft, "generation_config", None)
+    drafts_own = getattr(DRAFTS.split(draft)[0], "generation_config", None)
     levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
-    source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.given.keys()})
-    if guesses is not None:
-        source = sources.with_guesses(source, guesses, values | {"in_call": call.given.keys()})
+    source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.names})
     call.refuse_for(source, config)
-    source = source.for_model(model)
     return Options(
-        source=source,
+        source=source.for_model(unwrap(model, "model")),
         config=config,
         values=values,
-        in_call=frozenset(call.given),
+        in_call=call.names,
         generate_kwargs=generate_kwargs,
         **_how_much(source, values),
     )
@@ -159,30 +168,26 @@ def read_options(
 
 def _source(
     call: _Call, kwargs: dict[str, Any], attached_draft, attached: SpeculativeConfig
-) -> tuple[str | None, Any, str | None, SpeculativeConfig]:
-    """Who drafts: the source's name, its value, a method of guessing beside it, and what of the attached settings still counts.
+) -> tuple[str | None, Any, SpeculativeConfig]:
+    """Who drafts: the keyword that asks for the source, its value, and what of the attached settings still counts.
 
-    No name if nobody does.
+    No keyword if nobody does.
     """
     own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
-    found = {"draft_model": attached_draft} | {name: getattr(attached, name) for name in ATTACHED_SOURCES}
     named = {name: value for name in SOURCES if (value := call.source(name, own_configs)) is not None}
-    guesses = named.pop("method") if sources.go_together(named) else None
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
-        ((source, value),) = named.items()
-        is_attached = value == found.get(source) and guesses in (None, found["method"])
-        if not is_attached:  # what was attached along with a source is about that source
+        ((argument, value),) = named.items()
+        if argument != "draft_model" or value != attached_draft:  # settings of the attached source are about it alone
             attached = replace(attached, **dict.fromkeys(sources.SETTINGS_OF_ONE))
-        return source, value, guesses, replace(attached, **dict.fromkeys(ATTACHED_SOURCES))
+        return argument, value, attached
     if any(name in kwargs for name in ROWS["draft_model"].names):  # as `None`
-        return None, None, None, SpeculativeConfig()
-    if all(value is None for value in found.values()):
-        found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
-    named = {name: value for name, value in found.items() if value is not None}
-    guesses = named.pop("method") if sources.go_together(named) else None
-    return *next(iter(named.items()), (None, None)), guesses, attached
+        return None, None, SpeculativeConfig()
+    if attached_draft is not None:
+        return "draft_model", attached_draft, attached
+    found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
+    return *next(((name, value) for name, value in found.items() if value is not None), (None, None)), attached
 
 
 def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import PreTrainedModel
 
 from ..models import artifacts, packing
@@ -11,14 +9,14 @@ from .configuration import SpeculativeConfig
 from .generation_settings import first_given
 
 
-def pack(model: PreTrainedModel, value: bool | str, kwargs: dict[str, Any], *configs: SpeculativeConfig | None) -> None:
-    """The weights of `model` are packed as `pack_weights=value` asks, those that somebody has looked at since again.
+def pack(model: PreTrainedModel, attached: SpeculativeConfig, in_call: SpeculativeConfig | None = None) -> None:
+    """Pack the weights of `model` as the attached settings ask, those that were read since again.
 
-    Not where a call runs passes that take plain weights, as its `kwargs` say, or the first of `configs` that does.
+    Not where a call runs passes that take plain weights, as its own config says, or the attached one.
     """
+    value = attached.pack_weights
     compile, cuda_graphs = (
-        first_given(kwargs.get(name), *(getattr(one, name, None) for one in configs))
-        for name in ("compile", "cuda_graphs")
+        first_given(getattr(in_call, name, None), getattr(attached, name)) for name in ("compile", "cuda_graphs")
     )
     if not value:
         return
@@ -33,15 +31,13 @@ def _takes_packed(compile: bool | str | None, cuda_graphs: bool | None, is_ahead
     return not cuda_graphs and (compile is not True or is_ahead)
 
 
-def check_pack_weights(value: bool | str, target: PreTrainedModel, config: SpeculativeConfig) -> None:
-    """Refuses what is no choice, and `True` where nothing can be packed.
+def check_pack_weights(target: PreTrainedModel, config: SpeculativeConfig) -> None:
+    """Refuse `pack_weights=True` where nothing can be packed.
 
     Raises:
         ValueError: why not, and the way out.
     """
-    if not isinstance(value, bool) and value != "auto":
-        raise ValueError(f'`pack_weights={value!r}`: give True, False or "auto".')
-    if value is not True:
+    if config.pack_weights is not True:
         return
     is_ahead = config.compile is True and artifacts.unsupported_reason(target) is None
     is_static = not _takes_packed(config.compile, config.cuda_graphs, is_ahead)

@@ -16,6 +16,9 @@ from ..models.loading import load_model
 from . import checks, input_checks
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import setting_of, with_settings
+from .option_table import DRAFTS
+from .option_table import checked as checked_option
+from .option_types import close_to
 from .options import check_names, plain_kwargs, read_options
 
 
@@ -100,15 +103,31 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
 
 
-def load_draft(draft_model, target: PreTrainedModel) -> PreTrainedModel | None:
-    """A draft given by name, loaded once per target, with its dtype and on its device; a model as it is."""
-    if not isinstance(draft_model, str):
-        return checks.unwrap(draft_model, "draft_model")
+def load_draft(draft_model, target: PreTrainedModel) -> Any:
+    """The `draft_model` of a call or of `attach`, checked, with a model in the place of its name.
+
+    A name is loaded once per target, with its dtype and on its device.
+    """
+    draft_model = checked_option("draft_model", draft_model)
+    draft, methods = DRAFTS.split(draft_model)
+    if isinstance(draft, str):
+        draft = _loaded_by_name(draft, target)
+    elif isinstance(draft, torch.nn.Module):
+        draft = checks.unwrap(draft, "draft_model")
+        checks.check_type(draft, "draft_model")
+    if draft is None:
+        return methods
+    return draft if methods is None else (draft, methods)
+
+
+def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel:
     drafts = _loaded.setdefault(target, {})
-    if draft_model not in drafts:
+    if name not in drafts:
         try:
-            loaded = load_model(draft_model, dtype=target.dtype)
+            loaded = load_model(name, dtype=target.dtype)
         except (OSError, ValueError) as error:
-            raise ValueError(f"`draft_model={draft_model!r}` cannot be loaded: {error}") from error
-        drafts[draft_model] = loaded.to(device_of(target))
-    return drafts[draft_model]
+            meant = close_to(name, DRAFTS.methods)
+            hint = f" Did you mean {meant!r}?" if meant else ""
+            raise ValueError(f"`draft_model={name!r}` cannot be loaded: {error}{hint}") from error
+        drafts[name] = loaded.to(device_of(target))
+    return drafts[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from ..drafting.source import DraftSource
 from ..drafting.suffix.source import SuffixSource
 from ..drafting.texts import GuessingSource
 from ..names import AND
-from .option_table import CONFIG, CONFIGURED_SOURCES, OPTIONS, REFUSED, checked
+from .option_table import CONFIG, CONFIGURED_SOURCES, DRAFTS, OPTIONS, REFUSED, checked
 
 #: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
 SOURCES: tuple[type[DraftSource], ...] = (
@@ -32,15 +31,15 @@ SOURCES: tuple[type[DraftSource], ...] = (
     Eagle3Source,
     Gemma4AssistantSource,
     MtpHeadSource,
-    DraftModelSource,
-    EarlyExitSource,
-    PromptLookupSource,
     NgramSource,
-    MtpSource,
     SuffixSource,
     RecyclingSource,
     AutoSource,
     OwnDrafterSource,
+    DraftModelSource,
+    EarlyExitSource,
+    PromptLookupSource,
+    MtpSource,
 )
 
 
@@ -54,11 +53,15 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
         ValueError, TypeError: a value out of range, of another type, or without effect.
     """
     value = checked(argument, value)
-    if isinstance(value, DraftSource):
-        return value
-    if argument == "method" and len(names := value.split(AND)) > 1:
-        return SeveralSource([_one_source_of(argument, name, options) for name in names])
-    return _one_source_of(argument, value, options)
+    if argument != "draft_model":
+        return _one_source_of(argument, value, options)
+    drafter, methods = DRAFTS.split(value)
+    guessing = [_one_source_of(argument, name, options) for name in methods.split(AND)] if methods else []
+    guesses = SeveralSource(guessing) if len(guessing) > 1 else next(iter(guessing), None)
+    if drafter is None:
+        return cast(DraftSource, guesses)
+    own = drafter if isinstance(drafter, DraftSource) else _one_source_of(argument, drafter, options)
+    return own if guesses is None else HybridSource(cast(GuessingSource, guesses), own)
 
 
 def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:
@@ -68,29 +71,19 @@ def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:
     return kind(value, **given)  # type: ignore[call-arg]
 
 
-def go_together(named: Collection[str]) -> bool:
-    """Whether these keywords ask for a draft model and for guesses beside it."""
-    return set(named) == {"draft_model", "method"}
-
-
-def with_guesses(source: DraftSource, method: str, options: dict[str, Any]) -> DraftSource:
-    """What `source` drafts, and what `method` guesses."""
-    return HybridSource(cast(GuessingSource, source_of("method", method, options)), source)
-
-
 def is_configured(generation_config) -> bool:
     """Whether a `generation_config` asks for drafts."""
     return any(getattr(generation_config, name, None) for name in CONFIGURED_SOURCES)
 
 
-def arguments_with(option: str) -> list[str]:
-    """The keywords of the sources that an option is about."""
-    return list(dict.fromkeys(kind.argument for kind in SOURCES if option in kind.options()))
+def asked_with(option: str) -> list[str]:
+    """How the sources that an option is about are asked for."""
+    return list(dict.fromkeys(kind.asked_by() for kind in SOURCES if option in kind.options()))
 
 
 #: fields of `SpeculativeConfig` that are about some sources only
 SETTINGS_OF_ONE = tuple(
     option.name
     for option in OPTIONS
-    if CONFIG in option.places and option.without_draft == REFUSED and arguments_with(option.name)
+    if CONFIG in option.places and option.without_draft == REFUSED and asked_with(option.name)
 )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..call.option_table import DRAFTING, ROWS, checked
-from ..names import check_name, place_of
+from ..call.option_table import DRAFTING, DRAFTS, ROWS, checked
+from ..names import EXAMPLES, check_name, place_of
 from ..reports.files import check_output
 
 if TYPE_CHECKING:
@@ -111,8 +111,10 @@ def check_models(**names: str | list[str] | None) -> None:
         for name in value if isinstance(value, list) else [value]:
             if name is not None:
                 shown = option if option.isupper() else f"--{option.replace('_', '-')}"
+                model = DRAFTS.split(checked("draft_model", name))[0] if option == "draft_model" else name
                 with naming(shown, name):
-                    check_name(place_of(name))
+                    if model is not None:
+                        check_name(place_of(model))
 
 
 def check_file(option: str, path: str | Path | None) -> None:
@@ -145,6 +147,15 @@ def naming(option: str, name: str) -> Iterator[None]:
         raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
 
 
+def loadable(name: str) -> str:
+    """The folder or repository that a name stands for: of an embedded model, of an example, or itself."""
+    if name not in EXAMPLES or Path(name).exists():
+        return place_of(name)
+    from ..embedded.examples import place_of_example
+
+    return place_of_example(name)
+
+
 def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedModel:
     """The model that an option names; `dtype` as its weights are stored, if empty."""
     import torch
@@ -152,7 +163,16 @@ def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedMod
     from ..models.loading import load_model
 
     with naming(option, name):
-        return load_model(place_of(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+        return load_model(loadable(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+
+
+def load_draft_named(option: str, name: str, dtype: str, device: str) -> Any:
+    """What `--draft-model` names, as `generate` takes it: a model, methods that need none, or both."""
+    draft, methods = DRAFTS.split(checked("draft_model", name))
+    if draft is None:
+        return methods
+    model = load_named(option, draft, dtype, device)
+    return model if methods is None else (model, methods)
 
 
 def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -161,7 +181,7 @@ def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTra
 
     target = load_named(option, name, dtype, device)
     with naming(option, name):
-        return target, AutoTokenizer.from_pretrained(place_of(name), trust_remote_code=False)
+        return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
 
 
 def load_pair(
@@ -172,7 +192,7 @@ def load_pair(
     options: tuple[str, str] = ("--model", "--draft-model"),
     needs_draft: bool = True,
     head: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedModel | None, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+) -> tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
     """What `--model`, `--draft-model`, `--dtype` and `--device` name; without models, the embedded pair.
 
     Args:
@@ -181,7 +201,7 @@ def load_pair(
         head: of the embedded pair, the draft head instead of the draft model.
 
     Returns:
-        Both models, the target's tokenizer, and the draft's own where its vocabulary is another.
+        The target; the draft, as `load_draft_named` gives it; the target's tokenizer; the draft's, where it differs.
 
     Raises:
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
@@ -191,18 +211,20 @@ def load_pair(
     from ..embedded import embedded_pair
     from ..tokenizers.loading import tokenizer_of_draft
 
-    if (model is None) != (draft_model is None) and (needs_draft or model is None):
+    named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
+    if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
         raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
     check_device(device)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model is None:
         target, draft, tokenizer = embedded_pair(getattr(torch, dtype or "float32"), head)
-        return target.to(device), draft.to(device), tokenizer, None
+        return target.to(device), methods or draft.to(device), tokenizer, None
     target, tokenizer = load_target(options[0], model, dtype, device)
     if draft_model is None:
         return target, None, tokenizer, None
-    draft = load_named(options[1], draft_model, dtype, device)
-    return target, draft, tokenizer, tokenizer_of_draft(place_of(draft_model), tokenizer)
+    draft = load_draft_named(options[1], draft_model, dtype, device)
+    other = None if named is None else tokenizer_of_draft(loadable(named), tokenizer)
+    return target, draft, tokenizer, other
 
 
 def help_of(command: Callable) -> str:

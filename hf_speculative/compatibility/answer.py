@@ -15,11 +15,12 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..drafting.source import DraftSource
 from ..models import num_parameters
+from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
 from .doctor import Examination, is_poor, other_readings
 from .fit import ModelReport, report_of
-from .notes import notes_on, tokenizer_beside
+from .notes import notes_on
 from .prompts import ids_of_prompts
 from .running import Candidate, Limits, candidates, run_trials
 

@@ -82,8 +82,8 @@ def check(
     sizes = numbers("--batch", batch, int)
     err = Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):
+        from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
-        from .notes import tokenizer_beside
 
         quiet_transformers()
         texts = _texts(prompts, column, err)

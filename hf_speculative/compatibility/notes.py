@@ -8,23 +8,11 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..tokenizers.loading import tokenizer_of
-
 CONVERSATION = [
     {"role": "user", "content": "Hello!"},
     {"role": "assistant", "content": "How can I help?"},
     {"role": "user", "content": "Tell me a story."},
 ]
-
-
-def tokenizer_beside(model: PreTrainedModel | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer from where a model came from, if there is one."""
-    if model is None or not model.config.name_or_path:
-        return None
-    try:
-        return tokenizer_of(model)
-    except ValueError:
-        return None
 
 
 def notes_on(

@@ -29,7 +29,7 @@ def compile_command(
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
     ] = "",
     pack_weights: Annotated[
-        bool, typer.Option("--pack-weights", help="For weights that `attach(..., pack_weights=...)` packs.")
+        bool, typer.Option("--pack-weights", help="For weights that `SpeculativeConfig(pack_weights=...)` packs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def compile_command(
     For a draft head, the target's passes give the hidden states that the head reads; of heads, EAGLE-3's own are compiled:
     hf-speculative compile meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
 
-    On packed weights, for attach(..., compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights
+    On packed weights, for SpeculativeConfig(compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights
 
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
@@ -56,6 +56,7 @@ def compile_command(
     check_models(MODEL=model, draft_model=draft_model)
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
+        from ..call.configuration import SpeculativeConfig
         from ..call.packed import pack
         from ..models import artifacts, eager_reason, packing
         from ..models.packed_layers import packed_of
@@ -67,7 +68,7 @@ def compile_command(
             raise ValueError(f"`--pack-weights` has no effect: {type(target).__name__} {reason}. Leave it out.")
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, "auto" if pack_weights else False, {"compile": True})
+        pack(one, SpeculativeConfig(pack_weights="auto" if pack_weights else False, compile=True))
         is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
             if reason := eager_reason(one):
@@ -96,10 +97,12 @@ def _say(status: Status, role: str, step: str) -> None:
 
 def _passes(target, draft) -> list[tuple]:
     """What is compiled of a pair: role, model, and the hidden states that its passes give."""
+    from transformers import PreTrainedModel
+
     from ..call import checks
     from ..call.sources import source_of
 
-    if draft is None:
+    if not isinstance(draft, PreTrainedModel):
         return [("target", target, ())]
     source = source_of("draft_model", draft)
     if not source.reads_states:

@@ -10,7 +10,6 @@ from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
-from .prompt_lookup import PromptLookup
 from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, Ngrams, PromptSuffix, Proposer, Recycling
 from .string_match import StringMatch
 from .suffix import SuffixStore
@@ -22,7 +21,6 @@ DRAFTERS = (
     DraftModel,
     DrawnTree,
     HybridDrafter,
-    PromptLookup,
     StringMatch,
     TokenIntersection,
     TreeDrafter,
@@ -47,7 +45,6 @@ __all__ = [
     "Ngrams",
     "Nothing",
     "PEagle",
-    "PromptLookup",
     "PromptSuffix",
     "Proposer",
     "RecursiveMtp",

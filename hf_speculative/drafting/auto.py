@@ -1,4 +1,4 @@
-"""All that needs no draft model, each node by its chance: `method="auto"`."""
+"""All that needs no draft model, each node by its chance: `draft_model="auto"`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Each proposal is drawn from the draft's own processed distribution, and that ver
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +23,7 @@ from ..models import (
     ragged_model,
 )
 from ..tokenizers.alignment import LOOKBEHIND, Translation
+from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
@@ -135,8 +136,8 @@ class DraftModelSource(GivenModelSource):
         super().__post_init__()
         if self.draft_tokenizer is not None and self.tokenizer is None:
             raise ValueError(
-                "`draft_tokenizer` (or `assistant_tokenizer`) has no effect without `tokenizer`, to compare it with: give both "
-                "or neither."
+                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`, to compare it with: "
+                "give both or neither."
             )
         if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
             raise ValueError(
@@ -148,6 +149,16 @@ class DraftModelSource(GivenModelSource):
     def cost_key(self) -> Hashable:
         return super().cost_key, self.vocabulary_mapping
 
+    def for_model(self, model: PreTrainedModel) -> DraftModelSource:
+        """With the tokenizers that lie beside both models, where none were given and the vocabularies differ in size."""
+        if self.draft_tokenizer is not None or is_padding(_vocab_size(model), _vocab_size(self.draft_model)):
+            return self
+        own = self.tokenizer if self.tokenizer is not None else tokenizer_beside(model)
+        of_draft = tokenizer_beside(self.draft_model)
+        if own is None or of_draft is None:
+            return self
+        return replace(self, tokenizer=own, draft_tokenizer=of_draft)
+
     def check(self, model: PreTrainedModel) -> None:
         checks.check_model(self.draft_model, "draft_model")
 
@@ -155,7 +166,7 @@ class DraftModelSource(GivenModelSource):
         if self.draft_tokenizer is not None:
             return
         draft, size, draft_size = self.draft_model, _vocab_size(model), _vocab_size(self.draft_model)
-        way_out = "give `tokenizer=` and `draft_tokenizer=`, or use a draft with the target's tokenizer"
+        way_out = "give `tokenizer=` and `assistant_tokenizer=`, or use a draft with the target's tokenizer"
         if not is_padding(size, draft_size):
             raise ValueError(
                 f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, "

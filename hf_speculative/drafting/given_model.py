@@ -38,7 +38,6 @@ class GivenModelSource(DraftSource):
     tree_top_k: int | None = None
     tree_depth: int | None = None
 
-    argument = "draft_model"
     scores_levels: ClassVar[bool] = False
 
     def __post_init__(self):

@@ -83,7 +83,7 @@ class HybridDrafter(WrappedDrafter):
 class HybridSource(DraftSource):
     """What `paid` drafts and, where they promise more, what `guesses` does. What is asked of a source, `paid` answers."""
 
-    argument, method = "draft_model", "draft_model with guesses"
+    method = "draft_model with guesses"
 
     def __init__(self, guesses: GuessingSource, paid: DraftSource):
         self.guesses, self.paid = guesses, paid
@@ -115,6 +115,9 @@ class HybridSource(DraftSource):
     @property
     def cost_key(self) -> Hashable:
         return self.paid.cost_key
+
+    def for_model(self, model: PreTrainedModel) -> DraftSource:
+        return HybridSource(self.guesses, self.paid.for_model(model))
 
     def check(self, model: PreTrainedModel) -> None:
         self.paid.check(model)

@@ -1,4 +1,4 @@
-"""A drafter of the user's own: `SpeculativeConfig(drafter=...)` (docs/extend.md)."""
+"""A drafter of the user's own: `draft_model=MyDrafter()` (docs/extend.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from .source import BuildContext, DraftSource
 class OwnDrafterSource(DraftSource):
     own: Drafter
 
-    argument, method = "drafter", "custom"
+    method = "custom"
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return isinstance(value, Drafter)
 
     @property
     def name(self) -> str:

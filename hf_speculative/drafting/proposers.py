@@ -107,7 +107,7 @@ class Recycling(Proposer):
 
 
 class Ngrams(Proposer):
-    """Prompt lookup: the tokens after the most recent match of a row's last ones, as `PromptLookup` proposes them."""
+    """Prompt lookup (Saxena 2023): the tokens after the most recent match of a row's last ones."""
 
     def __init__(self, max_ngram: int = 3):
         self.max_ngram = max_ngram

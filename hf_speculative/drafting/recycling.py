@@ -1,4 +1,4 @@
-"""What the target itself found likely after the same tokens: `method="recycling"`."""
+"""What the target itself found likely after the same tokens: `draft_model="recycling"`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ways to guess in one call: `method=["suffix", "ngram"]`."""
+"""Several ways to guess in one call: `draft_model=["suffix", "ngram"]`."""
 
 from __future__ import annotations
 

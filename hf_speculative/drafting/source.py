@@ -43,8 +43,7 @@ class BuildContext:
 
 
 class DraftSource:
-    """Where the drafts of a call come from. A subclass is a dataclass with `argument`, `method` and `drafter`; the rest has
-    defaults.
+    """Where the drafts of a call come from. A subclass is a dataclass with `method` and `drafter`; the rest has defaults.
 
     Its first field is the value of `argument`, and each other one that of the option of the same name (`option_table.py`), the
     default where it was not given; one called `in_call` gets the names of those that the call itself gives, which have to have
@@ -66,7 +65,7 @@ class DraftSource:
         timed_trees: likewise numbers of nodes, by the number of levels of a tree whose levels are drafted one after another.
     """
 
-    argument: ClassVar[str]
+    argument: ClassVar[str] = "draft_model"
     method: ClassVar[str]
     guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
@@ -90,6 +89,11 @@ class DraftSource:
     def takes(cls, value) -> bool:
         """Whether it is this source that `value` asks for, where several have the same `argument`."""
         return True
+
+    @classmethod
+    def asked_by(cls) -> str:
+        """How a call asks for it, in a message."""
+        return cls.argument
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[Any, ...]:

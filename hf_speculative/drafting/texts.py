@@ -31,13 +31,20 @@ class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
     guesses_nodes = True
-    argument = "method"
     most_tokens = 64
     timed_lengths: ClassVar[tuple[int, ...]] = (4, 0, 16, 1, 8, 32, 64)
 
     @classmethod
     def takes(cls, value) -> bool:
         return value == cls.method
+
+    @classmethod
+    def asked_by(cls) -> str:
+        return f"draft_model={cls.method!r}"
+
+    @property
+    def name(self) -> str:
+        return f"draft_model={self.method!r}"
 
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         return BestNodes(max_tokens)

@@ -12,11 +12,13 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import CONFIG_NAME, cached_file
 
 from ..call.configuration import SpeculativeConfig
-from ..call.option_table import ATTACHED_SOURCES, CONFIG, ROWS
+from ..call.option_table import CONFIG, DRAFTS, ROWS
+from ..call.option_table import checked as checked_option
 from ..call.sources import SETTINGS_OF_ONE, is_configured
-from ..generation import attach, attached_to, own_generate
+from ..generation import DraftModel, attach, attached_to, own_generate
 from ..models import device_of
 from ..models.loading import LOADING, OF_REPOSITORY, load_model
+from ..names import AND
 from ..reports import files
 from .pairing_file import FILE_NAME, SETTINGS, Pairing, is_inside
 
@@ -60,7 +62,7 @@ def from_pretrained(
     loading = _only(kwargs, LOADING)
     here = loading | _only(kwargs, OF_REPOSITORY)
     pairing = Pairing.load(repo, **here) or Pairing()
-    if not pairing.names_source and not _names_a_source(repo, here):
+    if pairing.draft_model is None and not _names_a_source(repo, here):
         cached_file(
             repo, CONFIG_NAME, **_only(here, (*LOADING, "revision"))
         )  # raises where there is no such repository
@@ -80,22 +82,23 @@ def from_pretrained(
         **pairing.settings,
     )
     draft = None
-    if pairing.draft_model is not None:
-        name, place = _located(pairing.draft_model, repo, here, loading | _revision(pairing))
+    if pairing.model is not None:
+        name, place = _located(pairing.model, repo, here, loading | _revision(pairing))
         own = {"dtype": target.dtype} | place | (draft_kwargs or {})
         draft = load_model(name, **own)
         if "device_map" not in own and device_of(draft) != device_of(target):
             draft.to(device_of(target))
     elif draft_kwargs:
         raise ValueError(f"`draft_kwargs={draft_kwargs!r}` has no effect: {repo} names no draft model. Leave it out.")
-    return attach(target, draft, (speculative_config or SpeculativeConfig()).over(saved))
+    parts = [part for part in (draft, pairing.methods) if part is not None]
+    return attach(target, parts or None, config=(speculative_config or SpeculativeConfig()).over(saved))
 
 
 def save_pretrained(
     model: PreTrainedModel,
     save_directory: str | Path,
     *,
-    draft_model: PreTrainedModel | str | None = None,
+    draft_model: DraftModel | None = None,
     draft_revision: str | None = None,
     config: SpeculativeConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -110,10 +113,10 @@ def save_pretrained(
     Args:
         model: the target. The draft and settings attached to it are saved, unless others are given here.
         save_directory: the folder.
-        draft_model: a model, saved in the subfolder `draft`; or a Hub name or a folder within `save_directory`, of which only
-            the name is written.
+        draft_model: a model, saved in the subfolder `draft`; a Hub name or a folder within `save_directory`, of which only the
+            name is written; a method, as `"suffix"`; or a model or name and a method.
         draft_revision: a branch, tag or commit of a draft given by name.
-        config: settings; a file cannot hold objects (`schedule`, `drafter`, `generator`, a rule without a name) or a `corpus`.
+        config: settings; a file cannot hold objects (`schedule`, `generator`, a rule without a name) or a `corpus`.
         tokenizer: the target's tokenizer, saved as well.
         draft_tokenizer: the draft's tokenizer, if the vocabularies differ; saved as well.
         push_to_hub: upload the folder to this Hub repository, which is created if missing.
@@ -131,13 +134,15 @@ def save_pretrained(
     for name in kwargs.keys() - known - inspect.signature(PreTrainedModel.save_pretrained).parameters.keys():
         raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
     folder, config = Path(save_directory), config or SpeculativeConfig()
+    draft_model = checked_option("draft_model", draft_model)
     attached_draft, theirs = attached_to(model)
     if theirs is not None:
-        if draft_model is not None and draft_model is not attached_draft:
-            theirs = replace(theirs, **dict.fromkeys((*ATTACHED_SOURCES, *SETTINGS_OF_ONE)))  # about what is attached
+        if draft_model is not None and draft_model != attached_draft:
+            theirs = replace(theirs, **dict.fromkeys(SETTINGS_OF_ONE))  # about what is attached
         draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
-    values = {name: value for name, value in vars(config).items() if name not in (*TOKENIZERS, "allow_lossy")}
+    left_out = (*TOKENIZERS, "allow_lossy", "pack_weights")
+    values = {name: value for name, value in vars(config).items() if name not in left_out}
     written: dict[str, Any] = {
         name: value for name, value in values.items() if name in SETTINGS and isinstance(value, (str, int, float))
     }
@@ -147,20 +152,24 @@ def save_pretrained(
         raise ValueError(
             f"{names}: {FILE_NAME} cannot hold that. Leave it out here, and give it in the call after loading."
         )
-    names_source = draft_model is not None or any(name in written for name in ATTACHED_SOURCES)
-    if not names_source and not is_configured(model.generation_config):
+    if draft_model is None and not is_configured(model.generation_config):
         raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
     if draft_tokenizer is not None and tokenizer is None:
         raise ValueError("`draft_tokenizer` has no effect without `tokenizer`: give both.")
-    if isinstance(draft_model, str) and Path(draft_model).is_dir():
-        draft_model = _written(Path(draft_model).resolve(), folder.resolve())
+    draft, methods = (None, None) if draft_model is None else DRAFTS.split(draft_model)
+    if isinstance(draft, str) and Path(draft).is_dir():
+        draft = _written(Path(draft).resolve(), folder.resolve())
+    elif not isinstance(draft, (PreTrainedModel, str, type(None))):
+        raise ValueError(
+            f"`draft_model` is of type {type(draft).__name__}: {FILE_NAME} cannot hold that. Give a model or a name here."
+        )
 
     from ..version import __version__
 
     own = f"./{DRAFT_FOLDER}"
     pairing = Pairing(
-        draft_model=own if isinstance(draft_model, PreTrainedModel) else draft_model,
+        draft_model=AND.join(filter(None, (own if isinstance(draft, PreTrainedModel) else draft, methods))) or None,
         draft_revision=draft_revision,
         tokenizer="." if draft_tokenizer is not None else None,
         draft_tokenizer=own if draft_tokenizer is not None else None,
@@ -169,8 +178,8 @@ def save_pretrained(
     )
     files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
-    if isinstance(draft_model, PreTrainedModel):
-        draft_model.save_pretrained(folder / DRAFT_FOLDER)
+    if isinstance(draft, PreTrainedModel):
+        draft.save_pretrained(folder / DRAFT_FOLDER)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     if draft_tokenizer is not None:

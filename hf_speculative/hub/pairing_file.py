@@ -16,13 +16,13 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import cached_file
 
-from ..call.option_table import ATTACHED_SOURCES, CONFIG, OPTIONS, checked
+from ..call.option_table import CONFIG, DRAFTS, OPTIONS, checked
 from ..call.option_types import wrong_type
 from ..reports import files
 
 FILE_NAME = "speculative_config.json"
 #: a repository does not get to say that its output may differ from the target's, nor which files of a machine are read
-KEPT_OUT = ("allow_lossy", "corpus")
+KEPT_OUT = ("allow_lossy", "corpus", "pack_weights")
 #: settings that it can hold
 SETTINGS = tuple(
     one.name for one in OPTIONS if CONFIG in one.places and one.type.written_as and one.name not in KEPT_OUT
@@ -51,7 +51,8 @@ class Pairing:
 
     Attributes:
         draft_model: `org/name` on the Hub, or `./draft`, the subfolder `draft` of the target's own repository; no other path
-            of the machine. None if a setting or the target's `generation_config` names a source of drafts.
+            of the machine. Or a method, as `suffix`; both, as `./draft+suffix`. None if the target's `generation_config` names
+            a source of drafts.
         draft_revision: a branch, tag or commit of a draft given by name.
         tokenizer, draft_tokenizer: where the two tokenizers are, written like `draft_model` (`.` is the target's own
             repository); only if the vocabularies differ.
@@ -73,20 +74,26 @@ class Pairing:
             if not isinstance(getattr(self, name), (str, type(None))):
                 raise wrong_type(name, getattr(self, name), "a text")
         for name in ("draft_model", "tokenizer", "draft_tokenizer"):
-            source = getattr(self, name)
+            source = self.model if name == "draft_model" else getattr(self, name)
             if source is not None and not (is_inside(source) or is_hub_name(source)):
                 raise ValueError(
                     f"`{name}={source!r}` is neither a subfolder of the repository, as ./draft, nor a repository on the Hub, "
                     "as org/name: write one of them."
                 )
-        if self.draft_revision is not None and (self.draft_model is None or is_inside(self.draft_model)):
+        if self.draft_revision is not None and (self.model is None or is_inside(self.model)):
             raise ValueError(
                 f"`draft_revision={self.draft_revision!r}` has no effect without a `draft_model` given by name: leave it out."
             )
 
     @property
-    def names_source(self) -> bool:
-        return self.draft_model is not None or any(name in self.settings for name in ATTACHED_SOURCES)
+    def model(self) -> str | None:
+        """Where the draft model is, if there is one."""
+        return None if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))[0]
+
+    @property
+    def methods(self) -> str | None:
+        """Methods that need no model, if there are any."""
+        return None if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))[1]
 
     @classmethod
     def load(cls, repo: str, revision: str | None = None, **loading) -> Pairing | None:

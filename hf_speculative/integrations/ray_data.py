@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..batches import Completion, generate_batches
 from ..call.checks import unwrap
 from ..call.generation_settings import setting_of
-from ..call.option_table import SOURCES
+from ..call.option_table import DRAFTS, SOURCES
 from ..call.preparation import load_draft
 from ..call.prompts import prompt_ids
 from ..embedded import FOLDER
@@ -61,7 +61,7 @@ class SpeculativePredictor:
 
     Args:
         model: the target, or its name. Default: the embedded pair.
-        draft_model: a smaller model, or the name of one; may be left out if `generate_kwargs` name another source.
+        draft_model: as in `generate`; may be left out if `generate_kwargs` name another source.
         tokenizer: the model's tokenizer, or its name. Default: loaded by the model's name.
         prompt_column: the column of the prompts: texts, lists of messages or of ids.
         batch_size: rows that run together; when one is done, the next one takes its place. A batch to be answered should
@@ -104,17 +104,16 @@ class SpeculativePredictor:
             model = load_model(model, dtype=dtype or "auto").to(
                 device or ("cuda" if torch.cuda.is_available() else "cpu")
             )
-        draft_name = draft_model if isinstance(draft_model, str) else None
-        if draft_name is not None:
-            draft_model = load_draft(draft_name, unwrap(model, "model"))
+        draft_name = draft_model if isinstance(draft_model, str) and not DRAFTS.is_method(draft_model) else None
+        draft_model = load_draft(draft_model, unwrap(model, "model"))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.settings = {"tokenizer": self.tokenizer, "batch_size": batch_size, **generate_kwargs}
         if draft_model is not None:
             self.settings["draft_model"] = draft_model
-        if draft_name is not None and not {"draft_tokenizer", "assistant_tokenizer"} & generate_kwargs.keys():
+        if draft_name is not None and "assistant_tokenizer" not in generate_kwargs:
             other = tokenizer_of_draft(draft_name, self.tokenizer)
-            self.settings |= {} if other is None else {"draft_tokenizer": other}
+            self.settings |= {} if other is None else {"assistant_tokenizer": other}
         if self._samples() and not {"reproducible", "speculative_config"} & generate_kwargs.keys():
             self.settings["reproducible"] = True
         generate_batches(self.model, [], **self.settings)

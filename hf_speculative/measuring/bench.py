@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..call.option_table import ROWS
+from ..call.option_table import DRAFTS
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _of_rival(name: str) -> Options:
 
 
 def _of_method(name: str) -> Options:
-    return lambda length: {"method": name}
+    return lambda length: {"draft_model": name}
 
 
 METHODS = {
@@ -62,8 +62,8 @@ METHODS = {
         Method("draft", "the draft model", (_of_draft("draft"),), needs="draft"),
         Method("head", "the embedded pair's EAGLE-3 head", (_of_draft("head"),), needs="head"),
         *(
-            Method(name, f"no draft model, `method={name!r}`", (_of_method(name),), takes_length=False)
-            for name in getattr(ROWS["method"].type, "names", ())
+            Method(name, f"no draft model, `draft_model={name!r}`", (_of_method(name),), takes_length=False)
+            for name in DRAFTS.methods
         ),
         Method(
             "compiled",

@@ -49,7 +49,7 @@ class Comparison:
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | None,
+        draft: Any,
         tokenizer: PreTrainedTokenizerBase,
         draft_tokenizer: PreTrainedTokenizerBase | None,
         setting: Setting,

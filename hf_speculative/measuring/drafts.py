@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
+from ..call.option_table import DRAFTS
 from ..call.preparation import load_draft
 from ..call.sources import source_of
 from ..generation import attached_to
@@ -33,10 +34,10 @@ class NamedDraft:
     @property
     def generate_kwargs(self) -> dict[str, Any]:
         kwargs: dict[str, Any] = {"draft_model": self.model}
-        return kwargs if self.tokenizer is None else kwargs | {"draft_tokenizer": self.tokenizer}
+        return kwargs if self.tokenizer is None else kwargs | {"assistant_tokenizer": self.tokenizer}
 
 
-#: a model, the name of one, several of them, or several with names of the user's
+#: a model, the name of one or of a method, several of them, or models with names of the user's
 Drafts: TypeAlias = (
     "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | str] | None"
 )
@@ -47,23 +48,29 @@ def named_drafts(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     draft_tokenizers: Mapping[str, PreTrainedTokenizerBase],
-) -> dict[str, NamedDraft]:
-    """The drafts by name. Default: the one that is attached.
+) -> tuple[dict[str, NamedDraft], list[str]]:
+    """The drafts by name, and methods that need none. Default: what is attached.
 
     Raises:
         ValueError: two have the same name, or a tokenizer is named for a draft that is not there.
     """
     if given is None:
         given, config = attached_to(target)
-        if given is not None and config is not None and config.draft_tokenizer is not None:
+        if isinstance(given, tuple):  # a model, and methods beside it
+            given, _ = given
+        if isinstance(given, PreTrainedModel) and config is not None and config.draft_tokenizer is not None:
             draft_tokenizers = {_name(given): config.draft_tokenizer, **draft_tokenizers}
+    methods: list[str] = []
     if given is None:
         pairs: list[tuple[str, PreTrainedModel | str]] = []
     elif isinstance(given, Mapping):
         pairs = list(given.items())
+        for name in filter(DRAFTS.is_method, given):
+            raise ValueError(f"a draft is called {name!r}, which is a method: give it another name.")
     else:
         models = list(given) if isinstance(given, (list, tuple)) else [given]
-        pairs = [(_name(model), model) for model in models]
+        methods = [str(model) for model in models if DRAFTS.is_method(model)]
+        pairs = [(_name(model), model) for model in models if not DRAFTS.is_method(model)]
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -72,7 +79,8 @@ def named_drafts(
     unknown = sorted(draft_tokenizers.keys() - set(names))
     if unknown:
         raise ValueError(f"`draft_tokenizers` names {', '.join(unknown)}, the drafts are {', '.join(names) or 'none'}.")
-    return {name: _draft(name, model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
+    drafts = {name: _draft(name, model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
+    return drafts, methods
 
 
 def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:

@@ -27,7 +27,7 @@ from .results import Evaluation
 from .rivals import Rival, check_rival
 from .rows import Reader, read_rows
 from .runner import Runner
-from .settings import Setting, attached_sources, grid, with_baselines
+from .settings import Setting, grid, with_baselines
 
 #: keywords that settings, or the evaluation itself, decide
 OF_SETTINGS = dict.fromkeys((name for name in DRAFTING if not ROWS[name].is_source), "`options`") | {
@@ -127,11 +127,11 @@ def evaluate(
     model = checks.unwrap(model, "model")
     checks.check_model(model, "model")
     tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
-    drafts = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
     others = {rival.name: rival for rival in rivals}
     sources = {name: generate_kwargs.pop(name) for name in SOURCES if name in generate_kwargs}
+    drafts, methods = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
     if settings is None:
-        sources = sources or ({} if drafts else attached_sources(model))
+        sources |= {"draft_model": methods} if methods and (draft_model is not None or not sources) else {}
         settings = grid(drafts, sources, num_draft_tokens, temperatures, options)
         settings += [Setting(rival=name, temperature=temperature) for temperature in temperatures for name in others]
     elif options or sources:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from ..call.configuration import SpeculativeConfig
-from ..call.option_table import ATTACHED_SOURCES, DRAFTING, ROWS, SOURCES, checked
-from ..call.sources import arguments_with, source_of
+from ..call.configuration import as_keywords
+from ..call.option_table import DRAFTING, DRAFTS, ROWS, SOURCES, checked
+from ..call.sources import asked_with, source_of
 from ..drafting.source import DraftSource
-from ..generation import attached_to
 from .drafts import NamedDraft
 
 #: what a setting may say
@@ -20,14 +19,15 @@ OPTIONS = ("draft_model", *DRAFTING)
 
 @dataclass(frozen=True, init=False)
 class Setting:
-    """One way to decode: `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(method="suffix", temperature=0.7)`.
+    """One way to decode, as `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(draft_model="suffix")`.
 
     Args:
         temperature: 0 is greedy.
         rival: the name of another way to decode, among those the evaluation knows; beside it only `num_draft_tokens` is taken.
-        **options: keywords of `generate` about drafting, ready for JSON; `draft_model` is the name of a draft, among those the
-            evaluation knows. Without `num_draft_tokens` the number is chosen each round, by measured cost. Without a source
-            of drafts it is plain decoding. Options that change plain decoding as well are keywords of `evaluate`.
+        **options: what is about drafting, ready for JSON. `draft_model` is the name of a draft, among those the evaluation
+            knows, or a method that needs none. Without `num_draft_tokens` the number is chosen each round, by measured cost.
+            Without a source of drafts it is plain decoding. Options that change plain decoding as well are keywords of
+            `evaluate`.
 
     Raises:
         ValueError, TypeError: an option that is out of range, has no effect, or is not about drafting; two sources.
@@ -84,7 +84,8 @@ class Setting:
     @property
     def draft(self) -> str | None:
         """The name of its draft model, if it has one."""
-        return self.options.get("draft_model")
+        name = self.options.get("draft_model")
+        return None if name is None else DRAFTS.split(name)[0]
 
     @property
     def num_draft_tokens(self) -> int | None:
@@ -149,7 +150,7 @@ class Setting:
         kwargs: dict[str, Any] = {"do_sample": False}
         if self.temperature:
             kwargs = {"do_sample": True, "temperature": float(self.temperature)}
-        return kwargs | dict(self.options)
+        return kwargs | as_keywords(self.options)
 
     @property
     def is_exact(self) -> bool:
@@ -197,25 +198,20 @@ def grid(
     for name, values in lists.items():
         if not isinstance(values, Iterable) or isinstance(values, str):
             raise TypeError(f"`{name}={values!r}` is not a list of values: give `{name}=[{values!r}]`.")
-    asked = [Setting(**{name: one}) for name, values in {"draft_model": drafts, **sources}.items() for one in values]
+    named = {"draft_model": drafts, **sources}
+    named["draft_model"] = [*drafts, *sources.get("draft_model", ())]
+    asked = [Setting(**{name: one}) for name, values in named.items() for one in values]
     lengths, options, kinds = list(num_draft_tokens), options or {}, []
     used: set[str] = set()
     for setting in asked:
         source = setting.source(drafts)
-        own = {name: options[name] for name in options if name in source.options() or not arguments_with(name)}
+        own = {name: options[name] for name in options if name in source.options() or not asked_with(name)}
         used |= own.keys()
         for length in [None] if source.num_draft_tokens is not None else lengths:
             kinds.append({**setting.options, "num_draft_tokens": length, **own})
     for name in options.keys() - used if kinds else ():
         raise ValueError(f"`{name}={options[name]!r}` has no effect on any of these sources of drafts: leave it out.")
     return [Setting(temperature=temperature, **kind) for temperature in temperatures for kind in kinds]
-
-
-def attached_sources(model) -> dict[str, list[Any]]:
-    """What is attached to a model and drafts without a draft model, as `grid` takes it."""
-    config = attached_to(model)[1] or SpeculativeConfig()
-    named = {name: getattr(config, name) for name in ATTACHED_SOURCES if ROWS[name].type.written_as}
-    return {name: [value] for name, value in named.items() if value is not None}
 
 
 def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
@@ -226,9 +222,7 @@ def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
     """
     settings = [setting for setting in settings if not setting.is_plain]
     if not settings:
-        raise ValueError(
-            "nothing to evaluate: give `draft_model`, a source that needs none, as `method=['auto']`, or `settings`."
-        )
+        raise ValueError("nothing to evaluate: give `draft_model`, `'auto'` if you have none, or `settings`.")
     names = [setting.name for setting in settings]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..call.option_table import checked
+from ..call.option_table import DRAFTS
 from ..command.arguments import DTYPES, check_dtype, check_models, from_table, load_pair
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
@@ -31,9 +31,8 @@ def playground(
         str | None, typer.Argument(help="The model to play with: a Hub name or folder. Default: the embedded pair.")
     ] = None,
     draft_model: Annotated[
-        str | None, from_table("draft_model", also="A Hub name or folder. Default: none, with --method auto.")
+        str | None, from_table("draft_model", also="Default: auto. The page lets you choose methods anew.")
     ] = None,
-    method: Annotated[str | None, from_table("method", also="The page lets you choose anew.")] = None,
     prompt: Annotated[str, typer.Option(help="What stands in the page's prompt at first.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535, rich_help_panel="Server")] = 7860,
@@ -56,11 +55,10 @@ def playground(
 
     Your own:  hf-speculative playground Qwen/Qwen3-4B --draft-model Qwen/Qwen3-0.6B
 
-    Without a draft model:  hf-speculative playground Qwen/Qwen3-4B --method suffix
+    Without a draft model:  hf-speculative playground Qwen/Qwen3-4B --draft-model suffix
     """
     check_dtype(dtype)
     check_models(MODEL=model, draft_model=draft_model)
-    checked("method", method)
     console = Console(stderr=True, highlight=False)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with ends_at_once(), console.status("loading"):
@@ -74,7 +72,8 @@ def playground(
         target, draft, tokenizer, draft_tokenizer = load_pair(
             model, draft_model, dtype, device, ("MODEL", "--draft-model"), False
         )
-        models = Models(target, tokenizer, draft, draft_tokenizer, method)
+        own, method = (None, None) if draft is None else DRAFTS.split(draft)
+        models = Models(target, tokenizer, own, draft_tokenizer, method)
         is_embedded = model is None
         prompts = [prompt] * bool(prompt) + list(PROMPTS) * is_embedded
         name = " and ".join(filter(None, [model or "The embedded pair", draft_model]))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.configuration import SpeculativeConfig
-from ..call.option_table import ROWS
+from ..call.configuration import as_keywords
+from ..call.option_table import DRAFTS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
@@ -21,7 +21,7 @@ from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule
 from .turns import Runner, in_turns, stepwise
 
-#: what the page calls drafts of a model; other methods are named as in the option `method`
+#: what the page calls drafts of a model; other methods are named as in `draft_model="suffix"`
 DRAFT_MODEL = "draft model"
 #: how drafts are judged when sampling: the rules, and the target's own draws with the draft on the same noise
 REPRODUCIBLE = "reproducible"
@@ -45,7 +45,7 @@ class Models:
     @property
     def methods(self) -> list[str]:
         """Ways to draft, the one to begin with first."""
-        found = [DRAFT_MODEL] * (self.draft is not None) + list(ROWS["method"].type.names)  # type: ignore[attr-defined]
+        found = [DRAFT_MODEL] * (self.draft is not None) + list(DRAFTS.methods)
         return found if self.method is None else [self.method, *(name for name in found if name != self.method)]
 
 
@@ -90,16 +90,15 @@ class Settings:
     def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
         """The keywords that ask for drafts, and who records what they come to."""
         rule = WatchedRule(RULES[self.rule]())
-        given: dict[str, Any] = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
-        if self.method != DRAFT_MODEL:
-            return given | {"method": self.method, "num_draft_tokens": self.num_draft_tokens}, self._recorder(rule)
-        given["draft_model"] = models.draft
-        if models.draft_tokenizer is not None:
-            given |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
-        if rule.reads_draft_probs or models.draft_tokenizer is not None:  # the latter's scores may be of other tokens
-            return given | {"num_draft_tokens": self.num_draft_tokens}, self._recorder(rule)
-        length = WatchedLength(self.num_draft_tokens)
-        return given | {"speculative_config": SpeculativeConfig(schedule=length)}, self._recorder(rule, length)
+        own, length = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}, None
+        own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
+        if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
+            own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
+        elif self.method == DRAFT_MODEL and not rule.reads_draft_probs:  # scores of other tokens cannot be watched
+            own["schedule"] = length = WatchedLength(self.num_draft_tokens)
+        if length is None:
+            own["num_draft_tokens"] = self.num_draft_tokens
+        return as_keywords(own), self._recorder(rule, length)
 
     def _recorder(self, rule: WatchedRule, length: WatchedLength | None = None) -> Recorder:
         return Recorder(self.rule, rule, length, self.is_greedy)

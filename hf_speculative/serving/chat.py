@@ -32,9 +32,7 @@ def chat(
     model: Annotated[
         str | None, typer.Argument(help="The model to talk to: a Hub name or folder. Default: the embedded pair.")
     ] = None,
-    draft_model: Annotated[
-        str | None, from_table("draft_model", also="A Hub name or folder. Default: text, as --method auto.")
-    ] = None,
+    draft_model: Annotated[str | None, from_table("draft_model", also="Default: auto.")] = None,
     system: Annotated[str, typer.Option(help="The system's message, if the model has a chat template.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply, at most.")] = 512,
@@ -61,14 +59,14 @@ def chat(
     console = Console(highlight=False)
     with ends_at_once(), console.status("loading"):
         quiet_transformers()
+        from ..call.configuration import as_keywords
         from .conversation import Conversation
 
         target, draft, tokenizer, _ = load_pair(model, draft_model, dtype, device, ("MODEL", "--draft-model"), False)
-        if draft is not None and not drafting:
-            drafting = {"draft_model": draft}
         settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
         settings |= {} if seed is None else {"seed": seed}
-        conversation = Conversation(target, tokenizer, drafting or {"method": "auto"}, settings, system)
+        keywords = as_keywords({"draft_model": "auto" if draft is None else draft} | drafting)
+        conversation = Conversation(target, tokenizer, keywords, settings, system)
     with suppress(ImportError):
         import readline  # noqa: F401  # lines can be edited, and recalled
     if sys.stdin.isatty():

@@ -14,13 +14,14 @@ from ..command.arguments import (
     check_dtype,
     check_models,
     from_table,
+    load_draft_named,
     load_named,
+    loadable,
     naming,
     with_drafting_options,
 )
 from ..command.interrupts import ends_at_once
 from ..command.terminal import quiet_transformers
-from ..names import place_of
 
 #: what answers that run get to end in, after a signal to stop
 GRACE_SECONDS = 20
@@ -32,9 +33,7 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(help="The model to serve: a Hub name or folder. Default: the embedded pair.")
     ] = None,
-    draft_model: Annotated[
-        str | None, from_table("draft_model", also="A Hub name or folder. Default: text, as --method auto.")
-    ] = None,
+    draft_model: Annotated[str | None, from_table("draft_model", also="Default: auto.")] = None,
     name: Annotated[str, typer.Option(help="What clients call the model. Default: the last part of MODEL.")] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "localhost",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, rich_help_panel="Server")] = 8000,
@@ -84,6 +83,7 @@ def serve(
         import torch
         from transformers import AutoProcessor
 
+        from ..call.configuration import SpeculativeConfig, as_keywords
         from ..embedded import embedded_pair
         from ..generation import attach
         from ..models import choose
@@ -99,21 +99,21 @@ def serve(
         else:
             target = load_named("MODEL", model, dtype, device)
             with naming("MODEL", model):
-                processor = AutoProcessor.from_pretrained(place_of(model), trust_remote_code=False)
+                processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
         if draft_model:
-            drafts["draft_model"] = load_named("--draft-model", draft_model, dtype, device)
+            drafts["draft_model"] = load_draft_named("--draft-model", draft_model, dtype, device)
         name = name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         tokenizer = getattr(processor, "tokenizer", processor)
         is_ragged = choose(target).name == "ragged"
         if not is_ragged:
-            attach(target, drafts.pop("draft_model", None), **drafts)
+            attach(target, drafts.pop("draft_model", None), config=SpeculativeConfig(**drafts))
         engine = is_ragged and Engine(
             target,
             max_lanes=max_lanes,
             max_waiting=max_waiting,
             max_length=max_length,
             tokenizer=tokenizer,
-            **drafts or {"method": "auto"},
+            **as_keywords({"draft_model": "auto"} | drafts),
         )
         app = build_app(target, processor, name, engine or None, max_body)
     if not is_ragged:

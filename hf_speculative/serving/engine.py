@@ -16,19 +16,18 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..batches import NO_DRAFT
 from ..call import checks
-from ..call.configuration import Options, SpeculativeConfig
+from ..call.configuration import Options
 from ..call.generation_settings import setting_of
 from ..call.measured_costs import Probe
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
-from ..drafting import Nothing
 from ..generation import attached_to
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
-from ..schedules import Constant
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from .parked import Parked
@@ -38,7 +37,6 @@ from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, PerReq
 #: where nothing says how long a text may get
 DEFAULT_MAX_LENGTH = 2**15
 #: nothing is drafted, so there is nothing to measure either
-NO_DRAFT = SpeculativeConfig(drafter=Nothing(), schedule=Constant(0))
 
 
 class QueueFull(RuntimeError):
@@ -107,7 +105,7 @@ class Engine:
 
     def _options(self, kwargs: dict[str, Any], tokenizer) -> Options:
         options = prepare(self.model, dict(kwargs), *attached_to(self.model))
-        options = options or prepare(self.model, {"speculative_config": NO_DRAFT}, None, None)
+        options = options or prepare(self.model, dict(NO_DRAFT), None, None)
         assert options is not None
         if tokenizer is not None and options.config.tokenizer is None:
             options = replace(options, config=replace(options.config, tokenizer=tokenizer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import layout_of
@@ -19,6 +21,21 @@ def tokenizer_of_draft(name: str, tokenizer: PreTrainedTokenizerBase, **loading)
     except (OSError, ValueError):  # weights without a tokenizer share the target's
         return None
     return found if found.get_vocab() != tokenizer.get_vocab() else None
+
+
+_beside: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase | None] = WeakKeyDictionary()
+
+
+def tokenizer_beside(model: PreTrainedModel | None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer from where a model came from, if there is one, loaded once."""
+    if model is None or not model.config.name_or_path:
+        return None
+    if model not in _beside:
+        try:
+            _beside[model] = tokenizer_of(model)
+        except ValueError:
+            _beside[model] = None
+    return _beside[model]
 
 
 def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:

@@ -157,7 +157,7 @@ def _drafting(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
     """How answers are drafted: so that they do not depend on draft lengths, which follow the clock."""
     if target.dtype != torch.float32:  # rounding depends on the width of a pass
         return {"draft_model": None}
-    return {"method": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})
+    return {"draft_model": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})
 
 
 def answers_of_all(

@@ -39,7 +39,7 @@ WITH_DRAFT = {
     "num_draft_tokens='4'": ({"num_draft_tokens": "4"}, TypeError, "num_draft_tokens='4'.*whole number"),
     "num_draft_tokens=True": ({"num_draft_tokens": True}, TypeError, "num_draft_tokens=True"),
     "trees beside a threshold": (
-        {"tree_top_k": 2, "assistant_confidence_threshold": 0.4},
+        {"speculative_config": SpeculativeConfig(tree_top_k=2), "assistant_confidence_threshold": 0.4},
         ValueError,
         "tree_top_k.*assistant_confidence_threshold=0.4",
     ),
@@ -59,12 +59,11 @@ WITH_DRAFT = {
     "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),
     "ngram": ({"max_matching_ngram_size": 3}, ValueError, "max_matching_ngram_size=3.*prompt_lookup_num_tokens"),
     "custom_generate": ({"custom_generate": lambda *a, **k: None}, ValueError, "custom_generate"),
-    "generator of another kind": (
-        {"generator": 7, "do_sample": True},
-        TypeError,
-        "`generator=7` is of type int: give a torch.Generator",
+    "generator, greedy": (
+        {"speculative_config": SpeculativeConfig(generator=torch.Generator())},
+        ValueError,
+        "`generator` has no effect on greedy",
     ),
-    "generator, greedy": ({"generator": torch.Generator()}, ValueError, "`generator` has no effect on greedy"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, ValueError, "cache_implementation='offloaded'"),
     "quantised cache": ({"cache_implementation": "quantized"}, ValueError, "cache_implementation='quantized'"),
     "healing without a tokenizer": ({"token_healing": True}, ValueError, "token_healing=True.*pass `tokenizer=`"),
@@ -75,9 +74,14 @@ WITH_DRAFT = {
         "Lossy does not declare.*allow_lossy",
     ),
     "two drafters": (
-        {"speculative_config": SpeculativeConfig(drafter=hs.Drafter())},
+        {"draft_model": [hs.Drafter(), hs.Drafter()]},
         ValueError,
-        "`draft_model` and `drafter` are two sources",
+        "`draft_model` lists 2 models or drafters: give one",
+    ),
+    "packed weights in a call": (
+        {"speculative_config": SpeculativeConfig(pack_weights="auto")},
+        ValueError,
+        "`pack_weights='auto'` has no effect on a single call: give it to `attach`",
     ),
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
@@ -104,16 +108,15 @@ WITH_DRAFT = {
         ValueError,
         "num_assistant_tokens_schedule.*no effect beside",
     ),
-    "a rule by a wrong name": ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of .*did you mean 'token'"),
+    "a setting as a keyword": (
+        {"rule": "token"},
+        TypeError,
+        r"`rule` is a setting: give `speculative_config=.*SpeculativeConfig\(rule=\.\.\.\)`",
+    ),
     "a rule that is reproducible's opposite": (
-        {"reproducible": True, "do_sample": True, "rule": "block"},
+        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
         ValueError,
         "only SampledVerification can do, but the rule is BlockVerification",
-    ),
-    "a rule class": (
-        {"rule": BlockVerification},
-        TypeError,
-        "subclass of .*Rule",
     ),
     "a config that is a dict": (
         {"speculative_config": {"rule": None}},
@@ -129,7 +132,7 @@ WITH_DRAFT = {
     "assistant_tokenizer alone": (
         {"assistant_tokenizer": PreTrainedTokenizerBase()},
         ValueError,
-        "`assistant_tokenizer`. has no effect",
+        "`assistant_tokenizer` in a call. has no effect",
     ),
     "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
@@ -166,8 +169,8 @@ WITHOUT_DRAFT = {
     "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
     "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
     "max_matching_ngram_size": {"max_matching_ngram_size": 3},
-    "generator": {"generator": torch.Generator()},
-    "rule": {"rule": "token"},
+    "generator": {"speculative_config": SpeculativeConfig(generator=torch.Generator())},
+    "rule": {"speculative_config": SpeculativeConfig(rule="token")},
     "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
 }
 
@@ -212,10 +215,10 @@ def test_a_misspelt_option(target, monkeypatch):
             with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
                 call(target, IDS, draft_model="org/draft", **{slip: 3})
     # What the model itself knows by such a name is the model's.
-    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, generators=None: None)
-    check_names(target, ["generators", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
-    with pytest.raises(TypeError, match="`generatorz`"):
-        check_names(target, ["generatorz"])
+    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, streamers=None: None)
+    check_names(target, ["streamers", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
+    with pytest.raises(TypeError, match="`streamerz`"):
+        check_names(target, ["streamerz"])
 
 
 def test_two_drafts(target, draft, unrelated):
@@ -248,7 +251,7 @@ def test_a_config_with_a_part_that_is_none():
         ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
         ({"rule": "leviathan"}, ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
         ({"rule": BlockVerification}, TypeError, "'token', 'block', 'sampled' or an object of a subclass of .*Rule"),
-        ({"drafter": print}, TypeError, "`drafter` is of type builtin_.*: give an object of a subclass of .*Drafter"),
+        ({"generator": 7}, TypeError, "`generator=7` is of type int: give a torch.Generator"),
         ({"schedule": Constant}, TypeError, "`schedule` is of type .*: give an object of a subclass of .*Schedule"),
     ):
         with pytest.raises(error, match=message):
@@ -277,7 +280,7 @@ def test_a_draft_of_another_vocabulary(target):
             pytest.raises(ValueError, match=f"`draft_model`: {message}") as error,
         ):
             hs.generate(target, IDS, draft_model=draft, max_new_tokens=2, pad_token_id=0)
-        assert not forwards.lengths and "tokenizer=` and `draft_tokenizer=`" in str(error.value)
+        assert not forwards.lengths and "tokenizer=` and `assistant_tokenizer=`" in str(error.value)
     assert hs.check(target, tiny.llama(vocab_size=64, layers=1))
 
 
@@ -310,8 +313,10 @@ def test_rotary_tables_that_change_with_the_length(draft, rope_type):
 def test_attach(target, draft):
     with pytest.raises(TypeError, match="`model` is of type Linear"):
         hs.attach(torch.nn.Linear(2, 2), draft)
-    with pytest.raises(ValueError, match="two sources of drafts"):
-        hs.attach(target, draft, SpeculativeConfig(drafter=hs.Drafter()))
+    with pytest.raises(TypeError, match=r"`draft_model` is of type builtin.*: give a transformers model, its name"):
+        hs.attach(target, print)
+    with pytest.raises(ValueError, match=r"`draft_model='sufix'` cannot be loaded[^$]*Did you mean 'suffix'"):
+        hs.attach(target, "sufix")
     model = tiny.llama()
     model.generate = print
     with pytest.raises(ValueError, match=r"`model\.generate` was already replaced"):

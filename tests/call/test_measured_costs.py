@@ -22,13 +22,14 @@ from transformers import (
 import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
 from hf_speculative.call import timings
-from hf_speculative.drafting import PromptLookup
 from hf_speculative.drafting.source import LENGTHS
+from hf_speculative.drafting.texts import GuessingSource
 from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Constant
 from hf_speculative.types import Costs
 from tests.support import tiny
 from tests.support.cases import slow_but
+from tests.support.lookup import PromptLookup
 
 pytestmark = pytest.mark.measures
 SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))
@@ -142,7 +143,7 @@ def test_more_rows_are_assumed_to_compute_more(small, monkeypatch):
     monkeypatch.setattr(costs, "SHARE", 0.0)
     for num_rows, expected in ((1, costs.ASSUMED_VERIFICATION), (8, 0.2), (32, 0.5)):
         costs._known.clear()
-        probed(small[0], None, num_rows, method="ngram")
+        probed(small[0], "ngram", num_rows)
         (found,) = costs._known[small[0]].values()
         (by_shape,) = found.values()
         assert by_shape[num_rows, 0].best() == pytest.approx({0: 1.0, 1: 1 + expected})
@@ -249,7 +250,7 @@ def test_every_kind_of_drafter(small, kind):
         "draft_model": {"draft_model": draft},
         "lookup": {"prompt_lookup_num_tokens": 6},
         "early_exit": {"assistant_early_exit": 2},
-        "own drafter": {"speculative_config": hs.SpeculativeConfig(drafter=PromptLookup(2))},
+        "own drafter": {"draft_model": PromptLookup(2)},
         "bart": {"draft_model": None},
     }[kind]
     if kind == "bart":
@@ -279,8 +280,9 @@ def test_a_lookup_that_finds_nothing_has_costs_all_the_same(small, machine):
     with tiny.CountForwards(target) as passes:
         for _ in range(3):
             hs.generate(target, input_ids=prompt, prompt_lookup_num_tokens=4, **LONG, stopping_criteria=[at_once])
-    assert all(known(target)[1].ratios(n) for n in LENGTHS)
-    assert {width - 1 for _, width in passes.lengths} >= set(LENGTHS), "rounds as wide as real drafts"
+    lengths = [n for n in GuessingSource.timed_lengths if n <= 4]
+    assert all(known(target)[1].ratios(n) for n in lengths)
+    assert {width - 1 for _, width in passes.lengths} >= set(lengths), "rounds as wide as real drafts"
 
 
 def test_without_room_to_measure_costs_are_assumed():

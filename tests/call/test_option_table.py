@@ -23,18 +23,18 @@ from hf_speculative.call.option_table import (
     ROWS,
 )
 from hf_speculative.call.option_types import (
+    Drafts,
     Flag,
     FlagOr,
     HasMethods,
     Instance,
     Name,
-    Names,
     PositiveNumber,
     Probability,
     WholeNumber,
 )
 from hf_speculative.call.options import read_options
-from hf_speculative.call.sources import SOURCES, arguments_with
+from hf_speculative.call.sources import SOURCES, asked_with
 from hf_speculative.cli import app
 from hf_speculative.schedules import SCHEDULE_NAMES
 from hf_speculative.tokenizers.vocabulary import MAPPINGS
@@ -50,7 +50,7 @@ WRONG_TYPES = {
     Flag: [1, 0, "no", 0.0],
     FlagOr: [1, 0, 0.0],
     Name: [7, True, object],
-    Names: [7, True, ["suffix", 7]],
+    Drafts: [7, True, ["suffix", 7]],
     Instance: [7, "adaptive", object()],
     HasMethods: [7, print, torch.nn.Linear],
 }
@@ -59,7 +59,7 @@ OUT_OF_RANGE = {
     PositiveNumber: [0, -0.5, NAN, np.float32(0)],
     Probability: [1.5, -0.1, NAN, np.float32(2)],
     Name: ["nonsense"],
-    Names: ["nonsense", ["nonsense"], "", []],
+    Drafts: [[]],
     FlagOr: ["no"],
 }
 GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True, FlagOr: True}
@@ -68,7 +68,7 @@ BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.n
 
 def good(option):
     """A value that nothing is wrong with but, maybe, its place."""
-    if isinstance(option.type, Name | Names) and option.type.names:
+    if isinstance(option.type, Name) and option.type.names:
         return option.type.names[0]
     objects = {"generator": torch.Generator(), "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     objects["corpus"] = ["a text"]
@@ -78,7 +78,7 @@ def good(option):
 
 def places(option, value):
     """What makes the keywords of a call that gives the value, for each name and place of the option."""
-    for name in option.names if CALL in option.places else ():
+    for name in (name for name in option.names if name in IN_CALL):
         yield lambda name=name: {name: value}
     if CONFIG in option.places:
         yield lambda: {"speculative_config": SpeculativeConfig(**{option.name: value})}
@@ -98,8 +98,7 @@ def refused(target, error, words, make, **kwargs):
 
 @BY_NAME
 def test_a_value_of_another_type_or_out_of_range(target, draft, option):
-    about = arguments_with(option.name) == ["prompt_lookup_num_tokens"]
-    source = {} if option.is_source else {"prompt_lookup_num_tokens": 2} if about else {"draft_model": draft}
+    source = {} if option.is_source else {"draft_model": "ngram" if option.name == "max_matching_ngram_size" else draft}
     takes_any_name = isinstance(option.type, Name) and not option.type.names
     wrong = [(value, TypeError) for value in WRONG_TYPES[type(option.type)]]
     wrong += [(value, ValueError) for value in OUT_OF_RANGE.get(type(option.type), ()) if not takes_any_name]
@@ -118,7 +117,7 @@ def in_calls(option):
 def misplaced():
     """Options, and keywords that ask for drafts which they are not about."""
     for option in OPTIONS:
-        about = arguments_with(option.name)
+        about = asked_with(option.name)
         for argument in ("draft_model", "prompt_lookup_num_tokens", "assistant_early_exit"):
             if about and argument not in about and option.without_draft == REFUSED:
                 yield pytest.param(option, argument, id=f"{option.name}, {argument}")
@@ -126,7 +125,7 @@ def misplaced():
 
 @pytest.mark.parametrize(("option", "argument"), list(misplaced()))
 def test_an_option_about_other_drafts(target, draft, option, argument):
-    words = f"`({'|'.join(option.names)}).*has no effect without `{arguments_with(option.name)[0]}`"
+    words = f"`({'|'.join(option.names)}).*has no effect on drafts by .*only on those by `{asked_with(option.name)[0]}`"
     for make in in_calls(option):
         refused(target, ValueError, words, make, **{argument: draft if argument == "draft_model" else 1})
 
@@ -139,7 +138,9 @@ def test_a_number_beside_that_of_the_source(target, name):
 
 
 ABOUT_DRAFTING = [
-    one for one in OPTIONS if one.without_draft == REFUSED and not one.is_source and one.name != "schedule"
+    one
+    for one in OPTIONS
+    if one.without_draft == REFUSED and not one.is_source and one.name not in ("schedule", "pack_weights")
 ]
 
 
@@ -157,7 +158,7 @@ def test_a_misspelt_option(target, draft, name):
             target, TypeError, f"`{slip}` is no option: did you mean `{name}`", lambda: {slip: 1}, draft_model=draft
         )
     else:
-        words = rf"`{name}` is no keyword: give `speculative_config=.*SpeculativeConfig\({name}="
+        words = rf"`{name}` is a setting: give `speculative_config=.*SpeculativeConfig\({name}="
         refused(target, TypeError, words, lambda: {name: None}, draft_model=draft)
 
 
@@ -166,7 +167,7 @@ def test_numpys_values_become_pythons(target, draft):
     given = {
         "num_draft_tokens": np.int64(3),
         "assistant_confidence_threshold": np.float32(0.5),
-        "compile": np.bool_(True),
+        "speculative_config": SpeculativeConfig(compile=np.bool_(True)),
     }
     options = read_options(target, {"draft_model": draft} | given, None, SpeculativeConfig(), lambda draft, _: draft)
     assert type(options.num_draft_tokens) is int and type(options["assistant_confidence_threshold"]) is float
@@ -184,7 +185,7 @@ def test_the_table_names_what_there_is():
     names = {"rule": RULES, "num_assistant_tokens_schedule": SCHEDULE_NAMES, "vocabulary_mapping": MAPPINGS}
     assert {name: set(ROWS[name].type.names) for name in names} == {name: set(known) for name, known in names.items()}
     assert {field.name for field in fields(SpeculativeConfig)} == {one.name for one in OPTIONS if CONFIG in one.places}
-    assert set(ROWS["method"].type.names) == {kind.method for kind in SOURCES if kind.argument == "method"}
+    assert set(ROWS["draft_model"].type.methods) == {kind.method for kind in SOURCES if "=" in kind.asked_by()}
     assert {kind.argument for kind in SOURCES} == {one.name for one in OPTIONS if one.is_source}
     for kind in SOURCES:
         for field in fields(kind)[1:]:
@@ -208,6 +209,7 @@ OTHERS = {
     ("export-generate", "draft_model"),
     ("export-vllm", "draft_model"),
     ("train", "num_draft_tokens"),
+    ("compile", "pack_weights"),
 }
 
 

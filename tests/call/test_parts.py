@@ -44,43 +44,46 @@ def test_every_shipped_part_is_in_the_matrix():
 @pytest.mark.parametrize("rule", slow_but(RULES.values(), SampledVerification))  # which greedy calls get
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
-    config = SpeculativeConfig(drafter=MAKE_DRAFTER[drafter](draft), rule=rule(), schedule=MAKE_SCHEDULE[schedule]())
+    config = {
+        "draft_model": MAKE_DRAFTER[drafter](draft),
+        "speculative_config": SpeculativeConfig(rule=rule(), schedule=MAKE_SCHEDULE[schedule]()),
+    }
     kwargs = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
     with hs.record() as stats:
-        found = hs.generate(target, **kwargs, speculative_config=config)
+        found = hs.generate(target, **kwargs, **config)
     assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop, AdaptiveTree))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
-    config = SpeculativeConfig(
-        drafter=MAKE_DRAFTER[drafter](draft),
-        rule=SampledVerification(),
-        schedule=MAKE_SCHEDULE[schedule](),
-        reproducible=True,
-    )
+    config = {
+        "draft_model": MAKE_DRAFTER[drafter](draft),
+        "speculative_config": SpeculativeConfig(
+            rule=SampledVerification(), schedule=MAKE_SCHEDULE[schedule](), reproducible=True
+        ),
+    }
     kwargs = tiny.prompts(3, width=12) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0}
     set_seed(4)
     expected = target.generate(**kwargs)
     set_seed(4)
-    assert hs.generate(target, **kwargs, speculative_config=config).tolist() == expected.tolist()
+    assert hs.generate(target, **kwargs, **config).tolist() == expected.tolist()
 
 
 def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
     drafter = MAKE_DRAFTER[DraftModel](draft)
-    config = SpeculativeConfig(drafter=drafter)
+    config = {"draft_model": drafter}
     kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "num_draft_tokens": 4}
     outputs, counts = [], []
     for batch_size in (2, 2, 3, 1, 2):
         with hs.record() as stats:
-            outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), speculative_config=config).tolist())
+            outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), **config).tolist())
         counts.append((stats.num_accepted_draft_tokens, stats.num_draft_forwards))
     assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
 
 
 def test_rules_by_name(target, draft):
-    """In the call and in the config it is the rule itself that judges."""
+    """By its name it is the rule itself that judges."""
     kwargs = tiny.prompts(3) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0, "num_draft_tokens": 3}
 
     def sampled(**options):
@@ -90,7 +93,7 @@ def test_rules_by_name(target, draft):
     found = {}
     for name, rule in RULES.items():
         found[name] = sampled(speculative_config=SpeculativeConfig(rule=rule()))
-        assert found[name] == sampled(rule=name) == sampled(speculative_config=SpeculativeConfig(rule=name))
+        assert found[name] == sampled(speculative_config=SpeculativeConfig(rule=name))
     assert found["sampled"] not in (found["token"], found["block"])
 
 

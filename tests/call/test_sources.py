@@ -7,13 +7,15 @@ import pytest
 from transformers import GenerationConfig
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.call import sources
-from hf_speculative.drafting import DraftModel, PromptLookup, PromptSuffix, Recycling
+from hf_speculative.call.configuration import as_keywords
+from hf_speculative.call.option_table import checked
+from hf_speculative.drafting import DraftModel, PromptSuffix, Recycling
 from hf_speculative.drafting.given_model import HeadSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny
+from tests.support.lookup import PromptLookup
 from tests.support.plain import same_as_plain
 
 
@@ -51,33 +53,44 @@ def head(target, monkeypatch):
 
 @pytest.mark.parametrize("given", [["recycling", "suffix"], ("suffix", "recycling"), "recycling+suffix"])
 def test_methods_in_any_order_are_one_source(given, target):
-    source = sources.source_of("method", given, {"suffix_decoding_max_spec_factor": 2.0})
+    source = sources.source_of("draft_model", given, {"suffix_decoding_max_spec_factor": 2.0})
     assert source.label == source.cost_key == "suffix+recycling"
     assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, Recycling]
     assert source.proposers(target)[0].max_factor == 2.0 and "corpus" in source.options()
-    assert SpeculativeConfig(method=given).method == "suffix+recycling"
-    assert type(sources.source_of("method", ["ngram"])) is sources.NgramSource
+    assert checked("draft_model", given) == "suffix+recycling"
+    assert type(sources.source_of("draft_model", ["ngram"])) is sources.NgramSource
+
+
+def test_a_model_and_methods_are_one_source(target, draft):
+    for given in ([draft, "suffix"], ("suffix", draft)):
+        assert checked("draft_model", given) == (draft, "suffix")
+        source = sources.source_of("draft_model", given)
+        assert source.label == "draft_model and suffix" and source.draft_model is draft
+    assert checked("draft_model", "./a+b+suffix+ngram") == ("./a+b", "suffix+ngram"), (
+        "a name may have methods behind it"
+    )
+    assert same_as_plain(target, tiny.prompts(2), draft_model=[draft, "recycling"], num_draft_tokens=3).num_draft_tokens
 
 
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["suffix", "recyling"], "did you mean 'recycling'"),
+        (["suffix", "recyling"], r"cannot be loaded[^$]*Did you mean 'recycling'"),
         (["auto", "ngram"], "'auto' is several of these already"),
         (["ngram", "ngram"], "names 'ngram' twice"),
-        ([], "names nothing: give 'auto', 'suffix', 'recycling' or 'ngram', or a list of these"),
+        ([], "names nothing: give a transformers model"),
     ],
 )
 def test_methods_that_do_not_go_together(target, given, message):
     with pytest.raises(ValueError, match=message):
-        hs.generate(target, **tiny.prompts(1), method=given, max_new_tokens=4)
+        hs.generate(target, **tiny.prompts(1), draft_model=given, max_new_tokens=4)
 
 
 def test_an_option_of_none_of_the_methods_has_no_effect(target):
-    call = tiny.prompts(1) | {"method": ["recycling", "ngram"], "max_new_tokens": 4}
+    call = tiny.prompts(1) | {"draft_model": ["recycling", "ngram"], "max_new_tokens": 4}
     assert hs.generate(target, **call, max_matching_ngram_size=2).shape[0] == 1
     with pytest.raises(ValueError, match=r"`suffix_decoding_max_spec_factor=2\.0` has no effect"):
-        hs.generate(target, **call, suffix_decoding_max_spec_factor=2.0)
+        hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(suffix_decoding_max_spec_factor=2.0))
 
 
 def test_a_source_is_a_line_in_the_tuple(target, head):
@@ -99,7 +112,7 @@ def test_a_source_is_a_line_in_the_tuple(target, head):
     ("make", "kwargs", "message"),
     [
         (tiny.llama, {"num_draft_tokens": 4}, "`num_draft_tokens=4`: .* `draft_model` names proposes at most 3 tokens"),
-        (tiny.llama, {"compile": True}, "`compile=True` has no effect on drafts by `LlamaForCausalLM`"),
+        (tiny.llama, as_keywords({"compile": True}), "`compile=True` has no effect on drafts by `LlamaForCausalLM`"),
         (
             tiny.llama,
             {"speculation_type": "dflash"},
@@ -145,7 +158,7 @@ class CopyingSource(hs.DraftSource):
 
     max_ngram: int
 
-    argument, method = "drafter", "copying"
+    argument, method = "draft_model", "copying"
 
     def check(self, model):
         if model.config.model_type != "llama":
@@ -159,13 +172,11 @@ class CopyingSource(hs.DraftSource):
 
 
 def test_a_source_of_ones_own(target):
-    config = SpeculativeConfig(drafter=CopyingSource(2))
-    stats = same_as_plain(target, tiny.prompts(3, width=12), speculative_config=config)
+    config = {"draft_model": CopyingSource(2)}
+    stats = same_as_plain(target, tiny.prompts(3, width=12), **config)
     assert stats.num_draft_tokens > 0 and max(stats.histogram) <= 2
     with pytest.raises(ValueError, match="for Llama only"):
-        hs.generate(tiny.build("gpt2"), **tiny.prompts(1), speculative_config=config, max_new_tokens=2)
-    with pytest.raises(ValueError, match="`draft_model` and `drafter` are two sources"):
-        hs.generate(target, **tiny.prompts(1), draft_model=target, speculative_config=config)
+        hs.generate(tiny.build("gpt2"), **tiny.prompts(1), **config, max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -204,11 +215,11 @@ def test_costs_are_kept_for_what_they_depend_on(target, draft):
         ("assistant_early_exit", 1),
         ("assistant_early_exit", 2),
         ("prompt_lookup_num_tokens", 2),
-        ("drafter", PromptLookup(2)),
+        ("draft_model", PromptLookup(2)),
     ):
         source = sources.source_of(argument, value)
         keys[source.costs_end_with(target), source.cost_key] = source.cost_of_token(target)
     share = draft.num_parameters() / target.num_parameters()
     assert list(keys.values()) == [share, 0.5, 1.0, 0.0, 0.0]
-    again = sources.source_of("drafter", PromptLookup(3))
+    again = sources.source_of("draft_model", PromptLookup(3))
     assert (again.costs_end_with(target), again.cost_key) in keys

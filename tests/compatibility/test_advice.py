@@ -14,7 +14,7 @@ def trials(name="draft_model", options=None, rounds=GOOD, times=CHEAP, decodings
     return tuple(Trial(name, options, one, 60, (rounds,) * 2 if rounds else (), times, **more) for one in decodings)
 
 
-AUTO = {"name": "auto", "options": {"method": "auto"}, "is_chain": False}
+AUTO = {"name": "auto", "options": {"draft_model": "auto"}, "is_chain": False}
 VERDICTS = {
     "good draft": (trials(), True, "Worth it. Greedy: take draft_model='small', num_draft_tokens=4, 2.86x"),
     "poor draft": (trials(rounds=POOR), False, "Not worth it: decode plainly. Greedy: no source is expected to gain"),
@@ -44,7 +44,7 @@ VERDICTS = {
     "better without": (
         trials(rounds=POOR) + trials(rounds=GOOD, **AUTO),
         True,
-        "Worth it. Greedy: take method='auto', 2.86x",
+        "Worth it. Greedy: take draft_model='auto', 2.86x",
     ),
     "better than without": (trials() + trials(rounds=POOR, **AUTO), True, "Greedy: take draft_model='small'"),
     "sampled only": (
@@ -84,12 +84,12 @@ def test_what_pays_at_one_batch_size_and_not_at_another():
 
 def test_a_draft_that_is_behind_another_source_is_named():
     advice = Advice("draft_model", trials(rounds=((4, 2), (4, 1)) * 10) + trials(**AUTO), {})
-    assert "Greedy: take method='auto'" in advice.verdict and "The draft, greedy: 2.08x" in advice.verdict
+    assert "Greedy: take draft_model='auto'" in advice.verdict and "The draft, greedy: 2.08x" in advice.verdict
     assert "The draft" not in Advice("draft_model", trials(), {}).verdict
 
 
 def test_what_to_write_into_the_call():
     assert called(trials()[0]) == "draft_model='small', num_draft_tokens=4"
-    assert called(trials(**AUTO)[0]) == "method='auto'"
+    assert called(trials(**AUTO)[0]) == "draft_model='auto'"
     lookup = trials("ngram", {"prompt_lookup_num_tokens": 10}, ((4, 2), (4, 1)) * 9)[0]
     assert called(lookup) == "prompt_lookup_num_tokens=2", "it brings its own length"

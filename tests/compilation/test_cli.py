@@ -57,7 +57,9 @@ def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path):
     assert [one["path"] for one in made] == [str(artifacts.path_of(*one)) for one in ((target, recorded), (loaded, ()))]
     assert [one["role"] for one in made] == ["target", "head"]
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    hs.generate(target, **call, draft_model=str(tmp_path / "head"), compile=True)
+    hs.generate(
+        target, **call, draft_model=str(tmp_path / "head"), speculative_config=hs.SpeculativeConfig(compile=True)
+    )
     assert emulated.num_made == 2 and emulated.runs
 
 
@@ -73,7 +75,9 @@ def test_with_packed_weights(saved, emulated, num_packed, monkeypatch):
     monkeypatch.setattr("hf_speculative.models.packing.seconds_of", seconds)
     assert f"made in 0 s, {num_packed} linear layer" in run(saved, "--pack-weights")
     assert emulated.num_made == 1
-    model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()), pack_weights="auto", compile=True)
+    model = hs.attach(
+        tiny.llama(), tiny.noisy_copy(tiny.llama()), config=hs.SpeculativeConfig(pack_weights="auto", compile=True)
+    )
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     assert model.generate(**call).tolist() == tiny.llama().generate(**call).tolist()
     assert emulated.num_made == 1 and emulated.runs and len(packed_of(model)) == num_packed

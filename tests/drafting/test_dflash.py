@@ -184,17 +184,21 @@ def test_trees_of_a_block(kind, folders, target):
 
     DFlash.level = level
     try:
-        config = SpeculativeConfig(
-            drafter=DynamicTreeDrafter(DFlash(head, target), top_k=2, depth=3), num_draft_tokens=5
-        )
+        config = {
+            "draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=2, depth=3),
+            "speculative_config": SpeculativeConfig(num_draft_tokens=5),
+        }
         settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **tiny.prompts(3)}
         with torch.no_grad():
-            found = hs.generate(target, **settings, speculative_config=config)
+            found = hs.generate(target, **settings, **config)
         assert found.tolist() == target.generate(**settings).tolist() and max(seen) == 2
     finally:
         DFlash.level = original
-    config = SpeculativeConfig(drafter=DynamicTreeDrafter(DFlash(head, target), top_k=3, depth=4), num_draft_tokens=6)
-    assert same_as_plain(target, tiny.prompts(4), speculative_config=config).draft_acceptance_rate > 0.05
+    config = {
+        "draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=3, depth=4),
+        "speculative_config": SpeculativeConfig(num_draft_tokens=6),
+    }
+    assert same_as_plain(target, tiny.prompts(4), **config).draft_acceptance_rate > 0.05
 
 
 @pytest.fixture(scope="module")

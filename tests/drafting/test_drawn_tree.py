@@ -18,7 +18,10 @@ PROMPTS = ((5, 2, 3, 1), (4, 6, 1, 2))
 def drawing(rule=None, rates=(0.5, 0.4), depth=2, num_nodes=4, noise=0.4):
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     drafter = DrawnTree(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=noise, seed=5))), rates, depth)
-    return target, {"speculative_config": SpeculativeConfig(drafter=drafter, rule=rule, num_draft_tokens=num_nodes)}
+    return target, {
+        "draft_model": drafter,
+        "speculative_config": SpeculativeConfig(rule=rule, num_draft_tokens=num_nodes),
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,9 +70,12 @@ def test_control_draws_left_out_for_what_they_are_are_caught(monkeypatch):
 def test_the_drafts_cache_is_right_after_every_round(model_type):
     model = tiny.build(model_type)
     compared = compared_model(tiny.noisy_copy(model))
-    config = SpeculativeConfig(drafter=DrawnTree(compared, (0.5, 0.4), depth=4), num_draft_tokens=10)
+    config = {
+        "draft_model": DrawnTree(compared, (0.5, 0.4), depth=4),
+        "speculative_config": SpeculativeConfig(num_draft_tokens=10),
+    }
     torch.manual_seed(0)
-    hs.generate(model, **tiny.prompts(4), do_sample=True, top_k=8, max_new_tokens=24, speculative_config=config)
+    hs.generate(model, **tiny.prompts(4), do_sample=True, top_k=8, max_new_tokens=24, **config)
     assert compared.num_levels >= 2 * compared.num_steps > 10
 
 
@@ -79,16 +85,19 @@ def test_it_keeps_more_than_a_chain_of_its_depth(target):
     for drafter, num in ((chain, 3), (DrawnTree(of_threes, (0.5, 0.3, 0.2), depth=3), 15)):
         torch.manual_seed(0)
         with hs.record() as stats:
-            config = SpeculativeConfig(drafter=drafter, num_draft_tokens=num)
-            hs.generate(target, **tiny.prompts(8), do_sample=True, max_new_tokens=40, speculative_config=config)
+            config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=num)}
+            hs.generate(target, **tiny.prompts(8), do_sample=True, max_new_tokens=40, **config)
         lengths.append(stats.mean_acceptance_length)
     assert lengths[1] > 1.05 * lengths[0]
 
 
 def test_without_chance_it_is_a_chain(target, draft):
-    config = SpeculativeConfig(drafter=DrawnTree(DraftModel(RaggedModel(draft))), num_draft_tokens=4)
-    assert same_as_plain(target, tiny.prompts(3), speculative_config=config).num_accepted_draft_tokens > 0
-    reproduces_plain(target, speculative_config=config)
+    config = {
+        "draft_model": DrawnTree(DraftModel(RaggedModel(draft))),
+        "speculative_config": SpeculativeConfig(num_draft_tokens=4),
+    }
+    assert same_as_plain(target, tiny.prompts(3), **config).num_accepted_draft_tokens > 0
+    reproduces_plain(target, **config)
 
 
 def test_the_shape_is_that_of_the_nodes_likeliest_to_be_kept():

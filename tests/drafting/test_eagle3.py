@@ -189,7 +189,7 @@ def test_proposals_equal_those_of_fresh_passes(name):
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     for own, num_tokens in ((drafter, 3), (DynamicTreeDrafter(drafter, 2, depth=3), 5)):
         same_as_plain(
-            target, tiny.prompts(3), speculative_config=SpeculativeConfig(drafter=own, num_draft_tokens=num_tokens)
+            target, tiny.prompts(3), draft_model=own, speculative_config=SpeculativeConfig(num_draft_tokens=num_tokens)
         )
     assert drafter.num_steps > 20 and drafter.num_levels > 10
 
@@ -238,7 +238,7 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(name):
     target = heads.target("llama", vocab_size=distributions.VOCAB)
     head = heads.eagle3(target, **fields | {"draft_vocab": 5})
     config = SpeculativeConfig(rule=BlockVerification(), num_draft_tokens=2)
-    distributions.assert_exact(target, {"draft_model": head, "speculative_config": config}, top_k=3)
+    distributions.assert_exact(target, {"draft_model": head, **config}, top_k=3)
 
 
 @pytest.mark.parametrize("name", ["sliding windows", "parallel"])
@@ -253,8 +253,8 @@ def test_rows_that_wait_take_lanes(name):
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     drafter.limit = lambda batch, nums: [n if min(map(len, batch.history)) > 1 else 0 for n in kind_limit(batch, nums)]
     kind_limit = type(drafter).limit.__get__(drafter)  # an admitted token alone has no state to compare with
-    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
-    rows = hs.generate_batches(target, prompts, batch_size=3, speculative_config=config, **settings)
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    rows = hs.generate_batches(target, prompts, batch_size=3, **config, **settings)
     assert [row.prompt_ids + row.new_ids for row in rows] == plain and drafter.num_steps > 10
     rows = hs.generate_batches(target, prompts, batch_size=3, draft_model=head, num_draft_tokens=3, **settings)
     assert [row.prompt_ids + row.new_ids for row in rows] == plain

@@ -267,7 +267,13 @@ def test_early_exit_is_neither_compiled_nor_captured():
         tiny.CountForwards(model) as forwards,
         pytest.raises(ValueError, match=r"`compile=True`.*`assistant_early_exit`"),
     ):
-        hs.generate(model, **tiny.prompts(1), assistant_early_exit=1, compile=True, max_new_tokens=2)
+        hs.generate(
+            model,
+            **tiny.prompts(1),
+            assistant_early_exit=1,
+            speculative_config=hs.SpeculativeConfig(compile=True),
+            max_new_tokens=2,
+        )
     assert not forwards.lengths
     with pytest.raises(ValueError, match=r"`cuda_graphs=True`.*`assistant_early_exit`"):
         check_passes(hs.SpeculativeConfig(cuda_graphs=True), EarlyExitSource(1), model)

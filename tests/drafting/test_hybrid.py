@@ -51,8 +51,7 @@ def both(draft, **settings):
     """A call's options, at costs that are given."""
     schedule = HybridSchedule(AdaptiveTree(8, 12, 4, costs=COSTS), 16, costs=COSTS)
     return {
-        "draft_model": draft,
-        "method": "auto",
+        "draft_model": [draft, "auto"],
         "speculative_config": SpeculativeConfig(schedule=schedule, **settings),
     }
 
@@ -72,7 +71,7 @@ def test_tokens_are_those_of_plain_decoding(turns, mode):
     elif mode == "greedy":
         same_as_plain(target, tiny.prompts(4, width=12), **both(draft))
     else:
-        options = {"draft_model": draft, "method": "recycling", "num_draft_tokens": 4, "tree_top_k": 2}
+        options = {"draft_model": [draft, "recycling"], "num_draft_tokens": 4, "tree_top_k": 2}
         for _ in range(2):
             same_as_plain(target, tiny.prompts(2), **options)
     assert min(turns.values()) > 0
@@ -133,7 +132,7 @@ def test_the_target_teaches_the_guesses_about_drafts_as_well(target):
     never = HybridSchedule(Constant(3))
     never.guesses.best = lambda chances, times: [0] * len(chances)
     call = {"input_ids": torch.tensor([[5, 9, 3]])} | SETTINGS
-    hs.generate(target, **call, speculative_config=SpeculativeConfig(drafter=drafter, schedule=never))
+    hs.generate(target, **call, draft_model=drafter, speculative_config=SpeculativeConfig(schedule=never))
     drafter.guesses._learn_successors()
     token, successor = tokens[-1]
     assert recycling.table[token, 0] == successor
@@ -152,7 +151,7 @@ def test_costs_of_both_are_measured_in_turns(draft, monkeypatch):
     for times, methods in (([1.0], ["draft_model"]), ([0.0, 2.0], ["draft_model", "recycling"])):
         seconds[:], measured[:] = times, []
         with hs.record() as stats:
-            hs.generate(target, **tiny.prompts(1), draft_model=draft, method="recycling", **SETTINGS)
+            hs.generate(target, **tiny.prompts(1), draft_model=[draft, "recycling"], **SETTINGS)
         assert measured == methods and stats.seconds["probe"] == times[-1]
 
 
@@ -160,7 +159,7 @@ def test_attached_both_draft(target, draft, turns):
     call = tiny.prompts(2, width=12) | SETTINGS
     expected = target.generate(**call).tolist()
     try:
-        hs.attach(target, draft, method="suffix")
+        hs.attach(target, [draft, "suffix"])
         assert target.generate(**call, num_draft_tokens=3).tolist() == expected
         assert min(turns.values()) > 0
         turns |= dict.fromkeys(turns, 0)

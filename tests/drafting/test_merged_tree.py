@@ -89,9 +89,9 @@ def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, de
     compared = compared_model(tiny.noisy_copy(model, noise=0.5))
     beams = Watched(compared, top_k, depth)
     drafter = HybridDrafter(TreeDrafter([Recycling(), PromptSuffix()]), beams)
-    config = SpeculativeConfig(drafter=drafter, schedule=never_alone(Constant(8)))
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(schedule=never_alone(Constant(8)))}
     for _ in range(2):  # the second one knows what the first one wrote
-        same_as_plain(model, tiny.prompts(4), speculative_config=config)
+        same_as_plain(model, tiny.prompts(4), **config)
     assert beams.num_grafted > beams.num_kept > 5 and (compared.num_levels > 10 or depth == 1)
 
 
@@ -105,7 +105,7 @@ def test_rows_that_wait_and_sampling(schedule):
     def options():
         beams = Watched(compared_model(draft), top_k=3, depth=4 if schedule.num_levels(None) is None else None)
         drafter = HybridDrafter(TreeDrafter([Recycling(), PromptSuffix()]), beams)
-        return beams, {"speculative_config": SpeculativeConfig(drafter=drafter, schedule=never_alone(schedule))}
+        return beams, {"draft_model": drafter, "speculative_config": SpeculativeConfig(schedule=never_alone(schedule))}
 
     beams, config = options()
     reproduces_plain(target, (1, 3), {"temperature": 0.1, "max_new_tokens": 30}, **config)
@@ -141,8 +141,11 @@ def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     beams = DynamicTreeDrafter(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.4, seed=5))), top_k=2, depth=2)
     guesses = TreeDrafter([Fixed()])
     guesses.chances.add = lambda row, kind, is_right: None
-    config = SpeculativeConfig(drafter=HybridDrafter(guesses, beams), rule=rule, schedule=never_alone(Constant(3)))
-    distributions.assert_exact(target, {"speculative_config": config}, ((5, 2, 3, 1),), top_k=3)
+    config = {
+        "draft_model": HybridDrafter(guesses, beams),
+        "speculative_config": SpeculativeConfig(rule=rule, schedule=never_alone(Constant(3))),
+    }
+    distributions.assert_exact(target, {**config}, ((5, 2, 3, 1),), top_k=3)
 
 
 @pytest.mark.parametrize("top_k, depth", [(3, 4), (1, None)], ids=["tree", "chain"])
@@ -155,8 +158,8 @@ def test_guesses_are_kept_where_the_draft_is_wrong(target, top_k, depth):
         drafter = HybridDrafter(TreeDrafter(proposers), beams) if proposers else beams
         schedule = never_alone(Constant(5)) if proposers else Constant(5)
         with hs.record() as stats:
-            config = SpeculativeConfig(drafter=drafter, schedule=schedule)
-            hs.generate(target, **tiny.prompts(8), **settings, speculative_config=config)
+            config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(schedule=schedule)}
+            hs.generate(target, **tiny.prompts(8), **settings, **config)
         lengths.append(stats.mean_acceptance_length)
     assert lengths[1] > 1.1 * lengths[0]
 

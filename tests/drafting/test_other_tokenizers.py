@@ -130,7 +130,7 @@ def test_the_distribution_of_token_intersection(letters, name):
 
 def test_the_distribution_of_string_match(letters):
     drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
-    kwargs = {"speculative_config": SpeculativeConfig(drafter=drafter, num_draft_tokens=3)}
+    kwargs = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     assert_exact(letters[0], kwargs, top_k=3)
 
 
@@ -168,9 +168,9 @@ def test_the_distribution_handed_over_is_the_one_drawn_from(letters):
     warpers = (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(4))
     processors = LogitsProcessorList(warpers)
     drafter.distribution = lambda history, logits: processors(history, logits).softmax(-1)
-    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     ids = torch.tensor([[5, 2, 3, 1], [4, 6, 2, 2]])
-    hs.generate(target, ids, speculative_config=config, do_sample=True, **settings, max_new_tokens=40, pad_token_id=0)
+    hs.generate(target, ids, **config, do_sample=True, **settings, max_new_tokens=40, pad_token_id=0)
     assert drafter.num_compared > 20
 
 
@@ -188,8 +188,8 @@ def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **
     pair = Translation(tokenizer, draft_tokenizer, target.config.vocab_size, draft.config.vocab_size)
     drafter = Checked(RaggedModel(draft, clamp_ids=True), pair)
     settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0} | settings
-    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=4)
-    found = hs.generate(target, **inputs, **settings, speculative_config=config)
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=4)}
+    found = hs.generate(target, **inputs, **settings, **config)
     assert found.tolist() == target.generate(**inputs, **settings).tolist()
 
 
@@ -285,8 +285,8 @@ def test_the_end_token_of_the_draft_is_the_targets(kind):
             return draft
 
     drafter = Noted(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, 8, 8))
-    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=3)
-    found = hs.generate(target, ids, **settings, speculative_config=config)
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    found = hs.generate(target, ids, **settings, **config)
     assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
     assert 7 in proposed
 
@@ -355,7 +355,7 @@ def test_tokenizers_can_be_attached():
     inputs = prompts(tokenizer)
     settings = {"do_sample": False, "max_new_tokens": 12}
     expected = target.generate(**inputs, **settings)
-    hs.attach(target, draft, SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer))
+    hs.attach(target, draft, config=SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer))
     try:
         with hs.record() as stats:
             assert target.generate(**inputs, **settings).tolist() == expected.tolist()
@@ -430,7 +430,7 @@ def test_refused_before_the_first_forward(name):
     settings = {"draft_model": draft, "tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer} | kwargs
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
         config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
-        hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
+        hs.generate(target, **prompts(tokenizer), **settings, **config, max_new_tokens=4)
     assert not forwards.lengths and "\n" not in str(caught.value)
 
 
@@ -485,7 +485,6 @@ def test_a_draft_on_the_universal_path(model_type, mapping):
             **settings,
             draft_model=draft,
             tokenizer=tokenizer,
-            draft_tokenizer=draft_tokenizer,
-            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping),
+            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping, draft_tokenizer=draft_tokenizer),
         )
     assert found.tolist() == target.generate(**settings).tolist() and stats.draft_acceptance_rate > 0.3

@@ -3,12 +3,13 @@
 import torch
 
 import hf_speculative as hs
-from hf_speculative.drafting import Ngrams, PromptLookup, TreeDrafter
+from hf_speculative.drafting import Ngrams, TreeDrafter
 from hf_speculative.drafting.ngrams import NgramIndex
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import Greedy
 from hf_speculative.schedules import Constant
 from tests.support import tiny
+from tests.support.lookup import PromptLookup
 from tests.support.plain import ours, plain
 
 
@@ -64,7 +65,7 @@ def test_it_has_the_name_that_vllm_gives_it(target):
     counts = []
     for options in (
         {"prompt_lookup_num_tokens": 4, "num_assistant_tokens_schedule": "constant"},
-        {"method": "ngram", "num_draft_tokens": 4},
+        {"draft_model": "ngram", "num_draft_tokens": 4},
     ):
         with hs.record() as stats:
             assert (

@@ -8,11 +8,12 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
-from hf_speculative.drafting import PromptLookup, SuffixStore
+from hf_speculative.drafting import SuffixStore
 from hf_speculative.drafting.suffix.automaton import SuffixAutomaton
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
 from tests.support.drafters import suffix_drafter
+from tests.support.lookup import PromptLookup
 
 
 def followers(text, context):
@@ -81,7 +82,10 @@ def test_repetitive_text_is_not_quadratic():
 
 
 def config_of(store=None, length=6, **settings):
-    return hs.SpeculativeConfig(drafter=suffix_drafter(store), schedule=Constant(length), **settings)
+    return {
+        "draft_model": suffix_drafter(store),
+        "speculative_config": hs.SpeculativeConfig(schedule=Constant(length), **settings),
+    }
 
 
 def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
@@ -149,8 +153,8 @@ def test_rows_of_one_prompt_share_what_was_read(target, monkeypatch):
         "pad_token_id": 0,
     }
     drafters = suffix_drafter()
-    config = hs.SpeculativeConfig(drafter=drafters, schedule=Constant(2))
-    hs.generate(target, **call, num_return_sequences=4, speculative_config=config)
+    config = {"draft_model": drafters, "speculative_config": hs.SpeculativeConfig(schedule=Constant(2))}
+    hs.generate(target, **call, num_return_sequences=4, **config)
     assert read.count(50) == 1 and max(read[1:]) < 8
 
 
@@ -229,9 +233,9 @@ def test_a_method_needs_no_model(target):
     call = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}
     expected = target.generate(**call).tolist()
     ways = [
-        lambda: hs.generate(target, **call, method="suffix"),
-        lambda: hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(method="suffix")),
-        lambda: hs.attach(target, method="suffix").generate(**call),
+        lambda: hs.generate(target, **call, draft_model="suffix"),
+        lambda: hs.generate(target, **call, draft_model="suffix"),
+        lambda: hs.attach(target, draft_model="suffix").generate(**call),
         lambda: hs.attach(target, config=hs.SpeculativeConfig(method="suffix")).generate(**call),
     ]
     counts = []
@@ -250,25 +254,41 @@ def test_what_is_attached_is_about_its_own_source(target, draft):
     expected = target.generate(**call).tolist()
     store = SuffixStore()
     try:
-        hs.attach(target, method="suffix", corpus=store, suffix_decoding_min_token_prob=0.2)
+        hs.attach(
+            target, draft_model="suffix", config=hs.SpeculativeConfig(corpus=store, suffix_decoding_min_token_prob=0.2)
+        )
         assert target.generate(**call).tolist() == expected and store.num_documents == 1
         for source in ({"draft_model": draft}, {"prompt_lookup_num_tokens": 2}, {"draft_model": None}):
             assert target.generate(**call, **source).tolist() == expected
         assert store.num_documents == 1
-        assert target.generate(**call, suffix_decoding_max_tree_depth=4).tolist() == expected
+        assert (
+            target.generate(**call, speculative_config=hs.SpeculativeConfig(suffix_decoding_max_tree_depth=4)).tolist()
+            == expected
+        )
         assert store.num_documents == 2
         hs.attach(target, draft)
-        assert target.generate(**call, method="suffix", corpus=store).tolist() == expected and store.num_documents == 3
+        assert (
+            target.generate(
+                **call, draft_model="suffix", speculative_config=hs.SpeculativeConfig(corpus=store)
+            ).tolist()
+            == expected
+            and store.num_documents == 3
+        )
         with pytest.raises(ValueError, match="`draft_model` and `drafter` are two sources of drafts"):
-            hs.attach(target, draft, hs.SpeculativeConfig(drafter=PromptLookup()))
+            hs.attach(target, draft, config=hs.SpeculativeConfig(drafter=PromptLookup()))
         with pytest.raises(ValueError, match="`corpus` has no effect without `method`"):
-            target.generate(**call, corpus=store)
+            target.generate(**call, speculative_config=hs.SpeculativeConfig(corpus=store))
     finally:
         hs.detach(target)
 
 
 def test_answers_that_are_kept_with_the_model(target):
-    call = tiny.prompts(1, seed=8) | {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "method": "suffix"}
+    call = tiny.prompts(1, seed=8) | {
+        "do_sample": False,
+        "max_new_tokens": 30,
+        "pad_token_id": 0,
+        "draft_model": "suffix",
+    }
     call |= {"num_draft_tokens": 5}
 
     def num_passes(**settings):
@@ -305,7 +325,7 @@ def test_a_corpus(target, tmp_path, kind):
         "texts and a file": ["x", path],
         "saved": tmp_path / "store.safetensors",
     }[kind]
-    settings = {"method": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
+    settings = {"draft_model": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
     for _ in range(2):
         with hs.record() as stats:
             assert hs.generate(target, **call, **settings).tolist() == expected.tolist()
@@ -327,5 +347,5 @@ def test_a_corpus(target, tmp_path, kind):
 def test_settings_of_the_method(target, settings, error, message):
     tokenizer = {"tokenizer": tongues.characters("abc")} if settings.get("corpus") == "nowhere.txt" else {}
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=3, method="suffix", **tokenizer, **settings)
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=3, draft_model="suffix", **tokenizer, **settings)
     assert not forwards.lengths

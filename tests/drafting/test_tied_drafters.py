@@ -253,7 +253,7 @@ def test_a_drafter_of_ones_own_reads_hidden_states(model_type, monkeypatch):
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
     model = tiny.build(model_type)
     drafter = Peek(model)
-    same_as_plain(model, tiny.prompts(4), speculative_config=SpeculativeConfig(drafter=drafter, num_draft_tokens=3))
+    same_as_plain(model, tiny.prompts(4), draft_model=drafter, speculative_config=SpeculativeConfig(num_draft_tokens=3))
     assert drafter.num_looks > 40
 
 
@@ -313,7 +313,7 @@ def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
     call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
     hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
     with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):  # by a hook
-        hs.generate(model, **call, compile=True)
+        hs.generate(model, **call, speculative_config=hs.SpeculativeConfig(compile=True))
     assert not forwards.lengths
 
 

@@ -120,8 +120,8 @@ def test_recycling_keeps_what_the_target_found_likeliest(target):
     """For each token that it was shown, in the last place where it was; in greedy decoding, the next token is the first one."""
     recycling = Recycling()
     call = {"input_ids": torch.tensor([[5, 9, 3]]), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-    config = hs.SpeculativeConfig(drafter=TreeDrafter([recycling]), schedule=Constant(6))
-    text = hs.generate(target, **call, speculative_config=config)[0].tolist()
+    config = {"draft_model": TreeDrafter([recycling]), "speculative_config": hs.SpeculativeConfig(schedule=Constant(6))}
+    text = hs.generate(target, **call, **config)[0].tolist()
     assert text == target.generate(**call)[0].tolist()
     logits = target(torch.tensor([text])).logits[0]
     last = max(i for i, token in enumerate(text[:-1]) if token == text[2])
@@ -144,7 +144,7 @@ def test_calls_give_plain_tokens(proposers, mode):
     model = tiny.build("mistral") if mode == "windows" else tiny.llama()
     drafter = TreeDrafter(GUESSERS[proposers]())
     call = tiny.prompts(4, width=14) | {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
-    options = {"speculative_config": hs.SpeculativeConfig(drafter=drafter, schedule=BestNodes(12, costs=FREE))}
+    options = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(schedule=BestNodes(12, costs=FREE))}
     if mode in ("reproducible", "prompts repeated"):
         call |= {"do_sample": True, "temperature": 0.1}
         options["reproducible"] = True
@@ -165,8 +165,11 @@ def test_rows_that_wait_get_guesses_of_their_own(target):
     prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
     settings = {"batch_size": 3, "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": [7, 20]}
     plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
-    config = hs.SpeculativeConfig(drafter=TreeDrafter(GUESSERS["all"]()), schedule=BestNodes(12, costs=FREE))
-    assert [row.new_ids for row in hs.generate_batches(target, prompts, speculative_config=config, **settings)] == plain
+    config = {
+        "draft_model": TreeDrafter(GUESSERS["all"]()),
+        "speculative_config": hs.SpeculativeConfig(schedule=BestNodes(12, costs=FREE)),
+    }
+    assert [row.new_ids for row in hs.generate_batches(target, prompts, **config, **settings)] == plain
 
 
 def test_sampled_text_keeps_its_distribution():
@@ -182,7 +185,7 @@ def test_sampled_text_keeps_its_distribution():
 
     torch.manual_seed(0)
     drafter = TreeDrafter(GUESSERS["recycling"]())
-    draft = {"speculative_config": hs.SpeculativeConfig(drafter=drafter, schedule=Noting(6, costs=FREE))}
+    draft = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(schedule=Noting(6, costs=FREE))}
     settings = {"temperature": 0.8, "top_k": 3}
     with hs.record() as statistics:
         for _ in range(11):
@@ -199,9 +202,9 @@ def test_a_method_needs_no_model(target, method):
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     expected = target.generate(**call).tolist()
     with hs.record() as stats:
-        assert hs.generate(target, **call, method=method, num_draft_tokens=4).tolist() == expected
+        assert hs.generate(target, **call, draft_model=method, num_draft_tokens=4).tolist() == expected
     assert stats.num_accepted_draft_tokens > 0
-    with hs.patch_transformers(method=method):
+    with hs.patch_transformers(draft_model=method):
         assert target.generate(**call).tolist() == expected
         assert target.generate(**call, draft_model=None).tolist() == expected
 
@@ -231,7 +234,7 @@ def test_models_on_the_universal_path_get_chains():
     model = build("causal", "bloom")
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     with hs.record() as stats:
-        found = hs.generate(model, **call, method="auto", num_draft_tokens=3)
+        found = hs.generate(model, **call, draft_model="auto", num_draft_tokens=3)
     assert found.tolist() == model.generate(**call).tolist() and stats.num_accepted_draft_tokens > 0
 
 
@@ -241,7 +244,7 @@ def test_what_is_learned_stays_with_the_model():
     passes, one, other = [], tiny.llama(), tiny.llama()
     for model in (one, one, other):
         with hs.record() as stats:
-            hs.generate(model, **call, method="recycling", num_draft_tokens=6)
+            hs.generate(model, **call, draft_model="recycling", num_draft_tokens=6)
         passes.append(stats.num_target_forwards)
     assert passes[1] < passes[0] == passes[2]
 
@@ -249,7 +252,7 @@ def test_what_is_learned_stays_with_the_model():
 def test_what_was_learned_is_forgotten_with_the_attachment():
     model = tiny.llama()
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    hs.attach(model, method="recycling")
+    hs.attach(model, draft_model="recycling")
     model.generate(**call)
     assert kept_with(model)
     hs.detach(model)
@@ -260,11 +263,11 @@ def test_near_its_end_a_row_keeps_its_siblings(target):
     """With room for one token beside the target's own, the tree is one level of as many nodes as asked for."""
     drafter = TreeDrafter([Recycling()])
     call = tiny.prompts(1, width=12) | {"do_sample": False, "pad_token_id": 0}
-    config = hs.SpeculativeConfig(drafter=drafter, num_draft_tokens=6)
-    hs.generate(target, **call, max_new_tokens=40, speculative_config=config)  # it learns
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=6)}
+    hs.generate(target, **call, max_new_tokens=40, **config)  # it learns
     proposed = []
     drafter.observe = lambda batch, draft, logits: proposed.append((draft, batch.rooms))
-    found = hs.generate(target, **call, max_new_tokens=3, speculative_config=config)
+    found = hs.generate(target, **call, max_new_tokens=3, **config)
     assert found.tolist() == target.generate(**call, max_new_tokens=3).tolist()
     (draft, rooms) = proposed[1]
     assert rooms == [1] and draft.width > 1 and set(draft.parents[0].tolist()) == {-1}

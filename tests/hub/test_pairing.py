@@ -67,7 +67,7 @@ def test_the_folder_stays_an_ordinary_checkpoint(folder, target):
 
 
 def test_what_is_attached_is_what_is_saved(target, draft, tmp_path):
-    model = hs.attach(tiny.copy.deepcopy(target), draft, hs.SpeculativeConfig(reproducible=True))
+    model = hs.attach(tiny.copy.deepcopy(target), draft, config=hs.SpeculativeConfig(reproducible=True))
     hs.save_pretrained(model, tmp_path)
     assert json.loads((tmp_path / FILE_NAME).read_text()) == {
         "draft_model": "./draft",
@@ -87,18 +87,23 @@ def test_a_rule_with_a_name_is_saved(target, draft, tmp_path):
 
 
 def test_a_method_is_saved_in_place_of_a_draft(target, draft, tmp_path):
-    settings = {"method": "suffix", "suffix_decoding_max_spec_factor": 2.5}
-    model = hs.attach(tiny.copy.deepcopy(target), **settings)
+    settings = {"suffix_decoding_max_spec_factor": 2.5}
+    model = hs.attach(tiny.copy.deepcopy(target), "suffix", config=hs.SpeculativeConfig(**settings))
     hs.save_pretrained(model, tmp_path)
-    assert json.loads((tmp_path / FILE_NAME).read_text()) == settings | {"hf_speculative_version": hs.__version__}
+    written = settings | {"draft_model": "suffix", "hf_speculative_version": hs.__version__}
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == written
     loaded = hs.from_pretrained(tmp_path)
-    assert loaded.generate.draft_model is None and loaded.generate.config == hs.SpeculativeConfig(**settings)
+    assert loaded.generate.draft_model == "suffix" and loaded.generate.config == hs.SpeculativeConfig(**settings)
+    hs.save_pretrained(model, tmp_path, draft_model=[draft, "suffix"])
+    assert json.loads((tmp_path / FILE_NAME).read_text())["draft_model"] == "./draft+suffix"
+    own, methods = hs.from_pretrained(tmp_path).generate.draft_model
+    assert own.config.hidden_size == draft.config.hidden_size and methods == "suffix"
     hs.save_pretrained(model, tmp_path, draft_model=draft)
     saved = Pairing.load(str(tmp_path))
     assert saved == Pairing(draft_model="./draft", hf_speculative_version=saved.hf_speculative_version)
     with pytest.raises(ValueError, match=r"`corpus`: .* cannot hold that"):
-        hs.save_pretrained(target, tmp_path, config=hs.SpeculativeConfig(method="suffix", corpus="/some/file"))
-    write(tmp_path, method="suffix", corpus="/some/file")
+        hs.save_pretrained(target, tmp_path, draft_model="suffix", config=hs.SpeculativeConfig(corpus="/some/file"))
+    write(tmp_path, draft_model="suffix", corpus="/some/file")
     with pytest.raises(ValueError, match="unknown key 'corpus'"):
         hs.from_pretrained(tmp_path)
 
@@ -314,7 +319,7 @@ def test_custom_generate_from_a_folder(target, draft, tmp_path, inputs):
 def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, inputs):
     """transformers fills in `assistant_model=None`, which in a call of ours means plain decoding."""
     export_generate(tmp_path / "code")
-    model = hs.attach(tiny.copy.deepcopy(target), draft, hs.SpeculativeConfig(num_draft_tokens=4))
+    model = hs.attach(tiny.copy.deepcopy(target), draft, config=hs.SpeculativeConfig(num_draft_tokens=4))
     with hs.record() as stats:
         output = model.generate(**inputs, custom_generate=str(tmp_path / "code"), trust_remote_code=True)
     assert stats.num_accepted_draft_tokens > 0 and torch.equal(output, target.generate(**inputs))
@@ -370,7 +375,7 @@ def test_weights_and_code_in_one_folder(folder, target, inputs):
     assert stats.num_calls == 2 and len(stats.acceptance_histogram) == 3, "the call's word comes first"
     with hs.record() as stats:
         assert torch.equal(model.generate(ids, **inputs, draft_model=None), expected)
-        for source in ({"prompt_lookup_num_tokens": 2}, {"method": "suffix"}):
+        for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": "suffix"}):
             model.generate(ids, **inputs, **source)
     assert stats.num_calls == 2, "`draft_model=None` is plain decoding, and another source leaves the default out"
     assert isinstance(hs.from_pretrained(folder, trust_remote_code=True).generate, hs.generation.Attached)
@@ -399,7 +404,7 @@ def test_what_was_attached_along_with_another_draft_is_not_saved(target, draft, 
     attached = hs.SpeculativeConfig(
         draft_tokenizer=PreTrainedTokenizerBase(), vocabulary_mapping="strings", num_draft_tokens=3
     )
-    target = hs.attach(copy.deepcopy(target), draft, attached)
+    target = hs.attach(copy.deepcopy(target), draft, config=attached)
     hs.save_pretrained(target, tmp_path, draft_model=tiny.noisy_copy(target, seed=5))
     pairing = Pairing.load(str(tmp_path))
     assert pairing == Pairing(

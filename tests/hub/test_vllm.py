@@ -59,8 +59,10 @@ def test_heads_are_named_as_there(results, method, fields):
 def test_methods_and_their_options_are_called_alike(pair):
     """And what vLLM does not have is left out, although it did as well."""
     target, _, tokenizer = pair
-    options = {"method": ["auto", "suffix"], "options": {"suffix_decoding_max_tree_depth": 12}, "num_draft_tokens": [4]}
-    found = hs.evaluate(target, {}, ["import os\n"], tokenizer=tokenizer, max_new_tokens=8, progress=False, **options)
+    options = {"options": {"suffix_decoding_max_tree_depth": 12}, "num_draft_tokens": [4]}
+    found = hs.evaluate(
+        target, ["auto", "suffix"], ["import os\n"], tokenizer=tokenizer, max_new_tokens=8, progress=False, **options
+    )
     for calls in found.calls.values():
         for call in calls.values():
             call.seconds = float(call.num_target_passes)

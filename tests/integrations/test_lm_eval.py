@@ -165,7 +165,7 @@ def test_a_draft_with_another_vocabulary_finds_its_tokenizer(pair, tmp_path):
     assert lm.statistics.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("source", [{"prompt_lookup_num_tokens": 6}, {"method": "suffix", "num_draft_tokens": 4}])
+@pytest.mark.parametrize("source", [{"prompt_lookup_num_tokens": 6}, {"draft_model": "suffix", "num_draft_tokens": 4}])
 def test_without_a_draft_model(pair, source):
     target, _, tokenizer = pair
     lm = SpeculativeLM(target, tokenizer=tokenizer, **source)

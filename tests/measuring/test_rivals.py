@@ -104,7 +104,7 @@ def test_the_clock_ends_no_row(model):
 
 
 def test_repeats_are_pairs_of_one_prompt(evaluate):
-    evaluation = evaluate(TEXTS[:2], repeats=3, method=["suffix"], draft_model={})
+    evaluation = evaluate(TEXTS[:2], repeats=3, draft_model=["suffix"])
     _, ours = evaluation.settings
     totals = evaluation.totals(ours)
     assert evaluation.is_complete and totals.num_prompts == totals.num_identical == 2

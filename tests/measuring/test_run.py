@@ -197,7 +197,7 @@ def test_what_was_attached_tells_whether_passes_are_compiled(model, small, token
     options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
     options |= {"options": {"compile": False}}  # which takes minutes
     assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
-    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(compile=True))
+    target = hs.attach(copy.deepcopy(model), small, config=hs.SpeculativeConfig(compile=True))
     with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
         hs.evaluate(target, small, TEXTS[:1], **options)
 
@@ -210,7 +210,7 @@ def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
     draft, target = copy.deepcopy(small), copy.deepcopy(model)
     draft.generation_config.num_assistant_tokens = 2
     assert counts(hs.evaluate(model, draft, TEXTS, **options)) == expected
-    hs.attach(target, small, hs.SpeculativeConfig(num_draft_tokens=2))
+    hs.attach(target, small, config=hs.SpeculativeConfig(num_draft_tokens=2))
     assert counts(hs.evaluate(target, None, TEXTS, **options)) == expected
     hs.detach(target).generation_config.num_assistant_tokens_schedule = "heuristic"
     assert counts(hs.evaluate(target, small, TEXTS, **options)) == expected
@@ -218,7 +218,9 @@ def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
 
 def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
     other = tongues.renumbered(tokenizer)
-    target = hs.attach(copy.deepcopy(model), small, hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other))
+    target = hs.attach(
+        copy.deepcopy(model), small, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
+    )
     evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
     assert (
         evaluation.header["draft_tokenizers"] == ["draft"]

@@ -1,21 +1,20 @@
 """Settings: which source drafts, with which options. Nothing in the evaluation and its readers knows the sources' list."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.call import sources
-from hf_speculative.call.option_table import ROWS
-from hf_speculative.call.option_types import Name
+from hf_speculative.call.option_table import DRAFTS
 from hf_speculative.cli import app
-from hf_speculative.drafting import PromptLookup
 from hf_speculative.hub.vllm import export_vllm
 from hf_speculative.measuring.render import page
 from hf_speculative.measuring.settings import Setting
 from tests.support.evaluations import TEXTS
+from tests.support.lookup import PromptLookup
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class ToySource(hs.DraftSource):
     given: str
     max_matching_ngram_size: int = 1
 
-    argument, method = "method", "toy"
+    argument, method = "draft_model", "toy"
 
     @classmethod
     def takes(cls, value):
@@ -35,12 +34,12 @@ class ToySource(hs.DraftSource):
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, ToySource))
-    monkeypatch.setitem(ROWS, "method", replace(ROWS["method"], type=Name(("toy",))))
+    monkeypatch.setattr(sources, "SOURCES", (ToySource, *sources.SOURCES))
+    monkeypatch.setitem(vars(DRAFTS), "methods", (*DRAFTS.methods, "toy"))
 
 
 def test_a_source_is_evaluated_and_reported_by_being_in_the_tuple(toy, evaluate, tmp_path):
-    options = {"draft_model": {}, "method": ["toy"], "num_draft_tokens": (2, None), "max_new_tokens": 24}
+    options = {"draft_model": ["toy"], "num_draft_tokens": (2, None), "max_new_tokens": 24}
     evaluation = evaluate(results=tmp_path / "out.jsonl", **options)
     assert [s.label for s in evaluation.settings] == ["plain", "toy, 2 tokens", "toy, adaptive length"]
     assert not evaluation.differences
@@ -51,7 +50,7 @@ def test_a_source_is_evaluated_and_reported_by_being_in_the_tuple(toy, evaluate,
     card = hs.card(evaluation)
     assert (
         "### Acceptance length: toy, greedy" in card
-        and ", method='toy'" in re.search(r"```python\n(.*?)```", card, re.S)[1]
+        and ", draft_model='toy'" in re.search(r"```python\n(.*?)```", card, re.S)[1]
     )
     with pytest.raises(
         ValueError, match=r"vLLM drafts a constant number of tokens by draft_model, ngram.* toy, 2 tokens"
@@ -65,7 +64,7 @@ def test_commands_take_it(toy, command, tmp_path):
     if name == "eval":
         (tmp_path / "p.txt").write_text("x = x = x =\n")
         args += ["--dataset", str(tmp_path / "p.txt"), "--results", str(tmp_path / "out.jsonl")]
-    args += ["--method", "toy", "--max-new-tokens", "6", "--num-draft-tokens", "3"]
+    args += ["--draft-model", "toy", "--max-new-tokens", "6", "--num-draft-tokens", "3"]
     result = CliRunner().invoke(app, [name, *args], env={"COLUMNS": "200"})
     assert result.exit_code == 0 and "toy, 3 tokens" in result.stdout and "1 of 1" in result.stdout
 
@@ -83,7 +82,7 @@ def test_what_is_attached_and_needs_no_draft_is_evaluated(evaluate, model):
 @pytest.mark.parametrize("method", ["suffix", "recycling", "auto"])
 def test_what_a_setting_learns_is_its_own(evaluate, method):
     """Not from the warm-up, not from what the setting before it decoded: the texts are the same."""
-    options = {"draft_model": {}, "method": [method], "prompt_lookup_num_tokens": [3], "max_new_tokens": 24}
+    options = {"draft_model": [method], "prompt_lookup_num_tokens": [3], "max_new_tokens": 24}
     if method == "suffix":
         options["options"] = {"suffix_decoding_max_cached_requests": 9}
     evaluation = evaluate(TEXTS[:2] * 2, num_draft_tokens=(3, 4), **options)
@@ -157,6 +156,6 @@ def test_aliases_mean_the_same():
 
 
 def test_where_a_corpus_lies_on_this_machine_is_in_no_name():
-    setting = Setting(method="suffix", corpus="/home/me/texts/manual.txt")
+    setting = Setting(draft_model="suffix", corpus="/home/me/texts/manual.txt")
     assert setting.label == "suffix, adaptive length, corpus=manual.txt"
-    assert setting.generate_kwargs["corpus"] == "/home/me/texts/manual.txt"
+    assert setting.generate_kwargs["speculative_config"].corpus == "/home/me/texts/manual.txt"

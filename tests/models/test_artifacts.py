@@ -38,7 +38,7 @@ def emulated(tmp_path, monkeypatch):
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
     call = tiny.prompts(num_rows, width) | SETTINGS
     options = {"draft_model": draft, "num_draft_tokens": 3} | options
-    found = hs.generate(target, **call, compile=compile, **options)
+    found = hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(compile=compile), **options)
     assert found.tolist() == target.generate(**call).tolist()
 
 
@@ -70,7 +70,13 @@ def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft
     rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
     options = SETTINGS | {"eos_token_id": [5, 9, 17]}
     found = hs.generate_batches(
-        target, rows, draft_model=draft, batch_size=2, compile=True, num_draft_tokens=3, **options
+        target,
+        rows,
+        draft_model=draft,
+        batch_size=2,
+        speculative_config=hs.SpeculativeConfig(compile=True),
+        num_draft_tokens=3,
+        **options,
     )
     for row, completion in zip(rows, found, strict=True):
         assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
@@ -177,7 +183,9 @@ class TestAuto:
 
     def test_is_eager_with_drafts_that_need_it(self, target, started):
         call = tiny.prompts(1) | SETTINGS
-        found = hs.generate(target, **call, assistant_early_exit=1, compile="auto")
+        found = hs.generate(
+            target, **call, assistant_early_exit=1, speculative_config=hs.SpeculativeConfig(compile="auto")
+        )
         assert found.tolist() == target.generate(**call).tolist() and not started
 
     def test_pays_where_layers_are_small(self, target):

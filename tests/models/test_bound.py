@@ -35,7 +35,9 @@ def model():
 
 
 def attached(model, draft=None, compile=True, pack_weights=True):
-    return hs.attach(model, draft or tiny.noisy_copy(model), pack_weights=pack_weights, compile=compile)
+    return hs.attach(
+        model, draft or tiny.noisy_copy(model), config=hs.SpeculativeConfig(pack_weights=pack_weights, compile=compile)
+    )
 
 
 def generate(model, batch=1, **options):
@@ -200,7 +202,13 @@ class TestMemory:
         assert all(constant.numel() <= 1 for constant in constants.values())
 
     def test_a_pass_on_plain_weights_is_no_reason_to_keep_them_plain(self, model, emulated):
-        hs.generate(model, **tiny.prompts(1), **KWARGS, draft_model=tiny.noisy_copy(model), compile=True)
+        hs.generate(
+            model,
+            **tiny.prompts(1),
+            **KWARGS,
+            draft_model=tiny.noisy_copy(model),
+            speculative_config=hs.SpeculativeConfig(compile=True),
+        )
         assert emulated.runs
         attached(model)
         assert len(packed_of(model)) == 15
@@ -278,10 +286,10 @@ def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch
         return {"plain": [2e-3] * 2, order: [1e-3 if is_head else 1.99e-3] * 2}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)
-    hs.attach(model, tiny.noisy_copy(model), pack_weights="auto")
+    hs.attach(model, tiny.noisy_copy(model), config=hs.SpeculativeConfig(pack_weights="auto"))
     eager = generate(model)
     assert len(packed_of(model)) == 1 and not emulated.runs
-    assert generate(model, compile=True) == eager
+    assert generate(model, speculative_config=hs.SpeculativeConfig(compile=True)) == eager
     assert len(packed_of(model)) == 15 and emulated.num_made == 1 and emulated.runs
     assert generate(model) == eager and len(packed_of(model)) == 15, "nothing is packed anew from call to call"
     again = attached(tiny.llama(), pack_weights="auto")

@@ -58,7 +58,13 @@ def test_rows_that_take_the_place_of_others(emulated):
     rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
     options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
     found = hs.generate_batches(
-        target, rows, draft_model=head, batch_size=2, compile=True, num_draft_tokens=3, **options
+        target,
+        rows,
+        draft_model=head,
+        batch_size=2,
+        speculative_config=hs.SpeculativeConfig(compile=True),
+        num_draft_tokens=3,
+        **options,
     )
     for row, completion in zip(rows, found, strict=True):
         assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
@@ -89,7 +95,7 @@ def test_trees_are_drafted_eagerly(emulated):
 def test_on_packed_weights(emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     target, head = made("llama")
-    hs.attach(target, head, pack_weights=True, compile=True)
+    hs.attach(target, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
     call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12, "num_draft_tokens": 3}
 
     class Looks:
@@ -229,7 +235,7 @@ def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
     if not packing.packing_unsupported_reason(target):
-        hs.attach(target, head, pack_weights=True, compile=True)
+        hs.attach(target, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
         assert packing.are_packed(target) and packing.are_packed(head), "nothing of the compiler's has the weights"
         same_as_plain(target, tiny.prompts(2), num_draft_tokens=3)
         assert "-packed-" in artifacts.path_of(head).name and pool.kept(head).artifacts

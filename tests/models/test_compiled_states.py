@@ -52,7 +52,13 @@ def test_rows_that_take_the_place_of_others(pair, emulated):
     rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
     options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
     found = hs.generate_batches(
-        model, rows, draft_model=head, batch_size=2, compile=True, num_draft_tokens=3, **options
+        model,
+        rows,
+        draft_model=head,
+        batch_size=2,
+        speculative_config=hs.SpeculativeConfig(compile=True),
+        num_draft_tokens=3,
+        **options,
     )
     for row, completion in zip(rows, found, strict=True):
         assert completion.new_ids == model.generate(row[None], **options)[0, len(row) :].tolist()
@@ -98,7 +104,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkey
 def test_on_packed_weights(pair, emulated):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     model, head = pair
-    hs.attach(model, head, pack_weights=True, compile=True)
+    hs.attach(model, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
     call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
     expected = model.generate(**call, draft_model=None)
 

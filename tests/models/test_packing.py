@@ -35,7 +35,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
     model = tiny.build(kind)
     draft, before, prompts = tiny.noisy_copy(model), weights(model), tiny.prompts(batch)
     expected = model.generate(**prompts, **KWARGS).tolist()
-    hs.attach(model, draft, pack_weights=True)
+    hs.attach(model, draft, config=hs.SpeculativeConfig(pack_weights=True))
     for call in ({"draft_model": None}, {}, {"num_draft_tokens": 4}):
         found = num_packed(model), num_packed(draft)
         assert model.generate(**prompts, **KWARGS, **call).tolist() == expected
@@ -73,7 +73,7 @@ LOOKS = {
 @pytest.mark.parametrize("look", LOOKS)
 def test_who_looks_at_a_weight_sees_it(model, look):
     before = weights(model)
-    hs.attach(model, method="suffix", pack_weights=True)
+    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
     seen = LOOKS[look](model)
     assert not is_packed(model.lm_head)
     assert torch.equal(model.lm_head.weight, before["lm_head.weight"])
@@ -87,7 +87,7 @@ def test_copies_files_and_pickles_are_plain(packed, tmp_path):
 
     def again():  # each of them asked for the weights
         hs.detach(packed)
-        return hs.attach(packed, method="suffix", pack_weights=True)
+        return hs.attach(packed, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
 
     for copied in (copy.deepcopy(again()), pickle.loads(pickle.dumps(again()))):
         assert type(copied.lm_head) is nn.Linear
@@ -114,7 +114,10 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_change(change):
     """The next call runs on what the weights are then, packed again or not."""
-    changed, packed = tiny.llama(), hs.attach(tiny.llama(), method="suffix", pack_weights=True)
+    changed, packed = (
+        tiny.llama(),
+        hs.attach(tiny.llama(), draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True)),
+    )
     prompts = tiny.prompts(2)
     packed.generate(**prompts, **KWARGS)
     with torch.no_grad():
@@ -200,7 +203,7 @@ def test_what_is_garbage_holds_no_weights(model):
 def test_a_shared_head_is_a_checked_copy(write):
     """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
     model, changed = (tiny.build("llama", tie_word_embeddings=True) for _ in range(2))
-    hs.attach(model, method="suffix", pack_weights=True)
+    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
     assert "a second copy" in packing.describe(model)
     expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
     assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
@@ -242,7 +245,7 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
     head = model.lm_head
     forward = head.forward
     head.forward = lambda input: calls.append(1) or forward(input)
-    hs.attach(model, method="suffix", pack_weights=True)
+    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
     assert num_packed(model) == 14
     model.generate(**tiny.prompts(1), **KWARGS)
     assert calls
@@ -256,7 +259,7 @@ def test_only_what_is_faster(model, monkeypatch, order):
         return {"plain": [2e-3, 2e-3], order: [1e-3, 1e-3 if is_head else 2e-3]}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)
-    hs.attach(model, method="suffix", pack_weights="auto")
+    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights="auto"))
     assert num_packed(model) == 1
     assert is_packed(model.lm_head)
     assert "14 stay plain, not faster packed" in packing.describe(model)
@@ -270,11 +273,17 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
         one.register_forward_pre_hook(lambda *args: None)  # with which nothing is compiled ahead of time
     draft = tiny.noisy_copy(model)
     expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
-    hs.attach(model, draft, pack_weights=True)
-    assert model.generate(**tiny.prompts(1), **KWARGS, compile=True).tolist() == expected
+    hs.attach(model, draft, config=hs.SpeculativeConfig(pack_weights=True))
+    assert (
+        model.generate(**tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(compile=True)).tolist()
+        == expected
+    )
     assert num_packed(model) == num_packed(draft) == 0
     places = [weight.data_ptr() for weight in model.parameters()]
-    assert model.generate(**tiny.prompts(1), **KWARGS, compile=True).tolist() == expected
+    assert (
+        model.generate(**tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(compile=True)).tolist()
+        == expected
+    )
     assert [weight.data_ptr() for weight in model.parameters()] == places
     assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
     assert num_packed(model) == 15
@@ -282,10 +291,10 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
 
 def test_another_attach(model):
     first, second = tiny.noisy_copy(model), tiny.noisy_copy(model, seed=2)
-    hs.attach(model, first, pack_weights=True)
-    hs.attach(model, second, pack_weights=True)
+    hs.attach(model, first, config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, second, config=hs.SpeculativeConfig(pack_weights=True))
     assert (num_packed(model), num_packed(first), num_packed(second)) == (15, 0, 15)
-    hs.attach(model, second, pack_weights=False)
+    hs.attach(model, second, config=hs.SpeculativeConfig(pack_weights=False))
     assert (num_packed(model), num_packed(second)) == (0, 0)
 
 
@@ -301,7 +310,7 @@ def test_another_attach(model):
 def test_refused(model, value, settings, message):
     model.model.register_forward_hook(lambda *args: None)
     with pytest.raises(ValueError, match=message):
-        hs.attach(model, method="suffix", pack_weights=value, **settings)
+        hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=value), **settings)
     assert "generate" not in vars(model)
 
 
@@ -310,8 +319,8 @@ def test_models_elsewhere_are_left_alone(model):
     assert packing.packing_unsupported_reason(on_meta) == "is on meta, and packed weights are for CPUs"
     model.lm_head._hf_hook = object()
     with pytest.raises(ValueError, match="is offloaded, or spread over devices"):
-        hs.attach(model, method="suffix", pack_weights=True)
-    hs.attach(model, method="suffix", pack_weights="auto")
+        hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights="auto"))
     assert num_packed(model) == 0
     assert packing.describe(model) == "not packed: is offloaded, or spread over devices"
 

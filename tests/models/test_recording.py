@@ -63,9 +63,9 @@ def test_states_are_those_of_plain_decoding(name, batch_size):
     inputs = prompts(TARGETS[name], model, batch_size)
     out = model.generate(**inputs, **NEW, return_dict_in_generate=True, output_hidden_states=True)
     drafter = Compared(out.sequences, joined(out.hidden_states))
-    config = SpeculativeConfig(drafter=drafter, num_draft_tokens=4)
+    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=4)}
     with hs.record() as stats:
-        found = hs.generate(model, **prompts(TARGETS[name], model, batch_size), **NEW, speculative_config=config)
+        found = hs.generate(model, **prompts(TARGETS[name], model, batch_size), **NEW, **config)
     assert found.tolist() == out.sequences.tolist() and drafter.num_compared > 40 * batch_size
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens, "the cache went back"
 
@@ -75,8 +75,11 @@ def test_all_states_for_the_caller_as_well():
     model, inputs = build("causal", "qwen3_next"), tiny.prompts(3)
     settings = NEW | {"return_dict_in_generate": True, "output_hidden_states": True}
     expected = model.generate(**inputs, **settings)
-    config = SpeculativeConfig(drafter=Compared(expected.sequences, joined(expected.hidden_states)), num_draft_tokens=4)
-    found = hs.generate(model, **inputs, **settings, speculative_config=config)
+    config = {
+        "draft_model": Compared(expected.sequences, joined(expected.hidden_states)),
+        "speculative_config": SpeculativeConfig(num_draft_tokens=4),
+    }
+    found = hs.generate(model, **inputs, **settings, **config)
     for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

@@ -73,7 +73,9 @@ def recorded(monkeypatch):
 def unequal(model, draft, num_rows=3, compile=False, **kwargs):
     """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
     inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
-    ours = hs.generate(model, **inputs, draft_model=draft, num_draft_tokens=3, compile=compile)
+    ours = hs.generate(
+        model, **inputs, draft_model=draft, num_draft_tokens=3, speculative_config=hs.SpeculativeConfig(compile=compile)
+    )
     return ours, model.generate(**inputs)
 
 

@@ -23,7 +23,8 @@ def test_without_gradio_it_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "args, words", [(["--method", "magic"], "magic"), (["--dtype", "int3"], "int3"), (["--port", "0"], "port")]
+    "args, words",
+    [(["--draft-model", "no/such/folder"], "no/such/folder"), (["--dtype", "int3"], "int3"), (["--port", "0"], "port")],
 )
 def test_what_is_none_is_refused(args, words):
     result = shown(*args)

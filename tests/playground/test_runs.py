@@ -39,7 +39,14 @@ def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
     ids = models.tokenizer(PROMPT, return_tensors="pt").input_ids
     torch.manual_seed(5)
     settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "pad_token_id": 0, "max_new_tokens": 24}
-    alone = hs.generate(models.target, ids, draft_model=models.draft, rule=judge, num_draft_tokens=4, **settings)
+    alone = hs.generate(
+        models.target,
+        ids,
+        draft_model=models.draft,
+        speculative_config=hs.SpeculativeConfig(rule=judge),
+        num_draft_tokens=4,
+        **settings,
+    )
     assert shown.own.ids == alone[0, ids.shape[1] :].tolist()
     assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
 

@@ -7,6 +7,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import AdaptiveTree, Constant, Costs
 from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
@@ -201,7 +202,7 @@ def test_near_its_end_a_row_keeps_its_siblings(target, draft):
     """One token is left beside the target's own: as many nodes are proposed for it as ever."""
     call = tiny.prompts(1) | {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": False, "draft_model": draft}
     with hs.record() as stats:
-        found = hs.generate(target, **call, num_draft_tokens=4, tree_top_k=4)
+        found = hs.generate(target, **call, num_draft_tokens=4, speculative_config=hs.SpeculativeConfig(tree_top_k=4))
     assert found.tolist() == target.generate(**call | {"draft_model": None}).tolist()
     assert stats.num_draft_tokens == 4
 
@@ -211,15 +212,12 @@ def test_near_its_end_a_row_keeps_its_siblings(target, draft):
     [
         ({"tree_top_k": 0}, "`tree_top_k=0` drafts nothing"),
         ({"tree_top_k": 1, "tree_depth": 3}, "no effect on chains"),
-        ({"tree_top_k": 2, "speculative_eagle_topk": 3}, "mean the same but differ"),
-        ({"draft_model": None, "method": "suffix", "tree_top_k": 2}, "`tree_top_k=2` has no effect"),
+        ({"draft_model": "suffix", "tree_top_k": 2}, "`tree_top_k=2` has no effect"),
     ],
 )
 def test_what_means_nothing_is_refused(target, draft, options, message):
-    call = {"draft_model": draft} | options
-    call = {name: value for name, value in call.items() if value is not None}
     with pytest.raises(ValueError, match=message):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **call)
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **as_keywords({"draft_model": draft} | options))
 
 
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
@@ -237,11 +235,11 @@ def test_drafts_that_end_early_are_chains(method):
     target = tiny.llama()
     schedule = hs.schedules.ConfidenceStop(AdaptiveTree(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
+    draft = tiny.noisy_copy(target, noise=0)
     options = {
-        "draft_model": tiny.noisy_copy(target, noise=0),
+        "draft_model": [draft, method] if method else draft,
         "speculative_config": SpeculativeConfig(schedule=schedule),
     }
-    options |= {"method": method} if method else {}
     stats = same_as_plain(target, tiny.prompts(2), **options)
     assert stats.num_accepted_draft_tokens > 20
 

@@ -49,7 +49,7 @@ def test_a_base_model_goes_on_with_the_text(pair, tokenizer):
 
 def test_a_template_and_a_system_message(pair, tokenizer):
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}"
-    talk = Conversation(pair[0], tokenizer, {"method": "auto"}, {"max_new_tokens": 9}, system="be")
+    talk = Conversation(pair[0], tokenizer, {"draft_model": "auto"}, {"max_new_tokens": 9}, system="be")
     said = "".join(piece for piece, _ in talk.reply("hi"))
     assert said == text_of(pair, tokenizer, "s:be;u:hi;")
     talk.clear()

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
 
 from hf_speculative.call import measured_costs
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.parked import weights_of
@@ -35,10 +36,10 @@ def drafts(name, draft):
     return {
         "chain": {"draft_model": draft, "num_draft_tokens": 3},
         "adaptive": {"draft_model": draft},
-        "trees": {"draft_model": draft, "num_draft_tokens": 6, "tree_top_k": 3},
-        "guesses first": {"draft_model": draft, "method": "recycling"},
-        "auto": {"method": "auto"},
-        "recycling": {"method": "recycling"},
+        "trees": as_keywords({"draft_model": draft, "num_draft_tokens": 6, "tree_top_k": 3}),
+        "guesses first": {"draft_model": [draft, "recycling"]},
+        "auto": {"draft_model": "auto"},
+        "recycling": {"draft_model": "recycling"},
         "plain": {},
     }[name]
 

@@ -5,6 +5,7 @@ from transformers import StoppingCriteria, set_seed
 from transformers.generation.streamers import BaseStreamer
 
 import hf_speculative as hs
+from hf_speculative.call.configuration import as_keywords
 from tests.support import tiny
 
 NEW = 24
@@ -15,14 +16,15 @@ def plain(model, inputs, **kwargs):
 
 
 def ours(model, inputs, **kwargs):
-    return hs.generate(model, **inputs, do_sample=False, max_new_tokens=NEW, pad_token_id=0, **kwargs)
+    """`generate` of this package, greedy; settings may be given by name, as fields of a config."""
+    return hs.generate(model, **inputs, do_sample=False, max_new_tokens=NEW, pad_token_id=0, **as_keywords(kwargs))
 
 
 def same_as_plain(model, inputs, **kwargs):
     settings = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
     expected = model.generate(**inputs, **settings)
     with hs.record() as stats:
-        found = hs.generate(model, **inputs, **settings, **kwargs)
+        found = hs.generate(model, **inputs, **settings, **as_keywords(kwargs))
     assert found.tolist() == expected.tolist()
     return stats
 
@@ -35,7 +37,7 @@ def reproduces_plain(model, batch_sizes=(1, 3), settings=None, **kwargs):
         set_seed(seed)
         expected, rand = model.generate(**settings), torch.rand(1)
         set_seed(seed)
-        found = hs.generate(model, **settings, **kwargs, reproducible=True)
+        found = hs.generate(model, **settings, **as_keywords(kwargs), reproducible=True)
         assert found.tolist() == expected.tolist() and torch.rand(1) == rand
 
 

@@ -247,10 +247,10 @@ class Guesses(Drafter):
 @check
 def other_drafters_and_caches(rank):
     models = parallel()
-    guesses = hs.SpeculativeConfig(drafter=Guesses(), num_draft_tokens=4)
-    decide_alike(models, "", do_sample=True, speculative_config=guesses)
+    guesses = {"draft_model": Guesses(), "speculative_config": hs.SpeculativeConfig(num_draft_tokens=4)}
+    decide_alike(models, "", do_sample=True, **guesses)
     decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, num_return_sequences=2)
-    without_a_model = {"prompt_lookup_num_tokens": 3}, {"method": "auto", "num_draft_tokens": 3}
+    without_a_model = {"prompt_lookup_num_tokens": 3}, {"draft_model": "auto", "num_draft_tokens": 3}
     for settings in (*without_a_model, {"assistant_early_exit": 1, "num_draft_tokens": 3}):
         _, stats = decide_alike(models, "", do_sample=True, **settings)
         assert stats.num_draft_tokens > 0

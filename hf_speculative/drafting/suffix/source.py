@@ -1,4 +1,4 @@
-"""Copies from texts: the row's own, finished answers, a corpus: `method="suffix"`."""
+"""Copies from texts: the row's own, finished answers, a corpus: `draft_model="suffix"`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SuffixSource(TextSource):
         super().__post_init__()
         if "assistant_confidence_threshold" in self.in_call:
             raise ValueError(
-                "`assistant_confidence_threshold` has no effect on `method='suffix'`: give `suffix_decoding_min_token_prob`."
+                "`assistant_confidence_threshold` has no effect on `draft_model='suffix'`: give "
+                "`SpeculativeConfig(suffix_decoding_min_token_prob=...)`."
             )
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:

@@ -10,7 +10,7 @@ import hf_speculative
 
 from .defaults import DRAFT_MODEL, NUM_DRAFT_TOKENS
 
-SOURCES = ("assistant_model", "method", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+SOURCES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 #: transformers hands these over as well: they said where this file comes from
 LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "repo_type", "revision", "token")
 
@@ -30,8 +30,7 @@ def generate(*args, model, **kwargs):
     if kwargs.get("assistant_model") is None:
         kwargs.pop("assistant_model", None)  # transformers fills in what a call leaves out; None would mean: no draft
     config = kwargs.get("speculative_config") or hf_speculative.SpeculativeConfig()
-    given = [config.drafter, config.method, *(kwargs.get(name) for name in SOURCES)]
-    is_open = "draft_model" not in kwargs and all(value is None for value in given)
+    is_open = "draft_model" not in kwargs and all(kwargs.get(name) is None for name in SOURCES)
     if DRAFT_MODEL is not None and is_open:
         kwargs["draft_model"] = _draft_of(model, DRAFT_MODEL)
         defaults = hf_speculative.SpeculativeConfig(num_draft_tokens=NUM_DRAFT_TOKENS)

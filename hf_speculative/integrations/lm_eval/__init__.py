@@ -21,7 +21,8 @@ except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
 from ...call.checks import unwrap
-from ...call.option_table import DRAFTING, ROWS
+from ...call.configuration import as_keywords
+from ...call.option_table import DRAFTING, DRAFTS, ROWS
 from ...call.option_types import close_to
 from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
@@ -43,7 +44,7 @@ class SpeculativeLM(HFLM):
 
     Args:
         pretrained: the target, as in `HFLM`: a name, a folder or a model.
-        draft_model: a smaller model, or the name of one; `assistant_model` means the same.
+        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same.
         draft_dtype: for a draft given by name. Default: the target's.
         draft_revision: for a draft given by name.
         draft_tokenizer: if the draft's vocabulary differs; found by the draft's name, if it was given by name.
@@ -65,7 +66,7 @@ class SpeculativeLM(HFLM):
             if of_draft[own] is not None and of_draft[alias] is not None:
                 raise ValueError(f"`{own}` and `{alias}` mean the same: give one of them.")
         draft_model = of_draft["draft_model"] or of_draft["assistant_model"]
-        if not isinstance(draft_model, str):
+        if not isinstance(draft_model, str) or DRAFTS.is_method(draft_model):
             useless = [name for name in ("draft_dtype", "draft_revision") if of_draft[name] is not None]
             if useless:
                 raise ValueError(
@@ -77,13 +78,14 @@ class SpeculativeLM(HFLM):
             "trust_remote_code": bool(kwargs.get("trust_remote_code")),
         }
         # A name that leads nowhere is met here, before the target takes minutes to load.
-        if isinstance(draft_model, str):
+        is_named = isinstance(draft_model, str) and not DRAFTS.is_method(draft_model)
+        if is_named:
             check_name(draft_model, **loading)
         super().__init__(pretrained, **kwargs)
 
         draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]
         self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
-        if isinstance(draft_model, str):
+        if is_named:
             target = unwrap(self.model, "pretrained")
             dtype = target.dtype if of_draft["draft_dtype"] is None else get_dtype(of_draft["draft_dtype"])
             name, draft_model = draft_model, load_model(draft_model, dtype=dtype, **loading)
@@ -139,9 +141,9 @@ class SpeculativeLM(HFLM):
     def _check(self, options: dict[str, Any]) -> None:
         """Raises for a wrong option now, not after hours of likelihoods."""
         target = unwrap(self.model, "pretrained")
-        if prepare(target, dict(options), *attached_to(target)) is None:
+        if prepare(target, as_keywords(options), *attached_to(target)) is None:
             raise ValueError(
-                "`hf-speculative` has no source of drafts: give `draft_model=` or `method=auto`; `hf` decodes plainly."
+                "`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none; `hf` decodes plainly."
             )
 
     def _of_all_processes(self, statistics: Statistics) -> list[Statistics]:
@@ -163,7 +165,7 @@ class _Speculating:
             EachRow(criterion) if hasattr(criterion, "done_tracker") else criterion for criterion in stopping_criteria
         ]
         is_plain = any(kwargs.get(name, self) is None for name in ROWS["draft_model"].names)
-        options = kwargs if is_plain else self.options | kwargs
+        options = kwargs if is_plain else as_keywords(self.options | kwargs)
         return generate(self.model, stopping_criteria=StoppingCriteriaList(criteria), **options)
 
     def __getattr__(self, name: str):

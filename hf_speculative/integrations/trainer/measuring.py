@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -101,8 +101,8 @@ class Measured(Attached):
         _restore(self.model, self.found)
         # Training needs the memory; compiled and captured passes took too long to make for that.
         if self.found is None and not (self.config.compile or self.config.cuda_graphs):
-            pool.release(self.model)
-            pool.release(self.draft_model)
+            for model in self.models:
+                pool.release(model)
 
     def take(self) -> Counts:
         """The counts since the last time."""
@@ -174,14 +174,15 @@ def measure(
     target = checks.unwrap(model, "model")
     attached = found = own_generate(target)
     if draft_model is not None or config is not None:
-        attach(target, draft_model, config, pack_weights=False)  # in training, weights change
+        config = replace(config or SpeculativeConfig(), pack_weights=None)  # in training, weights change
+        attach(target, draft_model, config=config)
         attached = target.generate
         _restore(target, found)
     if attached is not None and not isinstance(attached, Attached):  # somebody else's, in which no draft takes part
         return Measured(target, None, num_plain, found)
-    draft = None if attached is None else attached.draft_model
-    if draft is not None and getattr(draft, "hf_device_map", None) is None:
-        draft.to(device=device, dtype=dtype)
+    for draft in [] if attached is None else attached.models[1:]:
+        if getattr(draft, "hf_device_map", None) is None:
+            draft.to(device=device, dtype=dtype)
     target.generate = meter = Measured(target, attached, num_plain, found)
     return meter
 

@@ -67,7 +67,7 @@ SCENES = (
     Scene(
         "greedy, without a draft model: what the target found likely before, and copies",
         "class Node:\n    def __init__(self, value, parent=None):",
-        Setting(method="auto"),
+        Setting(draft_model="auto"),
         kwargs={"no_repeat_ngram_size": 8},
     ),
     Scene(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ...call.option_table import ROWS
+from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
     DTYPES,
     check_data,
@@ -46,7 +46,7 @@ def eval_command(
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[
         list[str] | None,
-        from_table("draft_model", also="A Hub name or folder. Repeat the option for several drafts."),
+        from_table("draft_model", also="Repeat the option for several to compare."),
     ] = None,
     field: Annotated[
         str, typer.Option(help="The column with the prompts: texts, or lists of chat messages.")
@@ -120,7 +120,7 @@ def eval_command(
     Which draft, which length?  hf-speculative eval --dataset data.jsonl --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B
     --draft-model Qwen/Qwen3-1.7B --num-draft-tokens 2,4,8,adaptive --prompt-lookup 10 --temperature 0,0.7 --report eval.html
 
-    Without a draft model?  hf-speculative eval --dataset data.jsonl --model Qwen/Qwen3-8B --prompt-lookup 10
+    Without a draft model?  hf-speculative eval --dataset data.jsonl --model Qwen/Qwen3-8B --draft-model auto
     --assistant-early-exit 8
 
     Quality unchanged?  hf-speculative eval --dataset HumanEval.jsonl.gz --score pass@1 --stop $'\\ndef '
@@ -205,15 +205,18 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
     from ...embedded import embedded_pair
     from ...models.loading import check_name
 
-    if model is None and draft_models:
+    methods = [name for name in draft_models or () if DRAFTS.is_method(name)]
+    if model is None and draft_models and len(methods) < len(draft_models):
         raise ValueError("--draft-model needs a --model: name one, or `--model embedded` for the embedded target.")
     rank = os.environ.get("LOCAL_RANK", "0")
     place = device or (f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
     if model is None:
         target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
-        return target.to(place), {"draft": draft.to(place)}, tokenizer
+        return target.to(place), methods or {"draft": draft.to(place)}, tokenizer
     draft_models = [place_of(name) for name in draft_models or ()]
     for name in draft_models:
+        if DRAFTS.is_method(name):
+            continue
         with naming("--draft-model", name):
             check_name(name)  # a wrong name is found before the target takes minutes to load
     target, tokenizer = load_target("--model", model, dtype, place)

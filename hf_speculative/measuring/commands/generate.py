@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ...call.option_table import ROWS
+from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
     DTYPES,
     check_dtype,
@@ -138,8 +138,10 @@ def generate(
     quiet_transformers()
     names_source = any(ROWS[name].is_source for name in drafting)
     if model is not None and draft_model is None and not names_source:
-        drafting["method"], names_source = "auto", True
-    if draft_model is not None or not names_source:
+        draft_model = "auto"
+    if draft_model is not None and DRAFTS.is_method(draft_model):
+        drafting["draft_model"], names_source = draft_model, True
+    elif draft_model is not None or not names_source:
         drafting["draft_model"] = "draft"
     setting = Setting(num_draft_tokens=num_draft_tokens, temperature=temperature, **drafting)
     source = prompt_source(prompt, prompts, column, err)

