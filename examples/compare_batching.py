@@ -22,7 +22,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.evaluation.rows import read_texts
+from hf_speculative.measuring.rows import read_texts
 
 BASELINE = "static, with a draft"
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.evaluation.rows import read_texts
+from hf_speculative.measuring.rows import read_texts
 
 
 def shuffled(draft, tokenizer):

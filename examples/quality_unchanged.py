@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hf_speculative as hs
-from hf_speculative.evaluation.scores import rouge
+from hf_speculative.measuring.scores import rouge
 
 MODULES = (
     "argparse",

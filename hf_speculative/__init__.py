@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair
     from .embedded.examples import example_pair
-    from .evaluation import Evaluation, Recommendation, Setting, Totals, evaluate
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
     from .integrations.trainer import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
     from .interfaces import Drafter, Rule, Schedule
+    from .measuring import Evaluation, Recommendation, Setting, Totals, evaluate
     from .types import Batch, Draft, Round, Verdict
 else:
     __getattr__, __dir__ = lazy_names(
@@ -36,7 +36,7 @@ else:
             ".embedded": ["embedded_pair"],
             ".embedded.examples": ["example_pair"],
             ".drafting.suffix": ["SuffixStore"],
-            ".evaluation": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
+            ".measuring": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
             ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
             ".hub.card": ["card"],
             ".hub.pairing": ["from_pretrained", "save_pretrained"],

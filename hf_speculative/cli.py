@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from .benchmark.cli import bench
 from .command.arguments import help_of
 from .command.terminal import clean_exits
-from .compare.cli import generate
 from .compatibility.cli import check
 from .compilation.cli import compile_command
-from .evaluation.cli import eval_command
 from .hub import cli as hub
+from .measuring.commands.bench import bench
+from .measuring.commands.evaluate import eval_command
+from .measuring.commands.generate import generate
 from .playground.cli import playground
 from .serving.chat import chat
 from .serving.cli import serve

@@ -18,7 +18,7 @@ from tests.support.cases import slow_but
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), ROOT / "examples" / "bench" / "calibrated.py"]
 TRAINING = "train_embedded_pair.py"
 #: run by a test of its own: the slow one here, the others in tests/integrations
 RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py", "train_with_trl.py")
@@ -77,6 +77,7 @@ def test_one_call_is_followed_as_it_goes():
 
 
 ARGUMENTS = {
+    "calibrated.py": ["--new-tokens", "8", "--repeats", "2", "--context", "8"],
     "quality_unchanged.py": ["--limit", "2", "--max-new-tokens", "8"],
     "compare_batching.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2"],
     "compare_encoder_decoder.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1"],

@@ -65,7 +65,7 @@ def test_the_graph_sees_what_is_imported():
     """The two above would pass for a graph without edges."""
     assert {"interfaces", "types"} == {import_graph.room(module) for module in import_graph.imports("loop")}
     assert "call.parts" in import_graph.imports("call.decoding")
-    assert "reports.pages" in import_graph.imports("evaluation.page")
+    assert "reports.pages" in import_graph.imports("measuring.render.page")
 
 
 def test_few_modules_lie_in_the_root():
@@ -109,7 +109,7 @@ def test_models_are_loaded_in_one_place():
     }
 
 
-@pytest.mark.parametrize("name", ["", ".benchmark", ".evaluation", ".training"])
+@pytest.mark.parametrize("name", ["", ".measuring", ".training"])
 def test_lazy_names_are_listed_and_known_to_type_checkers(name):
     package = importlib.import_module(f"hf_speculative{name}")
     assert set(package.__all__) <= set(dir(package))
@@ -124,5 +124,5 @@ def test_lazy_names_are_listed_and_known_to_type_checkers(name):
 
 
 def test_rooms_can_be_reached_from_the_package():
-    for room in ("theory", "benchmark", "integrations"):
+    for room in ("theory", "measuring", "integrations"):
         assert getattr(hf_speculative, room).__name__ == f"hf_speculative.{room}"

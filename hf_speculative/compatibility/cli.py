@@ -114,7 +114,7 @@ def _texts(path: Path | None, column: str, console: Console) -> list[str] | None
     """The prompts of a file; a row without one is named and skipped."""
     if path is None:
         return None
-    from ..evaluation.rows import read_texts
+    from ..measuring.rows import read_texts
 
     texts = []
     for row in read_texts(path, column):

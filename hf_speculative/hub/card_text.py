@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..evaluation import Evaluation
-from ..evaluation.settings import temperature_name
+from ..measuring import Evaluation
+from ..measuring.settings import temperature_name
 from .figures import Figure, data_set_name, fastest
 from .readme import code, escaped
 

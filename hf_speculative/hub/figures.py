@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..evaluation import Evaluation, Setting, Totals
-from ..reports.speedup import Speedup
+from ..measuring import Evaluation, Setting, Totals
+from ..measuring.speedup import Speedup
 from .pairing_file import is_hub_name
 
 #: endings of files that hold prompts
@@ -131,7 +131,7 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
         Figure(use_case, evaluation, totals, evaluation.totals(setting.baseline))
         for use_case, evaluation in evaluations.items()
         for setting in evaluation.settings
-        if not setting.is_plain and setting.draft in (None, draft)
+        if setting.is_ours and setting.draft in (None, draft)
         if (totals := evaluation.totals(setting)).speedup is not None
     ]
     if not figures:

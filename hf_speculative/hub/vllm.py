@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from ..evaluation import Evaluation, Setting
+from ..measuring import Evaluation, Setting
 from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 

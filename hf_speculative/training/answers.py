@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batches import generate_batches
-from ..evaluation.processes import Processes
+from ..measuring.processes import Processes
 from ..reports import files
 from .examples import Example
 from .sampling_params import SamplingParams

@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..evaluation.inputs import prompts_of
-from ..evaluation.journal import BadRow
-from ..evaluation.rows import Reader, read_rows, reader
+from ..measuring.inputs import prompts_of
+from ..measuring.journal import BadRow
+from ..measuring.rows import Reader, read_rows, reader
 from .examples import Example
 
 #: at most this share of the prompts is held out

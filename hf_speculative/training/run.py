@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
 from ..call import checks
-from ..evaluation.fingerprint import fingerprint
-from ..evaluation.processes import Processes
-from ..evaluation.rows import DEFAULT_FIELD
+from ..measuring.fingerprint import fingerprint
+from ..measuring.processes import Processes
+from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment

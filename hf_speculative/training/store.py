@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..evaluation.fingerprint import fingerprint
+from ..measuring.fingerprint import fingerprint
 from ..reports import files
 from .examples import Collator, Example
 from .teacher import Teacher, TeacherOutputs

@@ -13,8 +13,8 @@ from hf_speculative import names
 from hf_speculative.cli import app
 from hf_speculative.command.terminal import in_options, options_of
 from hf_speculative.embedded import FOLDER
-from hf_speculative.evaluation.cli import eval_command
-from hf_speculative.evaluation.journal import Journal
+from hf_speculative.measuring.commands.evaluate import eval_command
+from hf_speculative.measuring.journal import Journal
 from hf_speculative.training.cli import train_command
 
 

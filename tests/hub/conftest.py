@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
-from hf_speculative.evaluation.journal import Journal
+from hf_speculative.measuring.journal import Journal
 from tests.support import tongues
 
 PROMPTS = ("import os\n", "def main():\n")

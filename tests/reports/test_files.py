@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from hf_speculative.evaluation import decoder
-from hf_speculative.evaluation.journal import Recorder
 from hf_speculative.hub.export import export_generate
+from hf_speculative.measuring import decoder
+from hf_speculative.measuring.journal import Recorder
 from hf_speculative.reports import files
 
 ROWS = ["import os\n", "def main():\n", "class A:\n"]

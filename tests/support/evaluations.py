@@ -2,9 +2,9 @@
 
 import hf_speculative as hs
 from hf_speculative.call.statistics import Statistics
-from hf_speculative.evaluation import decoder
-from hf_speculative.evaluation.journal import Call, Journal, Row
-from hf_speculative.evaluation.settings import Setting, with_baselines
+from hf_speculative.measuring import decoder
+from hf_speculative.measuring.journal import Call, Journal, Row
+from hf_speculative.measuring.settings import Setting, with_baselines
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
 OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hf_speculative.command.terminal import quiet_transformers
-from hf_speculative.compare import demo
+from hf_speculative.measuring.commands import demo
 
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 

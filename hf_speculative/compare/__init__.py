@@ -1,1 +1,0 @@
-"""Text with a draft and without, side by side: the command `hf-speculative generate`."""

@@ -1,0 +1,255 @@
+"""Benchmarks: evaluations over built-in prompts, one for each batch size and context length."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..call.option_table import DRAFTS
+
+# What costs an import of torch is imported where it is used: the help of the command lists the methods.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .results import Evaluation
+    from .settings import Setting
+
+#: modules of the standard library whose source is the text of the prompts
+TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
+#: options of settings, made of one draft length
+Options = Callable[[int | None], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One or more settings of a benchmark.
+
+    Attributes:
+        name: on the command line.
+        options: of each of its settings, at a draft length.
+        takes_length: there is a setting for each draft length; else there is one.
+        needs: the name of the draft without which it is left out.
+    """
+
+    name: str
+    description: str
+    options: tuple[Options, ...]
+    takes_length: bool = True
+    needs: str | None = None
+
+
+def _of_draft(name: str, **more: Any) -> Options:
+    return lambda length: {"draft_model": name, "num_draft_tokens": length, **more}
+
+
+def _of_rival(name: str) -> Options:
+    return lambda length: {"rival": name, "num_draft_tokens": length}
+
+
+def _of_method(name: str) -> Options:
+    return lambda length: {"draft_model": name}
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("assisted", "transformers' assisted generation; batch 1 only", (_of_rival("assisted"),), needs="draft"),
+        Method("draft", "the draft model", (_of_draft("draft"),), needs="draft"),
+        Method("head", "the embedded pair's EAGLE-3 head", (_of_draft("head"),), needs="head"),
+        *(
+            Method(name, f"no draft model, `draft_model={name!r}`", (_of_method(name),), takes_length=False)
+            for name in DRAFTS.methods
+        ),
+        Method(
+            "compiled",
+            "plain decoding and the draft model, both compiled",
+            (lambda length: {"rival": "plain, compiled"}, _of_draft("draft", compile=True)),
+            needs="draft",
+        ),
+        Method(
+            "captured",
+            "the draft model, its passes captured as CUDA graphs",
+            (_of_draft("draft", cuda_graphs=True),),
+            needs="draft",
+        ),
+        Method(
+            "captured+compiled",
+            "the same, compiled as well",
+            (_of_draft("draft", cuda_graphs=True, compile=True),),
+            needs="draft",
+        ),
+    )
+}
+DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one evaluation of a benchmark differs in from the others.
+
+    Attributes:
+        batch_size: prompts decoded together.
+        context: tokens of each prompt.
+        temperatures: 0 is greedy.
+    """
+
+    batch_size: int = 1
+    context: int = 64
+    temperatures: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self):
+        for name in ("batch_size", "context"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"`{name}={value}`: give a number of 1 or more.")
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_size}, context {self.context}"
+
+
+def sweep(
+    batch_size: Sequence[int] = (1,),
+    context: Sequence[int] = (64,),
+    temperature: Sequence[float] = (0.0,),
+    grid: bool = False,
+) -> list[Place]:
+    """The places of a sweep: one list at a time around the first value of each, or, with `grid`, all combinations.
+
+    Raises:
+        ValueError: a list is empty, or a value out of range.
+    """
+    for name, values in (("batch_size", batch_size), ("context", context), ("temperature", temperature)):
+        if not values:
+            raise ValueError(f"`{name}` is empty: give one value or more.")
+    temperatures = tuple(dict.fromkeys(temperature))
+    if grid:
+        return [
+            Place(b, c, temperatures) for b, c in itertools.product(dict.fromkeys(batch_size), dict.fromkeys(context))
+        ]
+    base = Place(batch_size[0], context[0], temperatures)
+    others = [(size, context[0]) for size in batch_size] + [(batch_size[0], length) for length in context]
+    return [base, *(Place(*other, temperatures[:1]) for other in dict.fromkeys(others) if other != others[0])]
+
+
+@dataclass
+class Pair:
+    """A target and what drafts for it.
+
+    Attributes:
+        drafts: by name; `draft` is that of assisted generation.
+        draft_tokenizer: of `draft`, if its vocabulary is another.
+    """
+
+    target: PreTrainedModel
+    drafts: dict[str, PreTrainedModel]
+    tokenizer: PreTrainedTokenizerBase
+    draft_tokenizer: PreTrainedTokenizerBase | None = None
+
+    def settings(self, methods: Iterable[str], lengths: Sequence[int | None], place: Place) -> list[Setting]:
+        """The settings of some methods at a place; those without their draft are left out.
+
+        Raises:
+            ValueError: a method is not known.
+        """
+        from .settings import Setting
+
+        found: dict[str, Setting] = {}
+        for name in methods:
+            if name not in METHODS:
+                raise ValueError(f"`methods`: {name!r} is not known: choose from {', '.join(METHODS)}.")
+            method = METHODS[name]
+            if method.needs is not None and method.needs not in self.drafts:
+                continue
+            if name == "assisted" and place.batch_size > 1:
+                continue
+            for temperature in place.temperatures:
+                for length in lengths if method.takes_length else [None]:
+                    for options in method.options:
+                        setting = Setting(temperature=temperature, **options(length))
+                        found[setting.name] = setting
+        return list(found.values())
+
+
+def bench(
+    pair: Pair,
+    places: Iterable[Place],
+    methods: Iterable[str] = DEFAULT_METHODS,
+    num_draft_tokens: Sequence[int | None] = (4, None),
+    max_new_tokens: int = 64,
+    repeats: int = 3,
+    results: Path | None = None,
+    progress: bool = True,
+) -> Iterator[tuple[str, Evaluation]]:
+    """Evaluate a pair at each place, over prompts of the built-in text. No end token ends a text early.
+
+    Args:
+        methods: names in `METHODS`.
+        num_draft_tokens: draft lengths, `None` for one chosen round by round.
+        repeats: interleaved repeats.
+        results: a folder for a file of results for each place. The same call continues them.
+
+    Yields:
+        Each place by its name, with its evaluation.
+
+    Raises:
+        ValueError: a name is not known, or a number out of range.
+    """
+    from .drafts import NamedDraft
+    from .rivals import assisted, compiled
+    from .run import evaluate
+
+    rivals = [compiled(pair.target)]
+    if "draft" in pair.drafts:
+        rivals.append(assisted(pair.target, NamedDraft("draft", "", pair.drafts["draft"], pair.draft_tokenizer)))
+    tokenizers = {} if pair.draft_tokenizer is None else {"draft": pair.draft_tokenizer}
+    ends: dict[str, Any] = (
+        {} if pair.target.generation_config.eos_token_id is None else {"min_new_tokens": max_new_tokens}
+    )
+    for place in places:
+        sampling: dict[str, Any] = {"top_k": 0, "top_p": 1.0} if any(place.temperatures) else {}
+        yield (
+            str(place),
+            evaluate(
+                pair.target,
+                pair.drafts,
+                _rows(prompts(pair.tokenizer, place.batch_size, place.context)),
+                tokenizer=pair.tokenizer,
+                draft_tokenizers=tokenizers,
+                settings=pair.settings(methods, num_draft_tokens, place),
+                max_new_tokens=max_new_tokens,
+                batch_size=place.batch_size,
+                repeats=repeats,
+                rivals=rivals,
+                skip_failing=True,
+                results=None if results is None else file_of(results, place),
+                progress=progress,
+                **ends,
+                **sampling,
+            ),
+        )
+
+
+def _rows(ids: list[list[int]]):
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"prompt": ids})
+    rows.info.dataset_name = "built-in text"
+    return rows
+
+
+def file_of(folder: Path, place: Place) -> Path:
+    """The file of results of a place."""
+    return folder / f"batch-{place.batch_size}-context-{place.context}.jsonl"
+
+
+def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int) -> list[list[int]]:
+    """Prompts of so many tokens each, the same at each call, from different places of the built-in text."""
+    text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
+    ids = tokenizer(text, verbose=False).input_ids
+    step = max(1, (len(ids) - length) // count)
+    firsts = [number * step + step // 2 for number in range(count)]  # not at the comments that a module begins with
+    return [(ids * (1 + (first + length) // len(ids)))[first:][:length] for first in firsts]

@@ -1,0 +1,1 @@
+"""The commands `eval`, `bench` and `generate`. Importing them imports nothing heavy."""

@@ -1,0 +1,208 @@
+"""`hf-speculative generate --demo`: three texts of the embedded pair, plain and speculative side by side, then one sentence."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel
+
+from ...embedded import embedded_pair
+from ...reports.pages import visible
+from ...reports.terminal import as_text
+from ...reports.timing import timed
+from ..comparison import Comparison, Piece
+from ..render.screen import STYLES
+from ..results import Evaluation
+from ..settings import Setting
+from ..speedup import Speedup, Work, interval
+
+#: new tokens of each text, and how often each is timed both ways
+NUM_TOKENS, REPEATS = 72, 3
+#: so much slower than they came are texts shown, to be followed by eye
+SLOWER = 4.0
+#: of its time, the main thread runs at least this share on a quiet machine, and repeats of a text differ by this factor at most
+LEAST_SHARE, MOST_UNLIKE = 0.85, 1.6
+#: passes that are timed for each number of threads
+PASSES = 15
+INTRODUCTION = (
+    "A target of 8 million weights and a draft head of 2 million, which come with the package.\n"
+    "Such a target writes what looks like Python. [green]Green[/]: the draft's tokens that the target kept; "
+    "[bold]bold[/]: the target's own."
+)
+HOW_TO_GO_ON = """\
+Your own models:   hf-speculative generate --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B "Once upon a time"
+Without a draft:   hf-speculative generate --model Qwen/Qwen3-8B "Once upon a time"
+Which is fastest:  hf-speculative eval --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --dataset prompts.jsonl"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A text: how it is drafted and chosen. Every setting is one in which it has to equal plain decoding's."""
+
+    title: str
+    prompt: str
+    setting: Setting
+    seed: int = 0
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+SCENES = (
+    Scene(
+        "greedy, with a repetition penalty",
+        "class Lock:\n    def __enter__(self):\n        return self\n\n"
+        "    def __exit__(self, *args):\n        self.release()\n\n    def",
+        Setting(draft_model="draft", num_draft_tokens=4),
+        kwargs={"repetition_penalty": 1.3},
+    ),
+    Scene(
+        "greedy, without a draft model: what the target found likely before, and copies",
+        "class Node:\n    def __init__(self, value, parent=None):",
+        Setting(draft_model="auto"),
+        kwargs={"no_repeat_ngram_size": 8},
+    ),
+    Scene(
+        "sampled at temperature 0.6, the very tokens of plain sampling under the same seed",
+        'def parse_version(text):\n    """Parse a version',
+        Setting(draft_model="draft", num_draft_tokens=4, temperature=0.6, reproducible=True),
+        kwargs={"top_p": 0.9},
+    ),
+)
+
+
+def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
+    """Decodes, shows and times all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
+    target, draft, tokenizer = embedded_pair(head=True)
+    choose_threads(target)
+    console.print(INTRODUCTION)
+    pairs: list[tuple[Work, Work]] = []
+    counts = [0, 0]
+    all_same, is_disturbed = True, False
+    for number, scene in enumerate(SCENES, start=1):
+        run = Comparison(
+            target,
+            draft,
+            tokenizer,
+            None,
+            scene.setting,
+            repeats=repeats,
+            seed=scene.seed,
+            max_new_tokens=num_tokens,
+            **scene.kwargs,
+        )
+        # few frames, which take time from what is measured
+        waiting = console.status(f"text {number} of {len(SCENES)}: decoding both ways in turn", refresh_per_second=2)
+        with waiting if _is_watched(console) else nullcontext():
+            run.warm_up([scene.prompt])
+            plain, ours = run.timelines(scene.prompt)
+            busy = BusyTime()
+            run.compare([scene.prompt])
+            evaluation = run.evaluation
+            timed_pairs = list(evaluation.pairs(scene.setting, scene.setting.baseline))
+            is_disturbed |= busy.share < LEAST_SHARE or not are_alike(timed_pairs)
+        passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
+        console.print(as_text(f"\n{number}. {scene.title}", "bold"))
+        _play(console, scene.prompt, plain, ours, passes)
+        pairs += timed_pairs
+        counts = [total + new for total, new in zip(counts, passes, strict=True)]
+        all_same &= evaluation.totals(scene.setting).num_identical == 1
+    speedup = None if is_disturbed else Speedup.of(pairs, interval)
+    console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, speedup, is_disturbed)}[/]\n")
+    console.print(HOW_TO_GO_ON, highlight=False, soft_wrap=True)
+
+
+def _passes(evaluation: Evaluation, setting: Setting) -> int:
+    """Target passes of the first repeat."""
+    return evaluation.calls[setting.name][0].num_target_passes
+
+
+class BusyTime:
+    """Which share of the time since it was made this thread was running: less than all of it where others take its core."""
+
+    def __init__(self) -> None:
+        self.start, self.start_of_thread = time.perf_counter(), time.thread_time()
+
+    @property
+    def share(self) -> float:
+        return (time.thread_time() - self.start_of_thread) / max(time.perf_counter() - self.start, 1e-9)
+
+
+def are_alike(pairs: list[tuple[Work, Work]]) -> bool:
+    """Whether repeats of the same work took about as long as each other."""
+    both_ways = zip(*((own.seconds, plain.seconds) for own, plain in pairs), strict=True)
+    return all(max(seconds) <= MOST_UNLIKE * min(seconds) for seconds in both_ways)
+
+
+def choose_threads(target: PreTrainedModel) -> None:
+    """As many threads as are fastest now: on a machine whose cores others use, fewer than it has."""
+    ids = torch.arange(64)[None] % target.config.vocab_size
+    seconds = {}
+    for num in sorted({1, max(1, torch.get_num_threads() // 2), torch.get_num_threads()}):
+        torch.set_num_threads(num)
+        with torch.no_grad():
+            target(ids)
+            times = [timed(lambda: target(ids[:, :4]), target.device)[1] for _ in range(PASSES)]
+        seconds[num] = statistics.median(times)
+    torch.set_num_threads(min(seconds, key=lambda num: seconds[num]))
+
+
+def sentence(
+    passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None, is_disturbed: bool = False
+) -> str:
+    """What the demo showed, in one sentence."""
+    text = "the same texts" if all_same else "texts that differ, which is a bug: please report it"
+    parts = [f"{passes} passes of the target instead of {plain_passes}", text]
+    if speedup is not None and not speedup.is_noise:
+        spread = "" if speedup.spread is None else " ({:.1f} to {:.1f})".format(*speedup.spread)
+        parts.append(f"{speedup.median:.1f}x{spread} on this machine")
+    if is_disturbed:
+        parts.append("no speedup is told, since other programs used this machine: try again once it is quiet")
+    return "; ".join(parts) + "."
+
+
+def _play(console: Console, prompt: str, plain: list[Piece], ours: list[Piece], passes: tuple[int, int]) -> None:
+    """Both texts as they came, on the same clock; at once where nobody watches."""
+    *above, line = prompt.split("\n")
+    console.print(as_text("\n".join(above), "dim"))
+    if not _is_watched(console):
+        console.print(_both(line, plain, ours, passes))
+        return
+    with Live(_both(line, [], [], passes), console=console, refresh_per_second=20) as live:
+        start, end = time.perf_counter(), max(plain[-1].seconds, ours[-1].seconds)
+        while (now := (time.perf_counter() - start) / SLOWER) < end:
+            live.update(_both(line, _until(now, plain), _until(now, ours), passes))
+            time.sleep(0.04)
+        live.update(_both(line, plain, ours, passes))
+
+
+def _is_watched(console: Console) -> bool:
+    return console.is_terminal and not console.record
+
+
+def _until(now: float, pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if piece.seconds <= now]
+
+
+def _both(line: str, plain: list[Piece], ours: list[Piece], passes: tuple[int, int]) -> Group:
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1)
+    table.add_column(ratio=1)
+    table.add_row(_panel("plain", line, plain, passes[0]), _panel("speculative", line, ours, passes[1]))
+    return Group(table)
+
+
+def _panel(name: str, line: str, pieces: list[Piece], passes: int) -> Panel:
+    text = Text.assemble((visible(line), "dim"))
+    for piece in pieces:
+        text.append_text(as_text(piece.text, STYLES[piece.is_from_draft]))
+    title = Text.assemble((name, "bold"), f", {passes} passes")
+    return Panel(text, title=title, title_align="left", border_style="dim")

@@ -1,0 +1,133 @@
+"""Plain and speculative decoding of prompts that come batch by batch: streamed, compared, and recorded as an evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call.prompts import prompt_ids, settings_of_rows
+from ..tokenizers.pieces import Pieces
+from .decoder import Decoder
+from .drafts import NamedDraft
+from .journal import Journal, Recorder, Row
+from .plan import header_of
+from .processes import Processes
+from .results import Evaluation
+from .runner import Runner
+from .settings import Setting
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token's text: when it came, in seconds since the call began, and whether the draft had guessed it."""
+
+    seconds: float
+    text: str
+    is_from_draft: bool
+
+
+class Comparison:
+    """A pair, and both ways to decode with it.
+
+    Args:
+        draft, draft_tokenizer: what a setting with a draft model calls `draft`.
+        setting: how tokens are drafted.
+        num_prompts: how many prompts there will be.
+        repeats: how often each is decoded both ways, in turn.
+        seed: of the first call.
+        **kwargs: options of both `generate` calls.
+
+    Raises:
+        ValueError, TypeError: the setting cannot work, or the target is an encoder-decoder model.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        draft_tokenizer: PreTrainedTokenizerBase | None,
+        setting: Setting,
+        num_prompts: int = 1,
+        batch_size: int = 1,
+        repeats: int = 1,
+        seed: int = 0,
+        **kwargs,
+    ):
+        if target.config.is_encoder_decoder:
+            raise ValueError(
+                f"the target is of type {type(target).__name__}: this comparison takes decoder-only models."
+            )
+        drafts = {"draft": NamedDraft("draft", "", draft, draft_tokenizer)} if draft is not None else {}
+        self.tokenizer, self.setting, self.settings = tokenizer, setting, [setting.baseline, setting]
+        options = settings_of_rows(target, tokenizer, kwargs)
+        self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
+        self.decoder.check(setting)
+        header = header_of(self.decoder, self.settings, batch_size, repeats, Processes())
+        dataset = dict.fromkeys(("config", "split", "limit")) | {"name": "the prompts"}
+        self.journal = Journal(header | {"dataset": dataset, "num_rows": num_prompts, "prompts": ""})
+        self.runner = Runner(self.decoder, self.settings, Recorder(self.journal, None), repeats)
+        self.num_batches = self.num_prompts = 0
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What was compared so far."""
+        return Evaluation(self.journal)
+
+    def stream(self, prompt: str) -> Iterator[tuple[str, bool]]:
+        """Speculative decoding of the prompt that comes next: its text as it comes, and whether the draft had guessed it."""
+        (ids,) = self._ids([prompt])
+        pieces = Pieces(self.tokenizer.decode, before=ids)
+        with closing(self.decoder.rounds(self.setting, self.num_batches * self.runner.repeats, [ids])) as rounds:
+            for round, _ in rounds:
+                for index, token in enumerate(round.tokens[0]):
+                    is_last = round.done[0] and index == len(round.tokens[0]) - 1
+                    yield pieces.add(token, is_last), index < round.num_from_draft[0]
+
+    def timelines(self, prompt: str) -> tuple[list[Piece], list[Piece]]:
+        """How the text of one prompt comes, plainly and speculatively."""
+        (ids,) = self._ids([prompt])
+        pieces, arrivals = Pieces(self.tokenizer.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
+        plain = [Piece(seconds, pieces.add(token, False), False) for token, seconds in arrivals]
+        start = time.perf_counter()
+        return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
+
+    def warm_up(self, prompts: list[str]) -> None:
+        """Decode both ways to the end, untimed."""
+        for setting in self.settings:
+            self.runner.warm_up(setting, [self._ids(prompts)])
+
+    def compare(self, prompts: list[str]) -> list[dict[str, Any]]:
+        """Decode the next batch both ways, as often as it is repeated.
+
+        Returns:
+            For each prompt the pieces of its text, each with whether the draft had guessed it, and its JSON fields.
+
+        Raises:
+            ValueError: the batch could not be decoded. The next one may be.
+        """
+        batch, ids = self.num_batches, self._ids(prompts)
+        indices = [self.num_prompts + row for row in range(len(prompts))]
+        self.num_batches, self.num_prompts = batch + 1, self.num_prompts + len(prompts)
+        self.runner.run(batch, indices, ids)
+        if (bad := self.journal.bad_rows.get(indices[0])) is not None:
+            raise ValueError(bad.message)
+        first = batch * self.runner.repeats
+        own, plain = (self.journal.calls[s.name, first].rows for s in (self.setting, self.setting.baseline))
+        return list(map(self._shown, ids, own, plain))
+
+    def _shown(self, prompt: list[int], own: Row, plain: Row) -> dict[str, Any]:
+        pieces, new, counts = Pieces(self.tokenizer.decode, before=prompt), own.new_ids, own.statistics
+        added = [pieces.add(token, is_last=end == len(new)) for end, token in enumerate(new, start=1)]
+        from_draft = [chance is not None for chance in own.acceptance_prob]
+        text, is_identical = self.tokenizer.decode(new), new == plain.new_ids
+        as_json = {"text": text, "identical": is_identical, "statistics": counts and counts.to_dict()}
+        return {"pieces": list(zip(added, from_draft, strict=True)), "json": as_json}
+
+    def _ids(self, prompts: list[str]) -> list[list[int]]:
+        return [prompt_ids(text, i, self.decoder.target, self.tokenizer) for i, text in enumerate(prompts)]

@@ -1,0 +1,257 @@
+"""One batch of prompts under one setting."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import BaseStreamer
+
+from ..call.checks import check_source
+from ..call.configuration import SpeculativeConfig
+from ..call.generation_settings import first_given, setting_of
+from ..call.preparation import prepare
+from ..call.prompts import padded
+from ..call.statistics import RowStatistics, Statistics
+from ..drafting.source import DraftSource
+from ..generation import attached_to, generate, generate_rounds
+from ..models import device_of
+from ..models.model_state import keeping
+from ..sampling.copying import clone
+from ..tokenizers.pieces import Pieces
+from ..types import Round
+from .calls import Decoded, all_rounds, peak_of, timed_generate
+from .drafts import NamedDraft
+from .journal import Call, Difference, Row
+from .rivals import Rival
+from .settings import Setting
+
+#: fields of a generation config that say how much to draft
+LENGTHS = ("num_assistant_tokens", "num_assistant_tokens_schedule")
+#: tokens of a warm-up
+FEW = 8
+
+
+@dataclass
+class Decoder:
+    """A target with its drafts, and the options of all calls.
+
+    Attributes:
+        kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
+        seed: batch b is sampled with seed + b, under every setting.
+        rivals: by name.
+        forgets: sources keep nothing from call to call, for prompts that come again.
+        kept: what the sources of each setting keep else, which no other setting's texts add to.
+    """
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafts: Mapping[str, NamedDraft]
+    kwargs: dict[str, Any]
+    seed: int
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
+    forgets: bool = False
+    kept: dict[Setting, dict] = field(default_factory=dict)
+
+    def check(self, setting: Setting) -> None:
+        """Refuses, before the first forward, a setting that cannot work.
+
+        Raises:
+            ValueError, TypeError: as `generate`.
+        """
+        if setting.is_ours:
+            check_source(self._source(setting), self.target)
+            prepare(self.target, self._kwargs(setting), *attached_to(self.target))
+
+    def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
+        """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here.
+
+        Where prompts come again, it runs to the end: what is compiled or captured may depend on the length.
+        """
+        few = {} if self.forgets else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
+        if few and self.kwargs.get("min_new_tokens") is not None:
+            few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
+        call = self._inputs(prompts) | self._kwargs(setting) | few
+        with self._seeded(0), keeping(self.target, {}):
+            if setting.is_ours:
+                generate(self.target, **call)
+            else:
+                self._without_us(setting, call)
+
+    def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
+        """Decodes the prompts under the setting, timed."""
+        call = self._inputs(prompts) | self._kwargs(setting)
+        with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak:
+            if setting.is_ours:
+                found, counts, decoded = all_rounds(self.target, call)
+                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
+            else:
+                counts, decoded = None, self._without_us(setting, call)
+                rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
+        # Costs are measured in the first few calls only, which is not what a few repeats should tell.
+        probe = counts.seconds["probe"] if counts is not None and self.forgets else 0.0
+        first = None if decoded.first_seconds is None else decoded.first_seconds - probe
+        passes = None if setting.rival is None else decoded.num_target_passes
+        return Call(
+            setting.name,
+            batch,
+            decoded.seconds - probe,
+            rows,
+            counts,
+            first_seconds=first,
+            num_first_tokens=decoded.num_first_tokens,
+            num_passes=passes,
+            peak_bytes=peak.num_bytes,
+        )
+
+    def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
+        criteria = [*(call.get("stopping_criteria") or ()), *self._stop_strings()]
+        call |= {"stopping_criteria": criteria, "stop_strings": None}
+        if setting.rival is not None:
+            return self.rivals[setting.rival].decode(call)
+        return timed_generate(partial(generate, self.target), self.target, call)
+
+    def _kept(self, setting: Setting) -> dict:
+        return {} if self.forgets else self.kept.setdefault(setting, {})
+
+    def rounds(
+        self, setting: Setting, batch: int, prompts: list[list[int]]
+    ) -> Generator[tuple[Round, Statistics], None, None]:
+        """The same with a draft, a round at a time as it is asked for."""
+        with self._seeded(batch), keeping(self.target, self._kept(setting)):
+            yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
+
+    def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
+        """The tokens of plain decoding under a setting's options, each with the seconds after which it was there."""
+        clock = Arrivals()
+        with self._seeded(0), keeping(self.target, {}):
+            generate(self.target, **self._inputs([prompt]), **self._kwargs(setting.baseline), streamer=clock)
+        return clock.found
+
+    def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
+        """Where `other` leaves `plain`, and how close the target's two best tokens are there."""
+        pairs = zip(plain.new_ids, other.new_ids, strict=False)
+        shorter = min(len(plain.new_ids), len(other.new_ids))
+        position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
+        before = plain.new_ids[:position]
+        is_encoder_decoder = self.target.config.is_encoder_decoder
+        inputs = self._inputs([prompt if is_encoder_decoder else prompt + before])
+        if is_encoder_decoder:
+            config = self.target.generation_config
+            start = first_given(config.decoder_start_token_id, self.target.config.decoder_start_token_id)
+            inputs["decoder_input_ids"] = torch.tensor([[start, *before]], device=device_of(self.target))
+        one = {"max_new_tokens": 1, "min_new_tokens": None, "do_sample": False, "draft_model": None}
+        one |= {"output_logits": True, "return_dict_in_generate": True}
+        try:
+            logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
+        except RuntimeError:  # such as out of memory: the position of the difference is known all the same
+            return Difference(setting.name, plain.index, position, None)
+        best, second = logits.topk(2).values.tolist()
+        gap = best - second
+        return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
+
+    def _kwargs(self, setting: Setting) -> dict[str, Any]:
+        if setting.is_plain:
+            return self._own_kwargs() | setting.generate_kwargs | {"draft_model": None}
+        if setting.rival is not None:
+            return self._own_kwargs() | setting.generate_kwargs
+        draft = {} if setting.draft is None else self.drafts[setting.draft].generate_kwargs
+        return self._own_kwargs() | self._length_of(setting) | setting.generate_kwargs | draft
+
+    def _source(self, setting: Setting) -> DraftSource:
+        return setting.source(self.drafts).for_model(self.target)
+
+    def _length_of(self, setting: Setting) -> dict[str, Any]:
+        """The draft length that the setting's name says, even if a config or what is attached says something else."""
+        if setting.num_draft_tokens is not None:
+            return {"num_assistant_tokens_schedule": "constant"}
+        source, config = self._source(setting), attached_to(self.target)[1] or SpeculativeConfig()
+        drafts_own = getattr(source.draft_model, "generation_config", None)
+        told = [self._given(name) for name in LENGTHS] + [getattr(drafts_own, name, None) for name in LENGTHS]
+        is_open = all(value is None for value in (*told, config.num_draft_tokens, config.schedule))
+        if is_open or source.num_draft_tokens is not None:
+            return {}  # drafts made for a number of tokens take that
+        longest = first_given(source.max_draft_tokens(self.target), source.most_tokens)
+        return {"num_draft_tokens": longest, "num_assistant_tokens_schedule": "adaptive"}
+
+    def _own_kwargs(self) -> dict[str, Any]:
+        """The keywords with copies of processors and criteria: what these remember of one batch must not reach the next."""
+        kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
+        given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
+        return self.kwargs | given
+
+    def _stop_strings(self) -> list[StopStringCriteria]:
+        found = self._given("stop_strings")
+        return [] if found is None else [StopStringCriteria(self.tokenizer, found)]
+
+    def _given(self, name: str) -> Any:
+        return setting_of(self.target, self.kwargs, name)
+
+    def _inputs(self, prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+        ids, mask = padded(prompts, self.kwargs["pad_token_id"], left=not self.target.config.is_encoder_decoder)
+        device = device_of(self.target)
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+    @contextmanager
+    def _seeded(self, batch: int):
+        """The same randomness for a batch under every setting. The state of the user's generator is put back."""
+        on_gpu = self.target.device.type == "cuda"
+        with torch.random.fork_rng(
+            range(torch.cuda.device_count()) if on_gpu else []
+        ):  # the seed is that of all devices
+            torch.manual_seed(self.seed + batch)
+            yield
+
+    def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
+        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
+        return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
+
+    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
+        """A row up to its end token. Rows that are done are padded."""
+        eos = _as_list(self._given("eos_token_id"))
+        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
+        return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _pieces(self, ids: list[int]) -> list[str]:
+        """The text that each token adds; joined, they are the whole text."""
+        pieces = Pieces(self._text)
+        return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
+
+
+class Arrivals(BaseStreamer):
+    """Notes when each token of a row comes; the first thing that comes is the prompt."""
+
+    def __init__(self) -> None:
+        self.start, self.has_prompt = time.perf_counter(), False
+        self.found: list[tuple[int, float]] = []
+
+    def put(self, value: Tensor) -> None:
+        if self.has_prompt:
+            self.found += [(token, time.perf_counter() - self.start) for token in value.flatten().tolist()]
+        self.has_prompt = True
+
+    def end(self) -> None:
+        pass
+
+
+def _as_list(ids) -> list[int]:
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]

@@ -1,0 +1,299 @@
+"""Results, written at once: one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from ..call.statistics import RowStatistics, Statistics, without_nan
+from ..reports import files
+from .speedup import Work
+
+#: 4: calls have the time of their first tokens; settings may be rivals'
+FORMAT = 4
+
+
+@dataclass
+class Row:
+    """The result for one prompt in one call.
+
+    Attributes:
+        index: the prompt's place in the data set, from 0.
+        new_ids: the new tokens, without padding.
+        text: the new tokens as text, without special tokens.
+        prompt: the prompt as text; in plain calls only, since every prompt has one.
+        pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
+        acceptance_prob: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
+        statistics: counts of this row; `None` for plain decoding.
+    """
+
+    index: int
+    new_ids: list[int]
+    text: str
+    prompt: str | None = None
+    pieces: list[str] = field(default_factory=list)
+    acceptance_prob: list[float | None] = field(default_factory=list)
+    statistics: RowStatistics | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Row:
+        counts = values["statistics"]
+        return cls(**values | {"statistics": counts and RowStatistics.from_dict(counts)})
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"statistics": self.statistics and self.statistics.to_dict()}
+
+
+@dataclass
+class Call:
+    """One call of `generate`: a batch of prompts under one setting.
+
+    Attributes:
+        setting: its name.
+        batch: the number of the batch, from 0.
+        seconds: wall time.
+        rows: its prompts.
+        statistics: counts and times of the whole call, its `rows` left to the rows here; `None` for plain decoding.
+        first_seconds: until the first new tokens were there; `None` if unknown.
+        num_first_tokens: how many these were, of all rows.
+        num_passes: target passes that a rival counted, 0 where it counted none; `None` for others.
+        peak_bytes: on a GPU, the most that was allocated meanwhile beyond what was there before.
+    """
+
+    setting: str
+    batch: int
+    seconds: float
+    rows: list[Row]
+    statistics: Statistics | None = None
+    first_seconds: float | None = None
+    num_first_tokens: int = 0
+    num_passes: int | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def num_new_tokens(self) -> int:
+        return sum(len(row.new_ids) for row in self.rows)
+
+    @property
+    def num_target_passes(self) -> int:
+        """Plain decoding runs one pass for each token of its longest row."""
+        if self.statistics is not None:
+            return self.statistics.num_target_forwards
+        if self.num_passes is not None:
+            return self.num_passes
+        return max((len(row.new_ids) for row in self.rows), default=0)
+
+    @property
+    def work(self) -> Work:
+        counts = self.statistics
+        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
+        return Work(self.num_new_tokens, self.seconds, num_row_passes)
+
+    @property
+    def decoding(self) -> Work | None:
+        """The work after the first tokens: without the prompt's pass and set-up. `None` where their time is unknown."""
+        if self.first_seconds is None:
+            return None
+        whole = self.work
+        num_row_passes = max(0, whole.num_row_passes - len(self.rows))
+        return Work(whole.num_tokens - self.num_first_tokens, whole.seconds - self.first_seconds, num_row_passes)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Call:
+        counts = values["statistics"]
+        rows = [Row.from_dict(row) for row in values["rows"]]
+        return cls(**values | {"rows": rows, "statistics": counts and Statistics.from_dict(counts)})
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = self.statistics and {name: v for name, v in self.statistics.to_dict().items() if name != "rows"}
+        return vars(self) | {"rows": [row.to_dict() for row in self.rows], "statistics": counts}
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row of the data set, or a prompt, that could not be used."""
+
+    index: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a greedy text leaves plain decoding's.
+
+    Attributes:
+        position: the first new token that differs, from 0.
+        logit_gap: between the target's two best tokens there, when one pass reads all text before it. Close to 0 in half
+            precision, where a near-tie may break either way; `None` if infinite or not computed.
+    """
+
+    setting: str
+    index: int
+    position: int
+    logit_gap: float | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A setting that could not be measured, and why."""
+
+    setting: str
+    message: str
+
+
+Entry: TypeAlias = "Call | BadRow | Difference | Failure"
+
+
+@dataclass
+class Journal:
+    """All that is known of an evaluation.
+
+    Attributes:
+        header: what was evaluated, on what, with which options and where.
+        calls: by setting and number of the batch.
+        bad_rows: by index.
+        differences: by setting and index.
+        scores: for each setting's name, the task scores of all its texts.
+        failures: by setting.
+    """
+
+    header: dict[str, Any]
+    calls: dict[tuple[str, int], Call] = field(default_factory=dict)
+    bad_rows: dict[int, BadRow] = field(default_factory=dict)
+    differences: dict[tuple[str, int], Difference] = field(default_factory=dict)
+    scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        match entry:
+            case Call():
+                self.calls[entry.setting, entry.batch] = entry
+            case BadRow():
+                self.bad_rows[entry.index] = entry
+            case Difference():
+                self.differences[entry.setting, entry.index] = entry
+            case Failure():
+                self.failures[entry.setting] = entry
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines of a file, in order."""
+        calls = sorted(self.calls.values(), key=lambda call: call.batch)
+        return [
+            {"header": self.header},
+            *(_line(row) for _, row in sorted(self.bad_rows.items())),
+            *map(_line, calls),
+            *map(_line, self.differences.values()),
+            *map(_line, self.failures.values()),
+            *([{"scores": self.scores}] if self.scores else []),
+        ]
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """The file of an evaluation, finished or not. A last line that a kill cut off is left out.
+
+        Raises:
+            ValueError: it is no such file, or there is none.
+        """
+        if not path.is_file():
+            kind = "is no file" if path.exists() else "is not there"
+            raise ValueError(f"{path} {kind}: name one that `hf-speculative eval --results` wrote.")
+        content = path.read_bytes()
+        lines = content.split(b"\n")  # no text yet: a kill may have cut a character in two
+        del lines[-1]  # empty after a whole line, else what a kill left of one
+        try:
+            (header,) = [entry["header"] for entry in map(json.loads, lines[:1])]
+            journal, version = cls(header), header["format"]
+            for line in lines[1:] if version == FORMAT else ():
+                ((kind, values),) = json.loads(line).items()
+                if kind == "scores":
+                    journal.scores = values
+                else:
+                    journal.add(KINDS[kind](values))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not the file of an evaluation, which `--results` names: {_mistaken(content, error)}. Name another."
+            ) from error
+        if version != FORMAT:
+            raise ValueError(
+                f"{path} was written by another version of hf_speculative, in format {version}, and this one reads {FORMAT}: "
+                "name another file, or use that version."
+            )
+        return journal
+
+    def write(self, path: Path) -> None:
+        """Writes the whole file in one step: a kill leaves the old file or the new one."""
+        files.write(path, "".join(map(_dumped, self.entries())))
+
+
+#: of a file that cannot be added to
+KEPT = "the file has all that was decoded before, and the same call continues it once there is room"
+
+#: what the lines of a file hold, by their key
+KINDS: dict[str, Callable[[dict], Entry]] = {
+    "call": Call.from_dict,
+    "bad_row": lambda values: BadRow(**values),
+    "difference": lambda values: Difference(**values),
+    "failure": lambda values: Failure(**values),
+}
+
+
+def _mistaken(content: bytes, error: Exception) -> str:
+    """Why a file is not the results of an evaluation."""
+    if not content.strip():
+        return "it is empty"
+    if b"\n" not in content and content.startswith(b'{"header"'):
+        return "its first line is cut off"
+    if isinstance(error, UnicodeDecodeError):
+        return "it holds bytes that are no text"
+    try:
+        totals = json.loads(content)
+    except ValueError:
+        return repr(error)
+    is_totals = isinstance(totals, dict) and {"totals", "settings"} <= totals.keys()
+    return "it holds the totals that `--json` writes" if is_totals else repr(error)
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    match entry:
+        case Call():
+            return {"call": entry.to_dict()}
+        case BadRow():
+            return {"bad_row": asdict(entry)}
+        case Difference():
+            return {"difference": asdict(entry)}
+        case Failure():
+            return {"failure": asdict(entry)}
+
+
+def _dumped(line: dict[str, Any]) -> str:
+    return json.dumps(without_nan(line), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+class Recorder:
+    """Adds to a journal and to its file, if any, a whole line at a time."""
+
+    def __init__(self, journal: Journal, path: Path | None):
+        self.journal = journal
+        self.file: IO[bytes] | None = None
+        if path is not None:
+            journal.write(path)
+            self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def add(self, entry: Entry) -> None:
+        """Note an entry, and append its line to the file."""
+        self.journal.add(entry)
+        if self.file is not None:
+            with files.named(self.file.name, KEPT):
+                line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
+                while line:  # a disk that is nearly full takes a part
+                    line = line[self.file.write(line) :]

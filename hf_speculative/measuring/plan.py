@@ -1,0 +1,198 @@
+"""What is to be evaluated, and how an earlier run's file is continued."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..call.sources import source_of
+from ..generation import attached_to
+from ..reports.environment import environment
+from .decoder import Decoder
+from .fingerprint import fingerprint
+from .journal import FORMAT, Journal
+from .processes import Processes
+from .results import Evaluation
+from .settings import Setting, with_baselines
+
+#: what has to be the same for a file of results to be continued
+FIXED = (
+    "target",
+    "dtype",
+    "weights",
+    "prompts",
+    "batch_size",
+    "repeats",
+    "seed",
+    "generate",
+    "generation_config",
+    "is_compiled",
+)
+#: those of them that no message should print
+DIGESTS = ("weights", "prompts")
+
+
+@dataclass
+class Plan:
+    """What is to be evaluated, and the file it goes to."""
+
+    header: dict[str, Any]
+    settings: list[Setting]
+    path: Path | None
+
+    @contextmanager
+    def locked(self, processes: Processes) -> Iterator[None]:
+        """Keeps other evaluations from reading or writing the file meanwhile.
+
+        The first process holds the lock for all of them. It is a lock of the operating system: killing the process releases it,
+        and the lock file may stay.
+
+        Raises:
+            ValueError: another evaluation does; in every process.
+        """
+        if self.path is None:
+            yield
+            return
+        lock, refused = FileLock(f"{self.path}.lock"), []
+        if processes.rank == 0:
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                refused.append("another evaluation is writing it")
+            except OSError as error:
+                refused.append(f"it cannot be locked, {error}")
+        for reason in processes.gather(refused):
+            raise ValueError(
+                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, then run the same call to continue, or name "
+                "another file."
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def known(self, processes: Processes) -> Journal:
+        """What earlier runs left in the files of all processes.
+
+        Raises:
+            ValueError: the file is about something else.
+        """
+        paths = [] if self.path is None else [self.path, *self._others()]
+        found = [Journal.read(path) for path in paths if path.exists() and path.stat().st_size]
+        for journal in found:
+            self.check(journal)
+        return self.merged(processes.gather(found))
+
+    def merged(self, journals: list[Journal]) -> Journal:
+        """All journals as one, each call once, with this run's header and all settings."""
+        header = dict(self.header)
+        settings = [Setting(**values) for journal in journals for values in journal.header["settings"]]
+        unique = {setting.name: setting for setting in [*settings, *self.settings]}
+        header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
+        headers = [*(journal.header for journal in journals), self.header]
+        for of_drafts in ("drafts", "draft_weights", "draft_methods"):
+            header[of_drafts] = {name: value for h in headers for name, value in h[of_drafts].items()}
+        header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
+        merged = Journal(header)
+        for journal in journals:
+            merged.calls |= journal.calls
+            merged.bad_rows |= journal.bad_rows
+            merged.differences |= journal.differences
+            merged.scores |= journal.scores
+            merged.failures |= journal.failures
+        return merged
+
+    def path_of(self, processes: Processes) -> Path | None:
+        """The file that a process adds to: the first process the one asked for, any other a file beside it."""
+        if self.path is None or not processes.writes:
+            return None
+        return self.path.with_name(f"{self.path.name}.rank{processes.rank}") if processes.rank else self.path
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Writes all calls into one file, in order, and deletes those of the other processes."""
+        if self.path is not None:
+            evaluation.journal.write(self.path)
+            for path in self._others():
+                path.unlink()
+
+    def _others(self) -> list[Path]:
+        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
+
+    def check(self, journal: Journal) -> None:
+        """Refuses to continue a file about something else."""
+        theirs, ours = journal.header, json.loads(json.dumps(self.header))
+        other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name) != ours[name]}
+        devices = theirs["environment"]["device"], ours["environment"]["device"]
+        other |= {"device": devices} if devices[0] != devices[1] else {}
+        if other:
+            name, (before, now) = next(iter(other.items()))
+            if isinstance(before, dict) and isinstance(now, dict):
+                key = next(key for key in before | now if before.get(key) != now.get(key))
+                name, before, now = f"{name}.{key}", before.get(key), now.get(key)
+            which = f"of other {name}" if name in DIGESTS else f"whose {name} is {before!r} and not {now!r}"
+            raise ValueError(
+                f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
+            )
+        for name in sorted({values.get("draft_model") for values in theirs["settings"]} & ours["drafts"].keys()):
+            before, source = theirs["drafts"].get(name), ours["drafts"][name]
+            if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
+                difference = f"from {before!r} and not {source!r}" if before != source else "of other weights"
+                raise ValueError(
+                    f"`results={str(self.path)!r}` has another draft {name!r}, {difference}: give this one another name, "
+                    "`draft_model={name: model}`."
+                )
+
+
+def header_of(
+    decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes
+) -> dict[str, Any]:
+    """What is decoded, with which options and where, ready for JSON; what the prompts are is added by the caller."""
+    model, drafts = decoder.target, decoder.drafts
+    of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
+    weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
+    return {
+        "format": FORMAT,
+        "target": model.config.name_or_path or type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": weights,
+        "drafts": {name: draft.source for name, draft in drafts.items()},
+        "draft_weights": of_drafts,
+        "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
+        "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
+        "batch_size": batch_size,
+        "repeats": repeats,
+        "seed": decoder.seed,
+        "generate": _described(decoder.kwargs),
+        "generation_config": _described(model.generation_config.to_diff_dict()),
+        "settings": [setting.to_dict() for setting in settings],
+        "is_compiled": _is_compiled(model),
+        "environment": environment(model) | {"processes": processes.count},
+    }
+
+
+def _is_compiled(model: PreTrainedModel) -> bool:
+    """By what is attached; a setting may ask for it, too."""
+    _, config = attached_to(model)
+    return config is not None and bool(config.compile or config.cuda_graphs)
+
+
+def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of `generate` ready for JSON; for other objects their type and fingerprint."""
+
+    def plain(value):
+        if isinstance(value, GenerationConfig):
+            return value.to_diff_dict()
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value if isinstance(value, (str, int, float)) else f"{type(value).__name__} {fingerprint(value)}"
+
+    left_out = ("tokenizer", "return_dict_in_generate", "transformers_version")
+    return {name: plain(value) for name, value in kwargs.items() if name not in left_out and value is not None}

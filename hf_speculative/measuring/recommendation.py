@@ -1,0 +1,125 @@
+"""Which setting to use, as far as the figures tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..reports.formats import percent
+from .settings import Setting, temperature_name
+from .speedup import FEWEST_OF, INTERVAL, Speedup
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which setting to use at one temperature.
+
+    Attributes:
+        setting: the draft that is clearly faster than plain decoding; plain decoding if no draft can be; `None` if the figures
+            do not tell.
+        best: the draft with the highest speedup; `speedup` is its own, over plain decoding. Drafts that save no target pass,
+            and figures that are noise, come last.
+        runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
+        noise: drafts left out, since by the clock they are faster than their target passes allow.
+        spread_name: what the spread of the speedups is.
+    """
+
+    setting: Setting | None
+    best: Setting
+    speedup: Speedup
+    runner_up: Setting | None = None
+    lead: Speedup | None = None
+    noise: tuple[Setting, ...] = ()
+    spread_name: str = INTERVAL
+
+    @classmethod
+    def of(
+        cls,
+        speedups: Mapping[Setting, Speedup],
+        plain: Setting,
+        lead: Callable[[Setting, Setting], Speedup | None],
+        spread_name: str = INTERVAL,
+    ) -> Recommendation:
+        """From the speedups of the drafts of one temperature, at least one.
+
+        Args:
+            lead: of one draft over another, on what both have done.
+        """
+
+        def rank(setting: Setting) -> tuple[bool, bool, float]:
+            found = speedups[setting]
+            return found.can_gain, not found.is_noise, found.median
+
+        ranked = sorted(speedups, key=rank, reverse=True)
+        hopeful = [setting for setting in ranked if speedups[setting].can_gain]
+        noise = tuple(setting for setting in hopeful if speedups[setting].is_noise)
+        told = hopeful[: len(hopeful) - len(noise)]
+        best, speedup = ranked[0], speedups[ranked[0]]
+        if told and speedup.is_gain:
+            if len(told) == 1:
+                return cls(best, best, speedup, noise=noise, spread_name=spread_name)
+            return cls(best, best, speedup, told[1], lead(best, told[1]), noise, spread_name)
+        loses = not noise and all(speedups[setting].is_loss for setting in told)
+        return cls(plain if loses else None, best, speedup, noise=noise, spread_name=spread_name)
+
+    @property
+    def is_gain(self) -> bool:
+        """The recommended setting is a draft, clearly faster than plain decoding."""
+        return self.setting == self.best
+
+    @property
+    def is_clear(self) -> bool:
+        """No other setting may be as fast."""
+        return self.setting is not None and (self.runner_up is None or (self.lead is not None and self.lead.is_gain))
+
+    @property
+    def headline(self) -> str:
+        """What to expect, in a few words: the speedup with its interval, never the point alone."""
+        if self.setting is None:
+            return "undecided"
+        return self._figure if self.is_gain else "plain"
+
+    @property
+    def is_draw(self) -> bool:
+        """Two drafts beat plain decoding, and the figures do not tell which of them is faster."""
+        return self.is_gain and not self.is_clear
+
+    @property
+    def _figure(self) -> str:
+        spread = self.speedup.spread
+        return str(self.speedup) if spread is None else f"{self.speedup} ({spread[0]:.2f} to {spread[1]:.2f})"
+
+    @property
+    def advice(self) -> str:
+        """The recommendation in a sentence or two."""
+        others = [f'"{setting.label}"' for setting in self.noise if setting != self.best]
+        left_out = f"; left out as noise: {', '.join(others)}" if others else ""
+        again = " Measure again on a quiet machine." if self.noise else ""
+        return f"{self._answer}{left_out}.{again}"
+
+    @property
+    def _answer(self) -> str:
+        speedup, best = self.speedup, f'"{self.best.label}"'
+        if self.is_gain:
+            rival = "" if self.runner_up is None else f'"{self.runner_up.label}"'
+            if self.is_draw:
+                return f"a draw: take {best}, {self._figure} plain decoding, or {rival}; the figures do not tell which"
+            return f"take {best}, {self._figure} plain decoding{self._ahead(rival)}"
+        if self.setting is not None:
+            figure = "" if speedup.is_noise else f"; the best, {best}, is at {speedup} plain decoding"
+            return f"decode plainly, no draft is faster here{figure}"
+        if speedup.is_noise:
+            return f"no recommendation, the figures are noise: {best} came out at {speedup.noise_reason}"
+        if speedup.spread is None:
+            few = f"too few batches to tell, {speedup.num_pairs} where it takes {FEWEST_OF[self.spread_name]}"
+            return f"{few}; so far {best} is at {speedup} plain decoding"
+        low, high = speedup.spread
+        verdict = "no recommendation" if speedup.is_loss else "too close to tell"
+        spread = f"a {self.spread_name}" if self.spread_name == INTERVAL else self.spread_name
+        return f"{verdict}: {best} is at {speedup} plain decoding, with {spread} of {low:.2f} to {high:.2f}"
+
+    def _ahead(self, rival: str) -> str:
+        return "" if self.lead is None else f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}"
+
+    def __str__(self) -> str:
+        return f"{temperature_name(self.best.temperature)}: {self.advice}"

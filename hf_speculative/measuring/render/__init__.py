@@ -1,0 +1,1 @@
+"""Show an evaluation on a terminal, as Markdown and as an HTML page."""

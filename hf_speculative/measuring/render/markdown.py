@@ -1,0 +1,47 @@
+"""Results as Markdown, to paste into an issue or a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...reports.pages import visible
+from ..results import Evaluation
+from . import wording
+from .tables import Found, Table, by_place, sections
+
+
+def text(found: Found) -> str:
+    """A table for each place and temperature, its notes and its recommendation."""
+    first: Evaluation = next(iter(by_place(found).values()))
+    lines = [f"**{_shown(wording.title(first))}**", "", wording.about(first), ""]
+    for section in sections(found):
+        lines += [f"### {_shown(section.title)}", "", *of_table(section.table), ""]
+        lines += [f"* {_shown(note)}" for note in section.notes]
+        if section.recommendation is not None:
+            lines += [f"* {_shown(wording.sentence(section.recommendation.advice))}"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def of_table(table: Table, before: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        before: names and figures of columns that all lines share, such as the batch size.
+    """
+    names, shared = [name for name, _ in before], [figure for _, figure in before]
+    head = [*names, "setting", *table.columns]
+    return [
+        row(head),
+        row(["---"] * len(head)),
+        *(row([*shared, line.setting.label, *line.figures]) for line in table.lines),
+    ]
+
+
+def row(values: Iterable[str]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(_shown(value).replace("|", "/") for value in values) + " |"
+
+
+def _shown(text: str) -> str:
+    return visible(text).replace("\n", " ")

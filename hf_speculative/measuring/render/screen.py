@@ -1,0 +1,132 @@
+"""Results on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ...reports.formats import plural
+from ...reports.pages import visible
+from ...reports.terminal import as_text
+from ..results import Evaluation
+from . import wording
+from .tables import Found, Section, Table, by_place, sections
+
+#: of bad rows and of differences, each on a line
+MAX_LINES = 5
+#: what a setting's name needs, at least
+NAME_WIDTH = 18
+#: columns that a narrow terminal goes without: those of rivals, then these, the first ones first
+LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts")
+
+#: the draft's tokens that the target kept, and the target's own
+STYLES = {True: "green", False: "bold"}
+MEANING = "[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added."
+
+
+def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]) -> None:
+    """Print a prompt and its continuation, piece by piece as they are generated."""
+    console.out(visible(prompt), style="dim", end="")
+    for piece, is_from_draft in pieces:
+        console.out(visible(piece), style=STYLES[is_from_draft], end="")
+    console.out("\n")
+
+
+def print_evaluation(console: Console, found: Found, glossary: bool = False) -> None:
+    """Tables, recommendations, and what went wrong. Names are printed as they are, never as markup."""
+    evaluations = by_place(found)
+    first = next(iter(evaluations.values()))
+    console.print(as_text(wording.title(first), "bold"))
+    for place, evaluation in evaluations.items():
+        about = ": ".join(filter(None, (place, wording.about(evaluation))))
+        if evaluation is first or not place:
+            console.print(as_text(about, "dim"))
+        if not evaluation.is_complete:
+            console.print(as_text(wording.progress(evaluation), "yellow"))
+    columns: dict[str, None] = {}
+    all_sections = sections(found)
+    for section in all_sections:
+        columns |= dict.fromkeys(section.table.columns)
+        _print_table(console, section.table, section.title, section)
+        for note in section.notes:
+            console.print(as_text(note))
+        if section.scores.columns:
+            _print_table(console, section.scores, "Task scores", section)
+    console.print()
+    _print_meanings(console, columns, glossary)
+    for section in all_sections:
+        if (told := section.recommendation) is not None:
+            line = f"{section.title}: {told.advice}" if len(evaluations) > 1 else str(told)
+            console.print(as_text(line, "bold green" if told.is_gain else "bold"))
+    for evaluation in evaluations.values():
+        _print_differences(console, evaluation)
+        _print_bad_rows(console, evaluation)
+
+
+def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) -> None:
+    for name in columns if glossary else ():
+        if (meaning := wording.meaning(name)) is not None:
+            short = wording.SHORT.get(name, name)
+            long = "" if short == name else f" ({name})"
+            console.print(Text.assemble((short, "bold"), f"{long}: {meaning}", style="dim"))
+    if not glossary:
+        console.print("[dim]What the figures mean: --glossary.[/]")
+
+
+def _print_table(console: Console, figures: Table, title: str, section: Section) -> None:
+    """The recommended setting is bold, one that clearly loses is red. Columns that do not fit are left out."""
+    rivals = [[name for name in figures.columns if name.startswith("over ")]]
+    for left_out in accumulate([[], *rivals, *([name] for name in LEFT_OUT)]):
+        table = _table(figures, title, section, left_out)
+        if Measurement.get(console, console.options, table).minimum <= console.width:
+            break
+    console.print()
+    console.print(table)
+
+
+def _table(figures: Table, title: str, section: Section, left_out: Sequence[str]) -> RichTable:
+    shown = [index for index, name in enumerate(figures.columns) if name not in left_out]
+    table = RichTable(
+        title=as_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim"
+    )
+    table.add_column("", min_width=min(NAME_WIDTH, max(len(line.setting.label) for line in figures.lines)))
+    for index in shown:
+        name = figures.columns[index]
+        table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
+    found = section.recommendation
+    for line, of_setting in zip(figures.lines, section.totals, strict=True):
+        style = "red" if of_setting.speedup is not None and of_setting.speedup.is_loss else ""
+        if found is not None and line.setting == found.setting:
+            style = "bold green" if found.is_gain else "bold"
+        table.add_row(as_text(line.setting.label), *(line.figures[index] for index in shown), style=style)
+    return table
+
+
+def _print_differences(console: Console, evaluation: Evaluation) -> None:
+    if evaluation.differences:
+        console.print(as_text(wording.differences(evaluation.differences), "yellow"))
+        _print_lines(
+            console,
+            [
+                f"prompt {d.index}, token {d.position}, logit gap {wording.gap(d.logit_gap)}: {d.setting}"
+                for d in evaluation.differences
+            ],
+        )
+
+
+def _print_bad_rows(console: Console, evaluation: Evaluation) -> None:
+    if evaluation.bad_rows:
+        console.print(as_text(f"{plural(len(evaluation.bad_rows), 'row')} could not be used:", "yellow"))
+        _print_lines(console, [f"row {row.index}: {row.message}" for row in evaluation.bad_rows])
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines[:MAX_LINES]:
+        console.print(as_text(f"  {line}"))
+    if len(lines) > MAX_LINES:
+        console.print(as_text(f"  and {len(lines) - MAX_LINES:,} more."))

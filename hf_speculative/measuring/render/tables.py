@@ -1,0 +1,167 @@
+"""The results as tables, the same in all renderings: a section for each place and temperature, a line for each setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ...reports.formats import number, percent, significant, times
+from ..recommendation import Recommendation
+from ..results import Evaluation
+from ..settings import Setting
+from ..speedup import Speedup, remarks
+from ..totals import Totals
+from . import wording
+
+#: an evaluation, or several by place: what they differ in, such as the batch size
+Found: TypeAlias = "Evaluation | Mapping[str, Evaluation]"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting and its figures, one for each column."""
+
+    setting: Setting
+    figures: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Settings as rows; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
+
+    columns: list[str]
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The settings of one evaluation at one temperature."""
+
+    title: str
+    evaluation: Evaluation
+    totals: list[Totals]
+    recommendation: Recommendation | None
+
+    @property
+    def table(self) -> Table:
+        """What each setting brings."""
+        return totals(self.evaluation, self.totals)
+
+    @property
+    def scores(self) -> Table:
+        """What the task score gives each setting; without columns where there is none."""
+        return _table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes besides the figures: noise, losses to rivals, settings that could not be measured."""
+        found = [remark for t in self.totals for remark in remarks(t.setting.label, t.speedup, t.drafts_nothing)]
+        for of_setting in self.totals:
+            lost = [name for name, ratio in of_setting.over.items() if ratio.is_loss]
+            found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
+        failures = {failure.setting: failure.message for failure in self.evaluation.failures}
+        failed = (t.setting for t in self.totals if t.setting.name in failures)
+        return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
+
+
+def by_place(found: Found) -> dict[str, Evaluation]:
+    """Evaluations by place; a single one has no name."""
+    return {"": found} if isinstance(found, Evaluation) else dict(found)
+
+
+def sections(found: Found) -> list[Section]:
+    """A section for each place and temperature."""
+    return [
+        Section(
+            ", ".join(filter(None, (place, wording.temperature(temperature)))),
+            evaluation,
+            [evaluation.totals(setting) for setting in evaluation.settings if setting.temperature == temperature],
+            evaluation.recommendation(temperature),
+        )
+        for place, evaluation in by_place(found).items()
+        for temperature in evaluation.temperatures
+    ]
+
+
+def totals(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
+    """What each setting brings; columns without any figure are left out."""
+    figures = {of_setting.setting: _figures(evaluation, of_setting) for of_setting in found}
+    if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
+        for of_setting in figures.values():
+            del of_setting["prompts"]
+    return _table(figures)
+
+
+def _table(figures: dict[Setting, dict[str, str]]) -> Table:
+    names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
+    columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
+    return Table(
+        columns, [Line(s, [of_setting.get(name, "") for name in columns]) for s, of_setting in figures.items()]
+    )
+
+
+def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
+    counts, setting, first = totals.statistics, totals.setting, totals.first_seconds
+    passes = sum(call.num_target_passes for call in evaluation.calls[setting.name].values())
+    return {
+        "prompts": f"{totals.num_prompts}",
+        "tokens/s": significant(totals.tokens_per_second),
+        "speedup": str(totals.speedup or ""),
+        evaluation.spread_name: interval(totals.speedup),
+        "decoding speedup": str(totals.decoding or ""),
+        "acceptance rate": percent(counts.draft_acceptance_rate, 1) if counts else "",
+        "mean acceptance length": number(counts.mean_acceptance_length) if counts else "",
+        "time to first token": "" if first is None else f"{significant(1000 * first)} ms",
+        "target passes": f"{passes:,}" if passes else "",
+        "identical texts": identical(evaluation, totals),
+        **{f"over {name}": str(ratio) for name, ratio in totals.over.items()},
+        "peak memory": "" if totals.peak_bytes is None else f"{totals.peak_bytes / 2**20:,.0f} MiB",
+    }
+
+
+def acceptance_by_position(found: Sequence[Totals]) -> Table:
+    """For each position in a round, how often its draft token was kept."""
+    rates = {t.setting: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
+    width = max(map(len, rates.values()), default=0)
+    lines = [Line(setting, [*map(percent, known), *[""] * (width - len(known))]) for setting, known in rates.items()]
+    return Table([str(position + 1) for position in range(width)], lines if width else [])
+
+
+def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
+    """How the speedups of single prompts, or batches, are spread."""
+    lines = []
+    for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
+        values = list(evaluation.speedups(setting).values())
+        gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
+        figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
+        lines.append(Line(setting, [*figures, f"{gains:,} of {len(values):,}"]))
+    return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
+
+
+def _quantile(speedups: list[Speedup], share: float) -> str:
+    """Each speedup has a bound of its own, so that a quantile of them is at most that of the bounds."""
+    value = float(np.quantile([speedup.median for speedup in speedups], share))
+    bounds = [speedup.allowed for speedup in speedups if speedup.allowed is not None]  # all of a setting, or none
+    return "noise" if bounds and value > np.quantile(bounds, share) else times(value)
+
+
+def identical(evaluation: Evaluation, totals: Totals) -> str:
+    """How many texts equal plain decoding's, of those done both ways."""
+    if totals.num_identical is None:
+        return ""
+    num_known = len(evaluation.identical(totals.setting))
+    return f"{totals.num_identical:,} of {num_known:,}" if num_known else ""
+
+
+def interval(speedup: Speedup | None) -> str:
+    """The spread of a speedup."""
+    spread = None if speedup is None else speedup.spread
+    return "" if spread is None else f"{spread[0]:.2f}\u2013{spread[1]:.2f}"
+
+
+def score(value: float | None) -> str:
+    """A task score."""
+    return number(value, 3) if value is None or abs(value) < 1000 else f"{value:.4g}"

@@ -1,0 +1,138 @@
+"""What the figures are called and what they mean, the same in all renderings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...reports.formats import plural
+from ..journal import Difference
+from ..results import Evaluation
+from ..settings import temperature_name
+from ..speedup import FEWEST
+
+MEANINGS = {
+    "tokens/s": "new tokens of a generate call over its wall time, prompt and set-up included: the median over the calls.",
+    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio for each call, and their median. `noise` is more "
+    "than the counted target passes allow: the clock's doing, not the draft's.",
+    "95 % interval": "of that median: how much it depends on which prompts these are, and on the clock. It takes "
+    f"{FEWEST} calls or more.",
+    "quartiles": "of the ratios of repeated calls: half of them lie between.",
+    "decoding speedup": "the speedup of decoding alone, from the first new tokens on.",
+    "over ...": "the speedup over another way to decode with a draft.",
+    "acceptance rate": "accepted draft tokens over proposed ones.",
+    "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
+    "included: 1 + accepted / rounds.",
+    "time to first token": "of a call, until the first new tokens of its prompts are there: the median over the calls.",
+    "target passes": "forward passes of the target; one serves a whole batch. Plain decoding needs one for each token.",
+    "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the distribution is the "
+    "same and the texts are not.",
+    "peak memory": "on a GPU, the most that a call allocated beyond what was there before.",
+    "chance to be kept": "of a draft token, given the draft: that the target accepts it and the draft tokens before it in its "
+    "round. It does not depend on how the coins fell; greedy decoding has no coins, so that it is 1 for what was kept.",
+    "acceptance by position": "rounds that kept the draft token at a position, over all rounds with a draft; a shorter draft "
+    "counts as not kept.",
+}
+#: where everything is that a page has no room for
+REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
+#: the same where there is little room
+SHORT = {
+    "95 % interval": "interval",
+    "decoding speedup": "decoding",
+    "acceptance rate": "accepted",
+    "mean acceptance length": "length",
+    "time to first token": "first token",
+    "target passes": "passes",
+    "identical texts": "identical",
+    "peak memory": "memory",
+}
+
+
+def title(evaluation: Evaluation) -> str:
+    """The target and the data set."""
+    return f"{short(evaluation.header['target'])} on {short(evaluation.header['dataset']['name'])}"
+
+
+def temperature(value: float) -> str:
+    """A temperature as a heading."""
+    return f"Sampling at {temperature_name(value)}" if value else "Greedy decoding"
+
+
+def unit(evaluation: Evaluation) -> str:
+    """What a single time is measured for: a prompt, or a batch of them."""
+    size = evaluation.header["batch_size"]
+    return "prompt" if size == 1 else f"batch of {size} prompts"
+
+
+def about(evaluation: Evaluation) -> str:
+    """Where and what, in one sentence or two."""
+    header, env = evaluation.header, evaluation.environment
+    num_usable = header["num_rows"] - len(evaluation.bad_rows)
+    repeats = f", {evaluation.repeats} repeats" if evaluation.repeats > 1 else ""
+    return (
+        f"{plural(num_usable, 'prompt')}, up to {header['generate'].get('max_new_tokens', '?')} new tokens each, batch size "
+        f"{header['batch_size']}{repeats}; {header['dtype']} on {env['device']}, {plural(env['threads'], 'thread')}; torch "
+        f"{env['torch']}, transformers {env['transformers']}."
+    )
+
+
+def progress(evaluation: Evaluation) -> str:
+    """How much of an unfinished evaluation is done; empty for a finished one."""
+    if evaluation.is_complete:
+        return ""
+    done = [len(evaluation.rows(setting)) for setting in evaluation.settings if not evaluation.failed(setting)]
+    num_usable = evaluation.header["num_rows"] - len(evaluation.bad_rows)
+    seen = f"{min(done):,}" if min(done) == max(done) else f"{min(done):,} to {max(done):,}"
+    return f"Unfinished: of {plural(num_usable, 'prompt')} each setting has seen {seen}. The figures are of those."
+
+
+def facts(evaluation: Evaluation) -> dict[str, str]:
+    """What was evaluated, by name."""
+    header = evaluation.header
+    dataset = header["dataset"]
+    parts = {name: dataset.get(name) for name in ("config", "split", "limit")}
+    facts = {
+        "target": header["target"],
+        **{f"draft {name}": source for name, source in header["drafts"].items()},
+        "data set": ", ".join([str(dataset["name"]), *(f"{n} {v}" for n, v in parts.items() if v is not None)]),
+        "rows": f"{header['num_rows']:,}, of which {len(evaluation.bad_rows):,} could not be used",
+        "generate options": described(header["generate"]) or "none",
+        "batch size": header["batch_size"],
+        "seed": header["seed"],
+    }
+    environment = {name: value for name, value in evaluation.environment.items() if value is not None}
+    return {name: str(value) for name, value in (facts | environment).items()}
+
+
+def described(options: dict) -> str:
+    """Options as `name=value`."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def differences(found: list[Difference]) -> str:
+    """What the list of differences is, in words."""
+    return (
+        f"{plural(len(found), 'text')} that should equal plain decoding's, and the new token (from 0) at "
+        "which each leaves it. The logit gap is between the target's two best tokens there: next to nothing where rounding "
+        "breaks a tie either way, as in half precision; well above the dtype's rounding it is an error, please report it."
+    )
+
+
+def sentence(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def short(source: str) -> str:
+    """The last two parts of a path; a name on the Hub is as short already."""
+    path = Path(source)
+    return str(Path(*path.parts[-2:])) if path.is_absolute() else source
+
+
+def gap(value: float | None) -> str:
+    """The distance between two logits."""
+    return "unknown" if value is None else f"{value:.3g}"
+
+
+def meaning(column: str) -> str | None:
+    """What a column means; `None` for a name of the user's, such as a score's."""
+    return MEANINGS["over ..."] if column.startswith("over ") else MEANINGS.get(column)

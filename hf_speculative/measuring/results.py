@@ -1,0 +1,252 @@
+"""What an evaluation found: totals by setting, and which setting to use."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..call.statistics import Statistics
+from ..reports import files
+from .frames import INDEX, of_prompts, of_setting
+from .journal import BadRow, Call, Difference, Failure, Journal, Row
+from .recommendation import Recommendation
+from .settings import Setting
+from .speedup import INTERVAL, QUARTILES, Speedup, Spread, Work, interval, quartiles
+from .totals import Totals
+
+#: what of a call is compared: all of it, or decoding alone
+Part = Callable[[Call], "Work | None"]
+
+
+class Evaluation:
+    """The results of `evaluate`, or of its file.
+
+    Attributes:
+        header: what was evaluated: `target`, `drafts`, `dataset`, `generate`, `environment` and more, ready for JSON.
+        settings: in order, plain decoding first at each temperature.
+        calls: for each setting's name, its calls by number of the batch, without batches that any setting failed on.
+        bad_rows: rows of the data set that could not be used, and why.
+        differences: where greedy texts differ from plain decoding's.
+        failures: settings that could not be measured, and why.
+    """
+
+    def __init__(self, journal: Journal):
+        self.journal, self.header = journal, journal.header
+        self.bad_rows: list[BadRow] = [row for _, row in sorted(journal.bad_rows.items())]
+        self.differences: list[Difference] = list(journal.differences.values())
+        self.failures: list[Failure] = list(journal.failures.values())
+        self.settings = [Setting(**values) for values in journal.header["settings"]]
+        self.calls: dict[str, dict[int, Call]] = {setting.name: {} for setting in self.settings}
+        for call in sorted(journal.calls.values(), key=lambda call: call.batch):
+            if not any(row.index in journal.bad_rows for row in call.rows):  # one setting failed on them: none counts
+                self.calls[call.setting][call.batch] = call
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """The evaluation in a file that `evaluate(results=path)` wrote, finished or not."""
+        return cls(Journal.read(Path(path)))
+
+    def __str__(self) -> str:
+        """The recommendations, one line for each temperature."""
+        state = "" if self.is_complete else " (unfinished)"
+        return "\n".join([f"{self.header['target']}{state}", *map(str, self.recommendations)])
+
+    def __repr__(self) -> str:
+        """What was evaluated, how far, and what came out."""
+        num = len(next(iter(self.calls.values()), ()))
+        about = f"{self.header['target']}, {len(self.settings)} settings, {num} batches"
+        found = "; ".join(f"{r.headline}: {r.best.label}" for r in self.recommendations)
+        return f"<Evaluation of {about}{'' if self.is_complete else ', unfinished'}{f': {found}' if found else ''}>"
+
+    def to_pandas(self, by: str = "setting"):
+        """A `pandas.DataFrame` with a line for each setting: the figures of `Totals.to_dict`, counts included.
+
+        Noise is no number: its `speedup` is missing. The 95 % interval is in `speedup_low` and `speedup_high`.
+
+        Args:
+            by: `prompt` for a line for each prompt under each setting, with its counts, and the time and speedup of its batch.
+        """
+        import pandas as pd  # comes with datasets
+
+        if by not in INDEX:
+            raise ValueError(
+                f"`by={by!r}`: give 'setting' for a line each, or 'prompt' for one for each prompt under each."
+            )
+        if by == "setting":
+            lines = [of_setting(self.totals(setting)) for setting in self.settings]
+        else:
+            lines = [line for setting in self.settings for line in self._of_prompts(setting)]
+        return pd.DataFrame(lines, columns=None if lines else INDEX[by]).set_index(INDEX[by])
+
+    def to_csv(self, path: str | Path, by: str = "setting") -> None:
+        """The same as a file for spreadsheets."""
+        files.write(Path(path), self.to_pandas(by).to_csv())
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return self.header["environment"]
+
+    @property
+    def repeats(self) -> int:
+        """How often each prompt is decoded under each setting."""
+        return self.header.get("repeats", 1)
+
+    @property
+    def spread_name(self) -> str:
+        """What the spread of speedups is: quartiles of repeats, else the interval of the median over prompts."""
+        return QUARTILES if self.repeats > 1 else INTERVAL
+
+    @property
+    def is_complete(self) -> bool:
+        """Every setting that could be measured has seen every usable prompt, as often as it was to be repeated."""
+        num_rows = (self.header["num_rows"] - len(self.bad_rows)) * self.repeats
+        measured = (self.calls[setting.name].values() for setting in self.settings if not self.failed(setting))
+        return all(sum(len(call.rows) for call in calls) == num_rows for calls in measured)
+
+    def failed(self, setting: Setting) -> bool:
+        """Whether it could not be measured."""
+        return setting.name in self.journal.failures
+
+    @property
+    def temperatures(self) -> list[float]:
+        return list(dict.fromkeys(setting.temperature for setting in self.settings))
+
+    def rows(self, setting: Setting) -> dict[int, Row]:
+        """The result for each prompt under a setting, by the prompt's index."""
+        return {row.index: row for call in self.calls[setting.name].values() for row in call.rows}
+
+    def totals(self, setting: Setting) -> Totals:
+        """Everything about one setting, plain decoding included.
+
+        The speedup is over the batches that both the setting and plain decoding have done.
+        """
+        calls = self.calls[setting.name]
+        rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
+        over = {rival.label: self._ratio(setting, rival) for rival in rivals}
+        counts = Statistics()
+        for call in calls.values():
+            if call.statistics is not None:
+                counts += call.statistics
+                counts.rows += [row.statistics for row in call.rows if row.statistics is not None]
+        speeds = [call.num_new_tokens / call.seconds for call in calls.values() if call.seconds > 0]
+        return Totals(
+            setting=setting,
+            num_prompts=len(self.rows(setting)),
+            num_new_tokens=sum(call.num_new_tokens for call in calls.values()),
+            seconds=sum(call.seconds for call in calls.values()),
+            tokens_per_second=statistics.median(speeds) if speeds else None,
+            num_identical=self._num_identical(setting),
+            speedup=self._speedup(setting),
+            statistics=counts if setting.is_ours else None,
+            scores=self.journal.scores.get(setting.name, {}),
+            decoding=self._speedup(setting, lambda call: call.decoding),
+            first_seconds=_median(call.first_seconds for call in calls.values()),
+            peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
+            over={name: found for name, found in over.items() if found is not None},
+        )
+
+    def recommendation(self, temperature: float) -> Recommendation | None:
+        """Which setting to use at a temperature; `None` before anything was measured."""
+        drafts = [s for s in self.settings if s.temperature == temperature and s.is_ours]
+        speedups = {setting: found for setting in drafts if (found := self._speedup(setting)) is not None}
+        if not speedups:
+            return None
+
+        return Recommendation.of(speedups, Setting(temperature=temperature), self._ratio, self.spread_name)
+
+    @property
+    def recommendations(self) -> list[Recommendation]:
+        """Which setting to use at each temperature."""
+        found = (self.recommendation(temperature) for temperature in self.temperatures)
+        return [recommendation for recommendation in found if recommendation is not None]
+
+    def speedup_of(self, setting: Setting, batch: int) -> Speedup | None:
+        """The speedup of one batch; `None` if one of the two calls is missing."""
+        call, plain = (self.calls[s.name].get(batch) for s in (setting, setting.baseline))
+        if call is None or plain is None:
+            return None
+        return Speedup.of([(call.work, plain.work)], self._spread, is_bounded=self._is_bounded(setting))
+
+    def speedups(self, setting: Setting) -> dict[int, Speedup]:
+        """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
+        if setting.is_plain:
+            return {}
+        ours, theirs, is_bounded = (
+            self.calls[setting.name],
+            self.calls[setting.baseline.name],
+            self._is_bounded(setting),
+        )
+        found = (
+            (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread, is_bounded))
+            for batch, call in ours.items()
+            if batch in theirs
+        )
+        return {batch: speedup for batch, speedup in found if speedup is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Header, totals and recommendations, ready for JSON."""
+        return {
+            **self.header,
+            "is_complete": self.is_complete,
+            "num_bad_rows": len(self.bad_rows),
+            "failures": {failure.setting: failure.message for failure in self.failures},
+            "totals": [self.totals(setting).to_dict() for setting in self.settings],
+            "recommendations": [str(recommendation) for recommendation in self.recommendations],
+        }
+
+    def is_identical(self, setting: Setting, index: int) -> bool | None:
+        """Whether a prompt's text equals plain decoding's, token for token; `None` if that is not promised or not known."""
+        return self.identical(setting).get(index)
+
+    def identical(self, setting: Setting) -> dict[int, bool]:
+        """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
+        found: dict[int, bool] = {}
+        if setting.is_exact and not setting.is_plain:
+            theirs = self.calls[setting.baseline.name]
+            for batch, call in self.calls[setting.name].items():
+                expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
+                for row in call.rows:
+                    if row.index in expected:
+                        found[row.index] = found.get(row.index, True) and row.new_ids == expected[row.index]
+        return found
+
+    def _of_prompts(self, setting: Setting) -> Iterator[dict[str, Any]]:
+        calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
+        return of_prompts(setting, calls, plain, self.speedups(setting))
+
+    def _num_identical(self, setting: Setting) -> int | None:
+        return sum(self.identical(setting).values()) if setting.is_exact and not setting.is_plain else None
+
+    @property
+    def _spread(self) -> Spread:
+        return quartiles if self.repeats > 1 else interval
+
+    def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
+        """Over plain decoding, of whole calls or of a part of each."""
+        if setting.is_plain:
+            return None
+        pairs = self.pairs(setting, setting.baseline, part)
+        return Speedup.of(pairs, self._spread, is_bounded=self._is_bounded(setting))
+
+    def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
+        """Over a setting that is not plain decoding."""
+        return Speedup.of(self.pairs(setting, other), self._spread, is_bounded=False)
+
+    def pairs(
+        self, setting: Setting, other: Setting, part: Part = lambda call: call.work
+    ) -> Iterator[tuple[Work, Work]]:
+        """The work of both settings for each batch that both have done."""
+        ours, theirs = self.calls[setting.name], self.calls[other.name]
+        both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
+        return ((own, plain) for own, plain in both if own is not None and plain is not None)
+
+    def _is_bounded(self, setting: Setting) -> bool:
+        """Whether its passes cost at least plain decoding's."""
+        return not (setting.is_compiled or self.header.get("is_compiled"))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

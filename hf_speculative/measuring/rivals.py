@@ -1,0 +1,95 @@
+"""Other ways to decode, which are compared with ours: a name and a function. Your own is one more `Rival`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import CompileConfig, PreTrainedModel
+
+from ..hf_compat import compile_on_all_devices
+from ..models.shallow import exchanged
+from .calls import Decoded, timed_generate
+from .drafts import NamedDraft
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A way to decode that is not ours.
+
+    Attributes:
+        name: what `Setting(rival=...)` and the tables call it.
+        decode: takes the keywords of a `generate` call, `input_ids` and `attention_mask` of a batch and all stopping criteria
+            among them, and `num_draft_tokens` where the setting names it. It decodes the prompts and says when.
+        max_batch_size: the largest batch it takes.
+    """
+
+    name: str
+    decode: Callable[[dict[str, Any]], Decoded]
+    max_batch_size: int | None = None
+
+
+def check_rival(name: str, known: Mapping[str, Rival], batch_size: int) -> None:
+    """Refuse a rival that nobody gave, or that takes smaller batches only.
+
+    Raises:
+        ValueError: it is one of these.
+    """
+    if name not in known:
+        raise ValueError(f"the setting of `rival={name!r}` names none of `rivals`: {', '.join(known) or 'none'}.")
+    most = known[name].max_batch_size
+    if most is not None and batch_size > most:
+        raise ValueError(f"`batch_size={batch_size}`: {name} takes {most} at most; leave it out, or give that.")
+
+
+def assisted(target: PreTrainedModel, draft: NamedDraft, name: str = "assisted") -> Rival:
+    """transformers' assisted generation with a draft, at the setting's draft length, else by its own defaults."""
+
+    def decode(call: dict[str, Any]) -> Decoded:
+        helper = exchanged(draft.model, {})  # its settings are read from, and written to, the draft's generation config
+        helper.generation_config = copy.deepcopy(draft.model.generation_config)
+        length = call.pop("num_draft_tokens", None)
+        if length is not None:
+            helper.generation_config.update(
+                num_assistant_tokens=length,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+        own = {} if draft.tokenizer is None else {"assistant_tokenizer": draft.tokenizer}
+        with _passes_of(target) as passes:
+            call |= {"assistant_model": helper, **own}
+            return timed_generate(_theirs(target), target, call, num_passes=lambda: len(passes))
+
+    return Rival(name, decode, max_batch_size=1)
+
+
+def compiled(target: PreTrainedModel, name: str = "plain, compiled") -> Rival:
+    """Plain decoding by transformers with a static cache and a compiled forward."""
+
+    def decode(call: dict[str, Any]) -> Decoded:
+        settings = CompileConfig(mode="reduce-overhead" if target.device.type == "cuda" else "default")
+        compile_on_all_devices(settings)  # transformers compiles by itself on a GPU only
+        call |= {"cache_implementation": "static", "compile_config": settings}
+        return timed_generate(_theirs(target), target, call)
+
+    return Rival(name, decode)
+
+
+def _theirs(target: PreTrainedModel) -> Callable[..., Any]:
+    """The `generate` of the target's class, whatever is attached."""
+    return lambda **call: type(target).generate(target, **call)
+
+
+@contextmanager
+def _passes_of(target: PreTrainedModel):
+    """A list that grows by one with each forward of the target's module."""
+    passes: list[int] = []
+    # a draft of the target's first layers is a shallow copy, which has the same hooks
+    hook = target.register_forward_pre_hook(lambda module, _: passes.append(1) if module is target else None)
+    try:
+        yield passes
+    finally:
+        hook.remove()

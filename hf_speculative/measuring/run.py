@@ -1,0 +1,228 @@
+"""`evaluate`: decodes the prompts of a data set under several settings, against plain decoding."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call import checks
+from ..call.generation_settings import setting_of
+from ..call.option_table import DRAFTING, ROWS, SOURCES
+from ..call.option_types import WholeNumber
+from ..call.prompts import settings_of_rows
+from ..reports import files
+from ..tokenizers.loading import tokenizer_of
+from .decoder import Decoder
+from .drafts import Drafts, named_drafts
+from .inputs import Prompts, Task, prompts_of
+from .journal import Recorder
+from .plan import Plan, header_of
+from .processes import Processes
+from .progress import Shown
+from .results import Evaluation
+from .rivals import Rival, check_rival
+from .rows import Reader, read_rows
+from .runner import Runner
+from .settings import Setting, grid, with_baselines
+
+#: keywords that settings, or the evaluation itself, decide
+OF_SETTINGS = dict.fromkeys((name for name in DRAFTING if not ROWS[name].is_source), "`options`") | {
+    "do_sample": "`temperatures`",
+    "temperature": "`temperatures`",
+    "num_assistant_tokens": "`num_draft_tokens`",
+    "assistant_model": "`draft_model`",
+    "generator": "`seed`",
+    "speculative_config": "`settings`",
+}
+
+#: keywords that only sampling reads
+OF_SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
+def evaluate(
+    model: PreTrainedModel,
+    draft_model: Drafts = None,
+    dataset=None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
+    prompt: Reader | None = None,
+    split: str | None = None,
+    config: str | None = None,
+    limit: int | None = None,
+    num_draft_tokens: Iterable[int | None] = (4, None),
+    temperatures: Iterable[float] = (0.0,),
+    options: Mapping[str, Any] | None = None,
+    settings: Sequence[Setting] | None = None,
+    score: Any = None,
+    references: Reader | None = None,
+    max_new_tokens: int = 128,
+    batch_size: int = 1,
+    repeats: int = 1,
+    rivals: Iterable[Rival] = (),
+    skip_failing: bool = False,
+    seed: int = 0,
+    results: str | Path | None = None,
+    progress: bool = True,
+    **generate_kwargs,
+) -> Evaluation:
+    """Decode the prompts of a data set plainly and under several settings, and compare speed, acceptance and texts.
+
+    Each batch of prompts is decoded under all settings in turn, in an order that changes from batch to batch, so that a busy
+    machine slows them all. Under `accelerate launch` each process takes its share of the batches, and all of them return the
+    whole evaluation.
+
+    Args:
+        model: the target, attached or not.
+        draft_model: a draft or the name of one, a list of them, or a dict by name. Default: what is attached.
+        dataset: see `read_rows`: a `datasets` data set, rows, a file or a name on the Hub.
+        tokenizer: the target's. Default: loaded from where it came from.
+        draft_tokenizers: those of drafts with another vocabulary, by the draft's name; a draft given by name brings its own.
+        prompt: the column with the prompts, texts or lists of messages; a Jinja template over the columns, or a function of the
+            row. By default the column `prompt`.
+        split, config: which one, if the data set has several.
+        limit: use only the first so many rows.
+        num_draft_tokens: draft lengths for each source of drafts, `None` for one chosen round by round.
+        temperatures: 0 is greedy.
+        options: further options of all these settings that they are about, see `Setting`.
+        settings: a list of `Setting` instead of the lists above; plain decoding is added at each temperature.
+        score: a task score: `"exact_match"`, `"rouge"`, `"pass@1"`, `"module:function"`, a function of predictions and
+            references, or an object with `compute` as those of the library `evaluate`.
+        references: what the score compares texts with: a column, a template or a function, as for `prompt`.
+        max_new_tokens: the most tokens to generate for each prompt.
+        batch_size: prompts decoded together.
+        repeats: how often each prompt is decoded under each setting. From 2 on the spread of a speedup is quartiles, and drafts
+            copied from earlier texts do not outlive a call.
+        rivals: other ways to decode, which `Setting(rival=name)` asks for; without `settings`, each at every temperature.
+        skip_failing: leave out a setting that cannot be measured and say why in `failures`, rather than raise.
+        seed: for sampling; each batch has its own, the same under every setting.
+        results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
+            continues an existing file, after a kill or with further settings.
+        progress: show a bar, with the acceptance.
+        **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`, and
+            anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
+
+    Returns:
+        The evaluation. A row without a prompt, or one that cannot be decoded, is in its `bad_rows` and left out of every total.
+
+    Raises:
+        ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
+    """
+    batch_size = WholeNumber("decodes no prompt: give 1 or more.").checked("batch_size", batch_size)
+    max_new_tokens = WholeNumber("generates nothing: give 1 or more.").checked("max_new_tokens", max_new_tokens)
+    repeats = WholeNumber("decodes nothing: give 1 or more.").checked("repeats", repeats)
+    if results is not None:
+        files.check_output("`results`:", results)
+    if limit is not None:
+        limit = WholeNumber("reads no row: give 1 or more, or leave it out.").checked("limit", limit)
+    for name, way_out in OF_SETTINGS.items():
+        if setting_of(None, generate_kwargs, name) is not None:
+            raise ValueError(f"`{name}` differs between settings: give {way_out} instead.")
+    if dataset is None:
+        raise TypeError("`dataset` is missing: pass a datasets.Dataset, rows, a file or a name on the Hub.")
+    model = checks.unwrap(model, "model")
+    checks.check_model(model, "model")
+    tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
+    others = {rival.name: rival for rival in rivals}
+    sources = {name: generate_kwargs.pop(name) for name in SOURCES if name in generate_kwargs}
+    drafts, methods = named_drafts(draft_model, model, tokenizer, draft_tokenizers or {})
+    if settings is None:
+        sources |= {"draft_model": methods} if methods and (draft_model is not None or not sources) else {}
+        settings = grid(drafts, sources, num_draft_tokens, temperatures, options)
+        settings += [Setting(rival=name, temperature=temperature) for temperature in temperatures for name in others]
+    elif options or sources:
+        raise ValueError(f"`{next(iter(sources), 'options')}` has no effect beside `settings`: give it in these.")
+    settings = with_baselines(settings)
+    for setting in settings:
+        if setting.draft is not None and setting.draft not in drafts:
+            raise ValueError(
+                f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
+            )
+        if setting.rival is not None:
+            check_rival(setting.rival, others, batch_size)
+    ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
+    if ignored and not any(setting.temperature for setting in settings):
+        raise ValueError(
+            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
+            "leave it out."
+        )
+    kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
+    decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
+    for setting in () if skip_failing else settings:
+        decoder.check(setting)
+    task = Task(score, references) if score is not None else None
+    if task is None and references is not None:
+        raise ValueError("`references` has no effect without `score`: give both, or neither.")
+
+    rows = read_rows(dataset, split=split, config=config, limit=limit)
+    prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens)
+    if task is not None:
+        task.read(rows, prompts)
+    processes = Processes.of(model)
+    header = header_of(decoder, settings, batch_size, repeats, processes)
+    header |= {
+        "dataset": _dataset(dataset, split, config, limit),
+        "num_rows": len(rows),
+        "prompts": prompts.digest,
+    }
+    plan = Plan(header, settings, None if results is None else Path(results))
+    with plan.locked(processes):
+        return _run(plan, prompts, decoder, processes, task, progress, skip_failing)
+
+
+def _run(
+    plan: Plan,
+    prompts: Prompts,
+    decoder: Decoder,
+    processes: Processes,
+    task: Task | None,
+    progress: bool,
+    skip_failing: bool,
+) -> Evaluation:
+    journal = plan.known(processes)
+    for row in prompts.bad_rows:
+        journal.add(row)
+    batches = prompts.batches(plan.header["batch_size"])
+    mine = range(processes.rank, len(batches), processes.count)
+    repeats = plan.header["repeats"]
+    shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
+    with Recorder(journal, plan.path_of(processes)) as recorder, shown:
+        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown)
+        if skip_failing:
+            runner.check()
+        missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}
+        shown.skip(len(mine) * len(plan.settings) * repeats - sum(map(len, missing.values())))
+        first, last = list(missing)[:2], list(missing)[-1:]
+        for setting in dict.fromkeys(setting for calls in missing.values() for setting, _ in calls):
+            runner.warm_up(setting, [batches[batch][1] for batch in dict.fromkeys((*first, *last))])
+        for batch in mine:
+            runner.run(batch, *batches[batch])
+    evaluation = Evaluation(plan.merged(processes.gather([journal])))
+    if task is not None:
+        (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
+        evaluation.journal.scores |= scores
+    if processes.writes and processes.rank == 0:
+        plan.finish(evaluation)
+    return evaluation
+
+
+def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
+    """The scores. If a score of the user's fails at the end, what was decoded is kept."""
+    try:
+        return task.scores_of(evaluation)
+    except Exception as error:
+        warnings.warn(f"the score failed, so there is none: {type(error).__name__}: {error}", stacklevel=2)
+        return {}
+
+
+def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
+    name = (
+        str(dataset)
+        if isinstance(dataset, (str, Path))
+        else getattr(dataset, "info", None) and dataset.info.dataset_name
+    )
+    return {"name": name or "rows", "config": config, "split": split, "limit": limit}

@@ -1,0 +1,142 @@
+"""Batches of prompts under all settings in turn: each decoded, compared and recorded at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .decoder import Decoder
+from .journal import BadRow, Call, Failure, Recorder
+from .settings import Setting
+
+
+class Watcher(Protocol):
+    """What is told how a run goes on."""
+
+    def say(self, what: str, at_once: bool = False) -> None:
+        """What comes next."""
+
+    def count(self, call: Call) -> None:
+        """A call is done."""
+
+
+class Unwatched:
+    """Nothing is told."""
+
+    def say(self, what: str, at_once: bool = False) -> None:
+        """Ignore what comes next."""
+
+    def count(self, call: Call) -> None:
+        """Ignore a call."""
+
+
+class Runner:
+    """Decodes batches under all settings, plain decoding among them, and adds each call to the record.
+
+    Args:
+        repeats: how often each batch is decoded under each setting.
+        skip_failing: a setting that cannot be measured is recorded as a failure and left out. Else it raises in the warm-up,
+            and spoils its batch later.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        settings: Sequence[Setting],
+        recorder: Recorder,
+        repeats: int = 1,
+        skip_failing: bool = False,
+        watcher: Watcher | None = None,
+    ):
+        self.decoder, self.recorder, self.journal = decoder, recorder, recorder.journal
+        self.settings, self.repeats, self.skip_failing = list(settings), repeats, skip_failing
+        self.watcher = watcher or Unwatched()
+
+    def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
+        """The calls of a batch that are not recorded: settings with the number of the call. None of a batch with a bad row."""
+        if not self.journal.bad_rows.keys().isdisjoint(indices):
+            return []
+        numbers = range(batch * self.repeats, (batch + 1) * self.repeats)
+        return [
+            (setting, number)
+            for number in numbers
+            # Turned from call to call, so that no setting always comes after the same other.
+            for setting in self._turned(number)
+            if (setting.name, number) not in self.journal.calls and setting.name not in self.journal.failures
+        ]
+
+    def _turned(self, number: int) -> list[Setting]:
+        first = number % len(self.settings)
+        return self.settings[first:] + self.settings[:first]
+
+    def check(self) -> None:
+        """Refuse what cannot work, before the first forward.
+
+        Raises:
+            ValueError, TypeError: as `generate`; not where failing settings are skipped.
+        """
+        for setting in self.settings:
+            try:
+                self.decoder.check(setting)
+            except ValueError as error:
+                self._skip(setting, error)
+
+    def warm_up(self, setting: Setting, batches: list[list[list[int]]]) -> None:
+        """Warm up a setting; one that cannot work raises here. The fault may lie in a single batch, so others are tried.
+
+        Args:
+            batches: two or more, or one that is all there is. The last one may be smaller, and what is measured or compiled for
+                its size should not count either.
+        """
+        self.watcher.say(f"warming up: {setting.name}", at_once=True)
+        first, *others = batches
+        try:
+            try:
+                self.decoder.warm_up(setting, first)
+                others = [batch for batch in others[-1:] if len(batch) != len(first)]
+            except (RuntimeError, IndexError):
+                if not others:
+                    raise
+            for batch in others:
+                self.decoder.warm_up(setting, batch)
+        except (RuntimeError, ValueError, IndexError) as error:
+            self._skip(setting, error)
+
+    def run(self, batch: int, indices: list[int], ids: list[list[int]]) -> None:
+        """Decode a batch under every setting, as often as it is repeated, and note where texts differ from plain decoding's."""
+        for setting, number in self.missing(batch, indices):
+            if setting.name in self.journal.failures:
+                continue
+            self.watcher.say(setting.name)
+            try:
+                call = self.decoder.decode(setting, number, indices, ids)
+            except (ValueError, RuntimeError, IndexError) as error:  # about this batch: the setting was warmed up
+                if self.skip_failing and not setting.is_plain:
+                    self._skip(setting, error)
+                    continue
+                for index in indices:
+                    self.recorder.add(BadRow(index, f"{setting.name}: {_told(error)}"))
+                break
+            self.recorder.add(call)
+            self.watcher.count(call)
+        for number in range(batch * self.repeats, (batch + 1) * self.repeats):
+            self._compare(number, ids)
+
+    def _compare(self, number: int, prompts: list[list[int]]) -> None:
+        """Note once where a text that should equal plain decoding's does not."""
+        for setting in self.settings:
+            call, plain = (self.journal.calls.get((s.name, number)) for s in (setting, setting.baseline))
+            if call is None or plain is None or not setting.is_ours or not setting.is_exact:
+                continue
+            for row, expected, prompt in zip(call.rows, plain.rows, prompts, strict=True):
+                if row.new_ids != expected.new_ids and (setting.name, row.index) not in self.journal.differences:
+                    self.recorder.add(self.decoder.difference(setting, prompt, expected, row))
+
+    def _skip(self, setting: Setting, error: Exception) -> None:
+        if setting.is_plain or not self.skip_failing:
+            raise error
+        self.recorder.add(Failure(setting.name, _told(error)))
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

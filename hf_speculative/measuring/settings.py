@@ -1,0 +1,231 @@
+"""The settings that are compared: plain decoding, sources of drafts with their options, and rivals, at several temperatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from ..call.configuration import as_keywords
+from ..call.option_table import DRAFTING, DRAFTS, ROWS, SOURCES, checked
+from ..call.sources import asked_with, source_of
+from ..drafting.source import DraftSource
+from .drafts import NamedDraft
+
+#: what a setting may say
+OPTIONS = ("draft_model", *DRAFTING)
+
+
+@dataclass(frozen=True, init=False)
+class Setting:
+    """One way to decode, as `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(draft_model="suffix")`.
+
+    Args:
+        temperature: 0 is greedy.
+        rival: the name of another way to decode, among those the evaluation knows; beside it only `num_draft_tokens` is taken.
+        **options: what is about drafting, ready for JSON. `draft_model` is the name of a draft, among those the evaluation
+            knows, or a method that needs none. Without `num_draft_tokens` the number is chosen each round, by measured cost.
+            Without a source of drafts it is plain decoding. Options that change plain decoding as well are keywords of
+            `evaluate`.
+
+    Raises:
+        ValueError, TypeError: an option that is out of range, has no effect, or is not about drafting; two sources.
+    """
+
+    temperature: float
+    options: Mapping[str, Any] = field(hash=False)
+    rival: str | None = None
+
+    def __init__(self, *, temperature: float = 0.0, rival: str | None = None, **options):
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+            raise ValueError(f"`temperature={temperature!r}`: give 0 for greedy decoding, or a positive number.")
+        known: dict[str, Any] = {}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise ValueError(
+                    f"`{name}={value!r}` is not about drafting: what holds for plain decoding as well is a keyword of "
+                    f"`evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
+                )
+            value = checked(name, value)
+            if not isinstance(value, (str, int, float, type(None))):
+                raise TypeError(f"`{name}={value!r}` is an object, which no file can hold: give its name.")
+            if value is not None and not (ROWS[name].is_source and value is False):
+                known[ROWS[name].name] = value
+        sources = [name for name in SOURCES if name in known]
+        if len(sources) > 1:
+            raise ValueError(f"{' and '.join(f'`{name}`' for name in sources)} are two sources of drafts: give one.")
+        if rival is not None and known.keys() - {"num_draft_tokens"}:
+            raise ValueError(
+                f"`rival={rival!r}` beside {', '.join(f'`{name}`' for name in known)}: a rival takes `num_draft_tokens` only."
+            )
+        if known and not sources and rival is None:
+            raise ValueError(
+                f"`{next(iter(known))}` has no effect without a source of drafts: name one, or leave it out."
+            )
+        object.__setattr__(self, "temperature", temperature)
+        object.__setattr__(self, "options", known)
+        object.__setattr__(self, "rival", rival)
+
+    @property
+    def argument(self) -> str | None:
+        """The keyword that names its source of drafts; `None` for plain decoding."""
+        return next((name for name in SOURCES if name in self.options), None)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.argument is None and self.rival is None
+
+    @property
+    def is_ours(self) -> bool:
+        """This package drafts: it is neither plain decoding nor a rival's."""
+        return self.argument is not None
+
+    @property
+    def draft(self) -> str | None:
+        """The name of its draft model, if it has one."""
+        name = self.options.get("draft_model")
+        return None if name is None else DRAFTS.split(name)[0]
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        return self.options.get("num_draft_tokens")
+
+    def source(self, drafts: Mapping[str, NamedDraft]) -> DraftSource:
+        """Where its drafts come from, by the options of the setting alone.
+
+        Args:
+            drafts: the draft models of the evaluation.
+        """
+        assert self.argument is not None  # plain decoding has none
+        value = self.options[self.argument] if self.draft is None else drafts[self.draft].model
+        return source_of(self.argument, value, dict(self.options))
+
+    @property
+    def drafter(self) -> str:
+        """Who drafts: the rival, or the draft model by name, else what the source calls itself."""
+        return self.rival or self.draft or self.source({}).label
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """The most tokens to draft a round, where its source is asked for by that number."""
+        return None if not self.is_ours or self.draft is not None else self.source({}).num_draft_tokens
+
+    @property
+    def length(self) -> str:
+        """How many tokens are drafted a round, in words."""
+        if self.max_draft_tokens is not None:
+            return f"up to {self.max_draft_tokens} tokens"
+        if self.num_draft_tokens is None:
+            return "adaptive length" if self.is_ours else ""
+        return f"{self.num_draft_tokens} tokens"
+
+    @property
+    def shown_options(self) -> dict[str, Any]:
+        """`options` as reports have them: of a corpus its name, without the folders of this machine."""
+        corpus = {"corpus": PurePath(self.options["corpus"]).name} if "corpus" in self.options else {}
+        return {**self.options, **corpus}
+
+    @property
+    def further_options(self) -> str:
+        """What it says beside source and length, in words that follow a comma."""
+        named = (self.argument, "num_draft_tokens")
+        return "".join(f", {name}={value}" for name, value in self.shown_options.items() if name not in named)
+
+    @property
+    def label(self) -> str:
+        """Its name beside others of the same temperature."""
+        if self.is_plain:
+            return "plain"
+        return ", ".join(filter(None, (self.drafter, self.length))) + self.further_options
+
+    @property
+    def name(self) -> str:
+        """The label with the temperature: a unique name."""
+        return f"{self.label}, {temperature_name(self.temperature)}"
+
+    @property
+    def generate_kwargs(self) -> dict[str, Any]:
+        """Keywords of `generate`, the draft model by its name."""
+        kwargs: dict[str, Any] = {"do_sample": False}
+        if self.temperature:
+            kwargs = {"do_sample": True, "temperature": float(self.temperature)}
+        return kwargs | as_keywords(self.options)
+
+    @property
+    def is_exact(self) -> bool:
+        """The output equals the baseline's token for token, not only in distribution."""
+        return not self.temperature or bool(self.options.get("reproducible"))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Its passes are compiled or captured, so they may cost less than plain decoding's."""
+        return bool(self.options.get("compile") or self.options.get("cuda_graphs"))
+
+    @property
+    def baseline(self) -> Setting:
+        """Plain decoding at the same temperature."""
+        return Setting(temperature=self.temperature)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keywords that make it again, ready for JSON."""
+        rival = {} if self.rival is None else {"rival": self.rival}
+        return {**rival, **self.options, "temperature": self.temperature}
+
+
+def temperature_name(temperature: float) -> str:
+    return f"T={temperature:g}" if temperature else "greedy"
+
+
+def grid(
+    drafts: Mapping[str, NamedDraft],
+    sources: Mapping[str, Iterable[Any]],
+    num_draft_tokens: Iterable[int | None],
+    temperatures: Iterable[float] = (0.0,),
+    options: Mapping[str, Any] | None = None,
+) -> list[Setting]:
+    """Every source of drafts, at every length unless it brings its own, at every temperature.
+
+    Args:
+        sources: for keywords that ask for a source, the values of each.
+        options: each for the sources that it is about.
+
+    Raises:
+        TypeError: a value in place of a list of values.
+        ValueError: an option is about none of the sources.
+    """
+    lists = {"num_draft_tokens": num_draft_tokens, "temperatures": temperatures, **sources}
+    for name, values in lists.items():
+        if not isinstance(values, Iterable) or isinstance(values, str):
+            raise TypeError(f"`{name}={values!r}` is not a list of values: give `{name}=[{values!r}]`.")
+    named = {"draft_model": drafts, **sources}
+    named["draft_model"] = [*drafts, *sources.get("draft_model", ())]
+    asked = [Setting(**{name: one}) for name, values in named.items() for one in values]
+    lengths, options, kinds = list(num_draft_tokens), options or {}, []
+    used: set[str] = set()
+    for setting in asked:
+        source = setting.source(drafts)
+        own = {name: options[name] for name in options if name in source.options() or not asked_with(name)}
+        used |= own.keys()
+        for length in [None] if source.num_draft_tokens is not None else lengths:
+            kinds.append({**setting.options, "num_draft_tokens": length, **own})
+    for name in options.keys() - used if kinds else ():
+        raise ValueError(f"`{name}={options[name]!r}` has no effect on any of these sources of drafts: leave it out.")
+    return [Setting(temperature=temperature, **kind) for temperature in temperatures for kind in kinds]
+
+
+def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
+    """The settings, each once, and plain decoding in front of those of each temperature.
+
+    Raises:
+        ValueError: there is nothing to compare, or two settings have one name.
+    """
+    settings = [setting for setting in settings if not setting.is_plain]
+    if not settings:
+        raise ValueError("nothing to evaluate: give `draft_model`, `'auto'` if you have none, or `settings`.")
+    names = [setting.name for setting in settings]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"settings given twice: {', '.join(sorted(twice))}.")
+    temperatures = dict.fromkeys(setting.temperature for setting in settings)
+    return [s for t in temperatures for s in (Setting(temperature=t), *(s for s in settings if s.temperature == t))]

@@ -1,0 +1,62 @@
+"""One setting over all its prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..call.statistics import Statistics, without_nan
+from .settings import Setting
+from .speedup import Speedup
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One setting over all its prompts. Rates are quotients of total counts, never means of rates.
+
+    Attributes:
+        num_prompts: prompts decoded.
+        seconds: wall time of its `generate` calls.
+        tokens_per_second: median over the calls, each of which decodes one batch of prompts; `None` without any.
+        num_identical: texts that equal plain decoding's token for token; `None` for sampling that promises only the same
+            distribution.
+        speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
+        statistics: counts over all prompts, and times by stage; `None` for plain decoding.
+        scores: task scores by name.
+        decoding: the speedup of decoding alone, without the time to the first tokens.
+        first_seconds: the time to the first tokens, the median over the calls.
+        peak_bytes: on a GPU, the most that a call allocated.
+        over: for each rival's name, the speedup over it.
+    """
+
+    setting: Setting
+    num_prompts: int
+    num_new_tokens: int
+    seconds: float
+    tokens_per_second: float | None
+    num_identical: int | None
+    speedup: Speedup | None
+    statistics: Statistics | None
+    scores: dict[str, float | None] = field(default_factory=dict)
+    decoding: Speedup | None = None
+    first_seconds: float | None = None
+    peak_bytes: int | None = None
+    over: dict[str, Speedup] = field(default_factory=dict)
+
+    @property
+    def drafts_nothing(self) -> bool:
+        """A draft was asked for but no token was drafted, since drafts did not pay."""
+        return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; `speedup` is null where it is noise."""
+        counts = self.statistics and replace(self.statistics, rows=[]).to_dict()
+        if counts:
+            del counts["rows"]
+        values = vars(self) | {"setting": self.setting.name, "statistics": counts}
+        if (speedup := self.speedup) is not None:
+            values |= {"speedup": speedup.value, "speedup_interval": speedup.spread}
+            values |= {"speedup_allowed": speedup.allowed, "is_noise": speedup.is_noise}
+        values["decoding"] = self.decoding and self.decoding.to_dict()
+        values["over"] = {name: found.to_dict() for name, found in self.over.items()}
+        return without_nan(values)

@@ -1,0 +1,27 @@
+"""The command eval."""
+
+from typer.testing import CliRunner
+
+from hf_speculative.cli import app
+from hf_speculative.measuring import decoder
+from tests.support.files import write_prompts
+
+
+def test_a_stopped_evaluation_tells_what_it_has_and_that_it_is_a_part(tmp_path, monkeypatch):
+    decode, begun = decoder.Decoder.decode, []
+
+    def interrupted(*args):
+        begun.append(args)
+        if len(begun) > 3:
+            raise KeyboardInterrupt
+        return decode(*args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    data, results = write_prompts(tmp_path / "p.txt", ["a", "b", "c"]), tmp_path / "eval.jsonl"
+    args = ("--dataset", data, "--results", results, "--max-new-tokens", "4", "--num-draft-tokens", "2")
+    args += ("--csv", tmp_path / "prompts.csv")
+    result = CliRunner().invoke(app, ["eval", *map(str, args)], env={"COLUMNS": "400"})
+    assert result.exit_code == 130, "a script goes on after 0"
+    assert "the same command continues from there" in result.stderr and "Unfinished: of 3 prompts" in result.stdout
+    lines = (tmp_path / "prompts.csv").read_text().splitlines()
+    assert lines[0].startswith("setting,prompt,temperature,") and len(lines) == 1 + 3, "of the calls that were done"

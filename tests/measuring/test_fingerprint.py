@@ -1,0 +1,157 @@
+"""What tells an evaluation that something was changed since: the same in every process, another for anything that matters."""
+
+import copy
+import functools
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import LogitsProcessor
+
+from hf_speculative.measuring.fingerprint import fingerprint
+from tests.support import tiny
+
+
+class Holds(LogitsProcessor):
+    def __init__(self, value):
+        self.value = value
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Bias(nn.Module):
+    def __init__(self, value, scale=1.0):
+        super().__init__()
+        self.bias, self.scale = nn.Parameter(torch.tensor([value])), scale
+
+
+def closed_over(value):
+    return lambda scores: scores * value
+
+
+def with_itself(value):
+    processor = Holds([value])
+    processor.value.append(processor)
+    return processor
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+PAIRS = {
+    "float": (1.01, 5.0),
+    "kind": (1, True),
+    "text": ("a", "b"),
+    "bytes": (b"a", b"b"),
+    "list": ([1, 2], [2, 1]),
+    "nested": ({"a": [{"b": (1, 2)}]}, {"a": [{"b": (1, 3)}]}),
+    "boundaries": (["ab", "c"], ["a", "bc"]),
+    "set": ({"x", "y", "z"}, {"x", "y", "w"}),
+    "keys": ({(5, 1): 1.0}, {(5, 2): 1.0}),
+    "tensor": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+    "empty": (torch.zeros(0), torch.zeros(0, 1)),
+    "shape": (torch.zeros(4), torch.zeros(2, 2)),
+    "dtype": (torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16)),
+    "sparse": (torch.eye(3).to_sparse(), torch.eye(3).roll(1, 0).to_sparse()),
+    "long tensor": (torch.arange(5000), torch.arange(5000).index_fill(0, torch.tensor([2]), 0)),
+    "array": (np.arange(3), np.arange(3) + 1),
+    "array of objects": (np.array(["a", None]), np.array(["b", None])),
+    "function": (len, max),
+    "class": (int, str),
+    "closure": (closed_over(2), closed_over(3)),
+    "method": (Holds(1).__call__, Holds(2).__call__),
+    "partial": (functools.partial(round, 1.5), functools.partial(round, 2.5)),
+    "slots": (Slots(1), Slots(2)),
+    "deque": (deque([1]), deque([2])),
+    "ordered": (OrderedDict(a=1), OrderedDict(a=2)),
+    "generator": (generator(1), generator(2)),
+    "random": (random.Random(1), random.Random(2)),
+    "numpy random": (np.random.default_rng(1), np.random.default_rng(2)),
+    "module": (Bias(1.0), Bias(2.0)),
+    "a module's attribute": (Bias(1.0), Bias(1.0, scale=2.0)),
+    "itself": (with_itself(1), with_itself(2)),
+    "lock": ([threading.Lock(), multiprocessing.Lock(), 1], [threading.Lock(), multiprocessing.Lock(), 2]),
+    "object": (object(), Holds(1)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_an_object_holds(name):
+    one, other = PAIRS[name]
+    assert fingerprint(Holds(one)) != fingerprint(Holds(other))
+
+
+@pytest.mark.slow
+def test_it_is_the_same_in_every_process():
+    """Whatever the addresses and the order of sets; `object()` and locks have an address in their repr."""
+    code = (
+        "from tests.measuring import test_fingerprint as t;"
+        "print(*(t.fingerprint(t.Holds(one)) for pair in t.PAIRS.values() for one in pair))"
+    )
+    path = str(Path(__file__).parents[2])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    here = " ".join(fingerprint(Holds(one)) for pair in PAIRS.values() for one in pair)
+    assert found == {here + "\n"}
+
+
+def test_weights(target):
+    known = fingerprint(target)
+    assert fingerprint(copy.deepcopy(target)) == known == fingerprint(tiny.llama())
+    assert fingerprint(copy.deepcopy(target).bfloat16()) != known
+    for name in dict(target.named_parameters()):
+        other = copy.deepcopy(target)
+        with torch.no_grad():
+            other.get_parameter(name).mul_(1.0078125)
+        assert fingerprint(other) != known, name
+
+
+def test_weights_count_wherever_they_are_stored(target):
+    """Transposed in memory, in a buffer, or in a tensor made of others; what is made from the config is left out."""
+    known, other = fingerprint(target), copy.deepcopy(target)
+    for weight in other.parameters():
+        if weight.ndim == 2:
+            weight.data = weight.data.T.contiguous().T
+    assert fingerprint(other) == known
+    other.model.rotary_emb.inv_freq *= 1.0001
+    assert fingerprint(other) == known
+    other.register_buffer("scales", torch.ones(3))
+    scaled = fingerprint(other)
+    other.scales += 1
+    assert len({known, scaled, fingerprint(other)}) == 3
+
+
+def test_a_few_columns_of_a_matrix_are_not_missed():
+    """Steps of one size would meet the same columns again and again."""
+    wide = Bias(1.0)
+    wide.bias = nn.Parameter(torch.zeros(2048, 4096))
+    known = fingerprint(wide)
+    for column in range(0, 4096, 511):
+        other = copy.deepcopy(wide)
+        with torch.no_grad():
+            other.bias[:, column : column + 8] += 1
+        assert fingerprint(other) != known

@@ -1,0 +1,464 @@
+"""The report of an evaluation: its figures are the evaluation's, and a browser shows it, light and dark, on a phone."""
+
+import html
+import io
+import json
+import re
+import sys
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+from hf_speculative.call.statistics import RowStatistics, Statistics
+from hf_speculative.measuring import Evaluation
+from hf_speculative.measuring.journal import FORMAT, BadRow, Call, Difference, Journal, Row
+from hf_speculative.measuring.render import page, plots, screen, texts, wording
+from hf_speculative.measuring.settings import Setting, with_baselines
+from hf_speculative.reports import pages, plotting
+from hf_speculative.reports.formats import significant
+from tests.support import browser
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script><img src='http://example.invalid/a.png' onerror='window.hacked = 1'>",
+    "<b>bold</b> &amp; \"quoted\" 'too' {{ 7 * 7 }} {% raw %}",
+    "a\x00b\x07c\x1b[31md\x7fe\u0085f\rg\ud800h",
+    "שלום עולם \u202eright to left\u202c مرحبا",
+    "long" * 200,
+    "",
+    "👩‍👩‍👧 日本語 \N{COMBINING ACUTE ACCENT}" + "\N{COMBINING ACUTE ACCENT}" * 20,
+    "\n\n\n  indented\n\n",
+]
+
+
+def made_row(index, pieces, acceptance_prob, num_draft_tokens):
+    """Rounds end at each token of the target's own."""
+    counts = RowStatistics()
+    accepted = 0
+    for chance in acceptance_prob:
+        if chance is not None:
+            accepted += 1
+            continue
+        rejected = int(accepted < num_draft_tokens)
+        counts += RowStatistics(1, 1, num_draft_tokens, accepted, rejected, Counter({accepted: 1}))
+        accepted = 0
+    return Row(index, list(range(len(pieces))), "".join(pieces), None, pieces, acceptance_prob, counts)
+
+
+def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
+    """An evaluation of `prompts`: texts that echo them, draft n faster than draft n - 1, all of it by rule."""
+    settings = with_baselines(settings)
+    batches = range(len(prompts)) if batches is None else batches
+    journal = Journal(
+        {
+            "format": FORMAT,
+            "target": "org/target",
+            "dtype": "float32",
+            "drafts": {setting.draft: "org/draft" for setting in settings if setting.draft},
+            "dataset": {"name": "rows.jsonl", "config": None, "split": "test", "limit": None},
+            "num_rows": len(prompts),
+            "prompts": "0",
+            "batch_size": 1,
+            "seed": 0,
+            "generate": {"max_new_tokens": num_tokens, "top_p": 0.9},
+            "settings": [setting.to_dict() for setting in settings],
+            "environment": {
+                "device": "CPU",
+                "threads": 2,
+                "torch": "2.13",
+                "transformers": "5.23",
+                "command": "run it",
+            },
+        }
+        | header
+    )
+    for number, setting in enumerate(settings):
+        for batch in batches:
+            prompt = prompts[batch]
+            pieces = [prompt[:40], "", " and", *(f" {i}" for i in range(num_tokens - 4)), ""]
+            acceptance_prob = [
+                None if (i + batch) % (number + 2) == 0 else 1 - i / 40 for i in range(num_tokens - 1)
+            ] + [None]
+            taken = seconds / (1 if setting.is_plain else (1 + 0.05 * number) * (1 + 0.3 * (batch % 5)))
+            if setting.is_plain:
+                row = Row(batch, list(range(num_tokens)), "".join(pieces), prompt)
+                journal.add(Call(setting.name, batch, taken, [row]))
+                continue
+            row = made_row(batch, pieces, acceptance_prob, number + 1)
+            counts = Statistics(num_calls=1, num_target_forwards=row.statistics.num_rounds)
+            counts += row.statistics
+            journal.add(Call(setting.name, batch, taken, [row], counts))
+    return Evaluation(journal)
+
+
+def grid(names=("draft",), temperatures=(0.0, 0.8)):
+    return [
+        Setting(draft_model=n, num_draft_tokens=k, temperature=t)
+        for t in temperatures
+        for n in names
+        for k in (2, None)
+    ]
+
+
+def plenty():
+    """Ten prompts at two temperatures, with scores, a difference and a bad row."""
+    evaluation = made(grid(), [f"Prompt number {i}:\n    go on" for i in range(10)])
+    journal = evaluation.journal
+    journal.add(Difference("draft, 2 tokens, greedy", 3, 7, 0.0009765625))
+    journal.calls["draft, 2 tokens, greedy", 3].rows[0].new_ids[7] = 99
+    journal.add(BadRow(9, "prompt 9 is empty"))
+    for setting in evaluation.settings:
+        journal.scores[setting.name] = {"rouge1": 0.25, "rougeL": 0.125}
+    return Evaluation(journal)
+
+
+def hostile():
+    names = (*HOSTILE[:2], "a" * 150, "$\\frac{1}{0}$ and [red]red[/red]", "_hidden \x1b[31m 日本")
+    dataset = {"name": HOSTILE[0], "config": "<b>", "split": None, "limit": 3}
+    evaluation = made(
+        grid(names), HOSTILE, dataset=dataset, target="/" + "very/" * 60 + "long", generate={"stop": HOSTILE}
+    )
+    journal = evaluation.journal
+    journal.add(BadRow(7, HOSTILE[0] + HOSTILE[2] + HOSTILE[4]))
+    journal.add(Difference(evaluation.settings[1].name, 0, 0, float("inf")))
+    for number, setting in enumerate(evaluation.settings):
+        journal.scores[setting.name] = {"score" * 20: float("nan") if number % 2 else 1e12, "<i>": float("inf")}
+    return Evaluation(journal)
+
+
+def unfinished():
+    evaluation = made(grid(temperatures=(0.0,)), [f"Prompt {i}" for i in range(5)])
+    for batch, setting in ((4, 0), (4, 1), (3, 2)):
+        del evaluation.journal.calls[evaluation.settings[setting].name, batch]
+    return Evaluation(evaluation.journal)
+
+
+def begun():
+    return made(grid(), ["one", "two"], batches=())
+
+
+#: of a document: the figures of its tables by setting, and its texts with the notes of their marked tokens
+COLLECT = """doc => ({
+  tables: [...doc.querySelectorAll("table.stack")].map(table => Object.fromEntries([...table.tBodies[0].rows].map(
+    row => [row.cells[0].firstChild.textContent.trim(), Object.fromEntries([...row.cells].slice(1).map(
+      cell => [cell.dataset.label, cell.textContent]))]))),
+  texts: [...doc.querySelectorAll(".text")].map(text => ({
+    summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
+    text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
+  pictures: doc.querySelectorAll("svg").length, images: doc.querySelectorAll("svg image").length,
+  bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
+})"""
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory):
+    """All pages, written once and looked at in one run of the browser."""
+    folder = tmp_path_factory.mktemp("pages")
+    made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
+    for name, evaluation in made.items():
+        page.write(evaluation, folder / f"{name}.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotting, "is_available", lambda: False)
+        page.write(made["plenty"], folder / "bare.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "MANY", 3)
+        page.write(made["plenty"], folder / "many.html")
+    both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
+    views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare", "many")]
+    return made, *browser.look(views, folder, COLLECT)
+
+
+def of(looked, name):
+    return next(view for view in looked[1] if view.page == f"{name}.html")
+
+
+def test_pages_fit_and_can_be_read(looked):
+    _, views, console = looked
+    browser.check(views, console)
+    assert {(view.width, view.is_dark) for view in views if view.page == "hostile.html"} == {
+        (width, is_dark) for width in (browser.PHONE, browser.DESKTOP) for is_dark in (False, True)
+    }
+    assert all(len(view.notes) > 5 for view in views if view.page in ("plenty.html", "hostile.html"))
+
+
+def test_the_figures_are_the_evaluation_s(looked):
+    evaluation = looked[0]["plenty"]
+    greedy, greedy_scores, sampled, sampled_scores = of(looked, "plenty").found["tables"]
+    for tables, scores, temperature in ((greedy, greedy_scores, 0.0), (sampled, sampled_scores, 0.8)):
+        settings = [setting for setting in evaluation.settings if setting.temperature == temperature]
+        assert list(tables) == list(scores) == [setting.label for setting in settings]
+        for setting in settings:
+            cells, totals, counts = (
+                tables[setting.label],
+                evaluation.totals(setting),
+                evaluation.totals(setting).statistics,
+            )
+            assert float(cells["tokens/s"]) == pytest.approx(totals.tokens_per_second, rel=0.005)
+            assert scores[setting.label] == {"rouge1": "0.250", "rougeL": "0.125"}
+            if setting.is_plain:
+                assert cells["target passes"] == str(totals.num_new_tokens) and cells["speedup"] == ""
+                continue
+            assert cells["speedup"] == f"{totals.speedup.median:.2f}x"
+            assert cells["95 % interval"] == "{:.2f}\u2013{:.2f}".format(*totals.speedup.spread)
+            assert cells["acceptance rate"] == f"{100 * counts.draft_acceptance_rate:.1f} %"
+            assert float(cells["mean acceptance length"]) == pytest.approx(counts.mean_acceptance_length, abs=0.005)
+            assert cells["target passes"] == str(counts.num_target_forwards)
+            if temperature == 0:
+                assert cells["identical texts"] == f"{totals.num_identical} of 9"
+    assert (
+        greedy["draft, 2 tokens"]["identical texts"] == "8 of 9" and "identical texts" not in sampled["draft, 2 tokens"]
+    )
+
+
+def test_it_recommends_and_says_what_went_wrong(looked):
+    text = of(looked, "plenty").text
+    for recommendation in looked[0]["plenty"].recommendations:
+        assert wording.sentence(recommendation.advice) in text and recommendation.headline in text
+    for words in (
+        "row 9: prompt 9 is empty",
+        "0.000977",
+        "rows.jsonl, split test",
+        "top_p=0.9",
+        "run it",
+        "10, of which 1",
+    ):
+        assert words in text
+    assert "Unfinished" not in text
+
+
+def test_texts_are_whole_and_their_draft_tokens_marked(looked):
+    for name in ("plenty", "hostile"):
+        evaluation, found = looked[0][name], of(looked, name).found["texts"]
+        expected = []
+        for temperature in evaluation.temperatures:
+            setting = evaluation.recommendation(temperature).best
+            expected += [(evaluation, setting, text) for text in texts.texts(evaluation, setting)]
+        assert len(found) == len(expected) > 5
+        for shown, (evaluation, setting, text) in zip(found, expected, strict=True):
+            row, plain = (evaluation.rows(s)[text.index] for s in (setting, setting.baseline))
+            assert shown["text"] == pages.visible(row.text)
+            assert shown["prompt"] == pages.visible(plain.prompt).lstrip("\n")
+            notes = "".join(shown["notes"])
+            assert re.findall(r"kept (\d\.\d\d)", notes) == [f"{c:.2f}" for c in row.acceptance_prob if c is not None]
+            assert (
+                f"{sum(c is not None for c in row.acceptance_prob)} of {len(row.acceptance_prob)} tokens are the draft's"
+                in shown["summary"]
+            )
+
+
+def test_the_fastest_the_median_and_the_slowest_are_shown(looked):
+    evaluation = looked[0]["plenty"]
+    expected = []
+    for temperature in evaluation.temperatures:
+        setting = evaluation.recommendation(temperature).setting
+        speedups = sorted(evaluation.speedup_of(setting, batch).median for batch in range(9))
+        assert speedups[0] < speedups[4] < speedups[8]
+        expected += [("fastest", speedups[8]), ("median", speedups[4]), ("slowest", speedups[0])]
+    for text, (place, speedup) in zip(of(looked, "plenty").found["texts"], expected, strict=True):
+        assert f"{place} {speedup:.2f}x" in text["summary"]
+    assert "3 of 9 prompts: with the fastest, the median and the slowest text." in of(looked, "plenty").text
+
+
+def test_markup_stays_text(looked):
+    view = of(looked, "hostile")
+    assert view.found["bold"] == 0 and HOSTILE[0] in view.text and "{{ 7 * 7 }}" in view.text
+    assert "␛[31m" in view.text and "$\\frac{1}{0}$" in view.text
+
+
+def test_without_matplotlib_there_are_tables(looked):
+    bare, full = of(looked, "bare"), of(looked, "plenty")
+    assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
+    assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
+    assert bare.found["tables"] == full.found["tables"]
+
+
+def test_many_prompts_are_drawn_as_an_image(looked):
+    assert (of(looked, "plenty").found["images"], of(looked, "many").found["images"]) == (0, 2)
+
+
+def test_an_unfinished_evaluation_says_so(looked):
+    assert "Unfinished: of 5 prompts each setting has seen 4." in of(looked, "unfinished").text
+    assert "Unfinished: of 2 prompts each setting has seen 0." in of(looked, "begun").text
+    assert of(looked, "begun").found["texts"] == []
+
+
+def test_the_page_asks_for_nothing(tmp_path):
+    page.write(plenty(), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in text and "<script" not in text
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["'(]?\s*(https?:)?//""", text)
+
+
+def test_the_json_is_json(tmp_path):
+    page.write(hostile(), tmp_path / "page.html")
+    (data,) = re.findall(r"<pre[^>]*>(.*?)</pre>", (tmp_path / "page.html").read_text(encoding="utf-8"), re.DOTALL)
+    values = json.loads(html.unescape(data), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert values["target"].startswith("/very") and len(values["totals"]) == len(hostile().settings)
+
+
+def test_long_texts_are_cut(tmp_path):
+    setting = Setting(draft_model="draft", num_draft_tokens=2)
+    evaluation = made([setting], ["p" * 5000], num_tokens=1000)
+    (text,) = texts.texts(evaluation, setting)
+    assert (len(text.prompt), text.num_characters_left_out) == (2000, 3000)
+    assert sum(len(unit.chances) for unit in text.units) == 600 and text.num_tokens_left_out == 400
+    page.write(evaluation, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "3,000 characters left out" in content and "400 tokens left out" in content
+
+
+def test_a_page_of_many_prompts_is_short_and_says_where_the_rest_is(tmp_path):
+    evaluation = made([Setting(draft_model="draft", num_draft_tokens=2)], ["go on"] * 3000, num_tokens=4)
+    for index in range(1500):
+        evaluation.journal.add(Difference("draft, 2 tokens, greedy", index, 1, 0.5))
+    evaluation = Evaluation(evaluation.journal)
+    page.write(evaluation, tmp_path / "page.html")
+    content = html.unescape((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert len(content) < 200_000 and content.count('<div class="text"') == 3
+    assert "Shown are 3 of 3,000 prompts" in content and "3,000 of 3,000" in content
+    assert "And 1,450 more." in content and content.count(wording.REST) == 2
+    assert len(evaluation.to_pandas("prompt")) == 6000
+
+
+def test_tokens_that_make_one_character_are_one():
+    units = list(texts.units(["a", "", "é", "", ""], [None, 0.5, None, 0.25, 0.125]))
+    assert [(unit.text, unit.chance) for unit in units] == [("a", None), ("é", 0.5), ("", 0.125)]
+    assert units[1].note == "2 tokens shown as one: drafted, chance to be kept 0.50; the target's own"
+
+
+def test_plain_decoding_is_recommended_where_drafts_lose(tmp_path):
+    evaluation = made([Setting(draft_model="draft", num_draft_tokens=2)], [f"Prompt {i}" for i in range(8)])
+    for call in evaluation.calls["draft, 2 tokens, greedy"].values():
+        call.seconds = 0.6
+    page.write(evaluation, tmp_path / "page.html")
+    content = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert evaluation.recommendations[0].setting.is_plain and "Decode plainly, no draft is faster here" in content
+    assert 'class="lead won"' not in content and "Texts: draft, 2 tokens" in content
+
+
+def printed(evaluation, width=100, glossary=True):
+    file = io.StringIO()
+    screen.print_evaluation(
+        Console(file=file, width=width, force_terminal=True, color_system=None), evaluation, glossary
+    )
+    return file.getvalue()
+
+
+def test_the_screen():
+    evaluation = plenty()
+    out = printed(evaluation, 80)
+    assert max(map(len, out.splitlines())) <= 80 and "\u2026" not in out
+    for setting in evaluation.settings:
+        totals = evaluation.totals(setting)
+        assert str(totals.speedup or "") in out and significant(totals.tokens_per_second) in out
+    flat = re.sub(r"\s+", " ", out)
+    for recommendation in evaluation.recommendations:
+        assert str(recommendation) in flat
+    for words in ("8 of 9", "0.125", "row 9: prompt 9 is empty", "token 7, logit gap 0.000977", "bonus token"):
+        assert words in flat
+
+
+def test_the_glossary_is_there_on_request():
+    assert "bonus token" in printed(plenty()) and "bonus token" not in printed(plenty(), glossary=False)
+    assert "--glossary" in printed(plenty(), glossary=False)
+
+
+def changed(seconds, num_rounds, acceptance_prob):
+    """The draft's calls took so long for 12 tokens in so many passes."""
+    evaluation = made([Setting(draft_model="draft", num_draft_tokens=2)], [f"Prompt {i}" for i in range(8)])
+    for call in evaluation.calls["draft, 2 tokens, greedy"].values():
+        num_kept = 12 - num_rounds
+        counts = {"num_rounds": num_rounds, "num_draft_tokens": num_kept, "num_accepted_draft_tokens": num_kept}
+        counts |= {"num_spec_steps": bool(num_kept) * num_rounds}
+        call.seconds, call.statistics = seconds, Statistics(**counts, num_target_forwards=num_rounds)
+        call.rows[0].statistics, call.rows[0].acceptance_prob = RowStatistics(**counts), acceptance_prob
+    return evaluation
+
+
+def everywhere(evaluation, folder):
+    """What the terminal, the page's file and the JSON say."""
+    page.write(evaluation, folder / "page.html")
+    text = html.unescape((folder / "page.html").read_text(encoding="utf-8"))
+    return printed(evaluation, 200), text, json.dumps(evaluation.to_dict(), allow_nan=False)
+
+
+def test_noise_is_called_noise_and_never_a_speedup(tmp_path):
+    """As long a text in as many passes, in 1/2.47 of the time: the machine was busy while it decoded plainly."""
+    evaluation = changed(0.5 / 2.47, 12, [0.5] * 11 + [None])
+    terminal, text, data = everywhere(evaluation, tmp_path)
+    for where in (terminal, text, data):
+        assert "2.47x" not in where and "decode plainly, no draft is faster here" in where.lower()
+    for where in (terminal, text):
+        told = "draft, 2 tokens: noise. 2.47 times plain's tokens per second by the clock, where its target passes allow 1.00."
+        assert told in where
+    assert re.search(r"draft, 2 tokens +59.3 +noise +", terminal)
+    totals = json.loads(data)["totals"][1]
+    assert (totals["speedup"], totals["speedup_interval"], totals["is_noise"]) == (None, None, True)
+    assert text.count("<b>noise</b>") == 3 and ">noise</td>" in text, "each prompt's, and in the table of all of them"
+    evaluation.header["is_compiled"] = True  # where a pass may cost less than plain's
+    assert all("2.47x" in where and "tokens: noise" not in where for where in everywhere(evaluation, tmp_path)[:2])
+
+
+def test_where_nothing_was_drafted_it_says_so(tmp_path):
+    found = everywhere(changed(0.51, 12, [None] * 12), tmp_path)
+    for where in found[:2]:
+        assert "draft, 2 tokens: nothing was drafted, so each target pass brought one token" in where
+    assert not any(re.search(r"\bnan\b", where, re.IGNORECASE) for where in found)
+    assert json.loads(found[2])["totals"][1]["statistics"]["draft_acceptance_rate"] is None
+    assert not any("nothing was drafted" in where for where in everywhere(changed(0.51, 6, [0.5] * 12), tmp_path))
+
+
+def test_the_screen_obeys_no_name():
+    out = printed(hostile())
+    assert "\x1b[31m" not in out and "\x07" not in out and "[red]" in out
+
+
+def test_nothing_is_hidden_or_turned_around(tmp_path):
+    """Overrides of direction and characters without width are escaped; what scripts and emoji are written with stays."""
+    hidden = "\u202e\u2066\u200b\u2028\u00ad\ufeff\U000e0041"
+    shown, kept = (
+        r"\u202e\u2066\u200b\u2028\u00ad\ufeff\udb40\udc41",
+        "\u06cc\u200c\u0645 \u05d0 \U0001f469\u200d\U0001f467",
+    )
+    name = f"a{hidden}b{kept}"
+    evaluation = made(
+        grid((name,)), [name], target=name, dataset={"name": name, "config": None, "split": None, "limit": None}
+    )
+    evaluation.journal.add(BadRow(7, name))
+    page.write(Evaluation(evaluation.journal), tmp_path / "page.html")
+    for text in ((tmp_path / "page.html").read_text(encoding="utf-8"), printed(Evaluation(evaluation.journal), 400)):
+        assert not set(hidden) & set(text) and f"a{shown}b{kept}" in text
+
+
+def test_the_screen_says_that_it_is_unfinished():
+    assert "each setting has seen 4" in printed(unfinished()) and "each setting has seen 0" in printed(begun())
+
+
+def test_colours_can_be_told_from_paper():
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels]
+        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for colour in (*plotting.COLOURS, plotting.INK):
+        assert 1.05 / (luminance(colour) + 0.05) >= 3 and (luminance(colour) + 0.05) / 0.0561 >= 3, colour
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_no_browser_is_a_failure_in_ci(monkeypatch, ci, outcome):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match="install one of chromium") as raised:
+        browser.chromium()
+    assert isinstance(raised.value, outcome)
+
+
+def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page.write(plenty(), tmp_path / "page.html")
+    assert "<svg" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_figures_of_a_column_have_as_many_digits():
+    assert [significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]

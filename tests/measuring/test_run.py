@@ -1,0 +1,228 @@
+"""Evaluation on data sets: the same prompts under every setting, nothing lost, nothing averaged wrongly."""
+
+import copy
+import json
+import statistics
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import hf_speculative as hs
+from hf_speculative.measuring import decoder
+from hf_speculative.measuring.settings import Setting
+from hf_speculative.verification import RULES
+from tests.support import tongues
+from tests.support.evaluations import OPTIONS, TEXTS, counts, kill_after
+
+
+def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenizer):
+    evaluation = evaluate(num_draft_tokens=(2, 4), prompt_lookup_num_tokens=(3,))
+    assert evaluation.is_complete and not evaluation.bad_rows and not evaluation.differences
+    plain, *settings = evaluation.settings
+    assert plain.is_plain and [s.num_draft_tokens for s in settings] == [2, 4, None]
+    for index, text in enumerate(TEXTS):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :].tolist()
+        assert all(evaluation.rows(setting)[index].new_ids == expected for setting in evaluation.settings)
+        assert evaluation.rows(plain)[index].prompt == text
+    for setting in settings:
+        totals, calls = evaluation.totals(setting), evaluation.calls[setting.name].values()
+        assert totals.num_prompts == totals.num_identical == 5
+        assert totals.seconds == sum(call.seconds for call in calls) > 0
+        rows = [row.statistics for row in evaluation.rows(setting).values()]
+        for name in ("num_new_tokens", "num_draft_tokens", "num_accepted_draft_tokens", "num_rounds"):
+            assert getattr(totals.statistics, name) == sum(getattr(row, name) for row in rows) > 0
+        assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards < 60
+        speeds = [
+            [call.num_new_tokens / call.seconds for call in evaluation.calls[s.name].values()] for s in (setting, plain)
+        ]
+        assert totals.speedup.median == statistics.median(own / other for own, other in zip(*speeds, strict=True))
+        assert totals.speedup.num_pairs == 5 and totals.speedup.spread is None, "too few for an interval"
+        steps = [12 / row.num_rounds for row in rows]
+        assert totals.speedup.allowed == statistics.median(steps)
+    json.dumps(evaluation.to_dict(), allow_nan=False)
+
+
+def test_batches_of_any_size_give_the_same_greedy_texts(evaluate):
+    one, three = evaluate(), evaluate(batch_size=3)
+    for setting in one.settings:
+        for index, row in one.rows(setting).items():
+            assert three.rows(setting)[index].new_ids == row.new_ids
+    assert len(three.calls[three.settings[0].name]) == 2 and three.is_complete
+
+
+def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
+    evaluation = evaluate(temperatures=(0.0, 1.0))
+    for setting in evaluation.settings:
+        for row in evaluation.rows(setting).values():
+            if setting.is_plain:
+                assert row.statistics is None and row.acceptance_prob == []
+                continue
+            assert "".join(row.pieces) == row.text and len(row.pieces) == len(row.acceptance_prob) == len(row.new_ids)
+            drafted = [chance for chance in row.acceptance_prob if chance is not None]
+            # A stop inside a block cuts an accepted token that counts as the round's own.
+            assert len(drafted) - row.statistics.num_accepted_draft_tokens in (0, 1)
+            assert all(0 <= chance <= 1 for chance in drafted) and (setting.temperature or set(drafted) <= {1})
+
+
+def test_sampling_is_seeded_by_batch_and_leaves_the_global_generator_alone(evaluate):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first = evaluate(temperatures=(1.0,))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(8)
+    assert counts(evaluate(temperatures=(1.0,))) == counts(first)
+    assert counts(evaluate(temperatures=(1.0,), seed=1)) != counts(first)
+    one, other = evaluate(TEXTS[:1] * 2, temperatures=(1.0,)).rows(Setting(temperature=1.0)).values()
+    assert one.new_ids != other.new_ids, "a batch has a seed of its own"
+
+
+def test_reproducible_sampling_is_compared_token_for_token(evaluate):
+    evaluation = evaluate(temperatures=(1.0,), options={"reproducible": True})
+    plain, setting = evaluation.settings
+    assert evaluation.totals(setting).num_identical == 5 and evaluation.totals(plain).num_identical is None
+    assert (
+        evaluate(temperatures=(1.0,))
+        .totals(Setting(draft_model="draft", num_draft_tokens=3, temperature=1.0))
+        .num_identical
+        is None
+    )
+
+
+def test_a_setting_names_its_rule(evaluate, monkeypatch):
+    judged = set()
+    for rule in RULES.values():
+        monkeypatch.setattr(
+            rule, "__call__", lambda self, *args, own=rule.__call__: judged.add(type(self)) or own(self, *args)
+        )
+    for name, rule in RULES.items():
+        judged.clear()
+        evaluation = evaluate(TEXTS[:1], temperatures=(1.0,), options={"rule": name})
+        assert judged == {rule} and evaluation.settings[1].label == f"draft, 3 tokens, rule={name}"
+    with pytest.raises(ValueError, match="did you mean 'block'"):
+        Setting(draft_model="draft", num_draft_tokens=3, rule="blok")
+    with pytest.raises(TypeError, match="give its name"):
+        Setting(draft_model="draft", num_draft_tokens=3, rule=RULES["block"]())
+
+
+def test_a_batch_that_fails_counts_under_no_setting(evaluate, monkeypatch, tmp_path):
+    decode = decoder.Decoder.decode
+
+    def failing(self, setting, batch, *args):
+        if batch == 1 and setting.num_draft_tokens == 3:  # that of 2 tokens has been decoded by then
+            raise RuntimeError("out of luck")
+        return decode(self, setting, batch, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", failing)
+    evaluation = evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")
+    assert evaluation.is_complete and [row.index for row in evaluation.bad_rows] == [2, 3]
+    assert "out of luck" in evaluation.bad_rows[0].message
+    assert {evaluation.totals(setting).num_prompts for setting in evaluation.settings} == {3}
+    assert counts(evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")) == counts(evaluation)
+
+
+def test_a_setting_that_cannot_work_raises_before_anything_is_decoded(evaluate, monkeypatch):
+    begun = kill_after(monkeypatch, 0)
+    with pytest.raises(ValueError, match="num_beams"):
+        evaluate(settings=[Setting(draft_model="draft", num_draft_tokens=2, num_beams=2)])
+    assert not begun
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dataset": None}, "`dataset` is missing"),
+        ({"dataset": {"prompt": TEXTS}}, "pass a datasets.Dataset"),
+        ({"dataset": "nowhere.jsonl"}, "no such file"),
+        ({"dataset": []}, "no rows"),
+        ({"draft_model": {}}, "nothing to evaluate"),
+        ({"settings": [Setting(draft_model="other", num_draft_tokens=2)]}, "names no draft of this call"),
+        (
+            {"settings": [Setting(draft_model="draft", num_draft_tokens=2)], "options": {"top_k": 3}},
+            "`options` has no effect beside `settings`",
+        ),
+        ({"num_draft_tokens": (2, 2)}, "settings given twice"),
+        ({"options": {"repetition_penalty": 1.3}}, "`repetition_penalty=1.3` is not about drafting"),
+        ({"generation_config": GenerationConfig(do_sample=True)}, "`do_sample` differs between settings"),
+        ({"num_draft_tokens": (0,)}, "`num_draft_tokens=0`"),
+        ({"temperatures": (-1,)}, "`temperature=-1`"),
+        ({"temperature": 0.5}, "`temperature` differs between settings"),
+        ({"max_length": 20}, "give `max_new_tokens`"),
+        ({"batch_size": 0}, "`batch_size=0`"),
+        ({"limit": 0}, "`limit=0`"),
+        ({"references": "answer"}, "`references` has no effect without `score`"),
+        ({"score": "bleu"}, "needs `references`"),
+        ({"score": "bleu", "references": "{{ a }}"}, "is not one of exact_match"),
+        ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
+        ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
+        ({"config": "main"}, "leave it out"),
+        ({"rule": "token"}, "`rule` differs between settings: give `options`"),
+        ({"split": "test"}, "the data set has none: leave it out"),
+        ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
+        ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
+        ({"top_p": 0.9}, "`top_p=0.9` has no effect on greedy decoding"),
+        ({"draft_tokenizers": {"other": None}}, "the drafts are draft"),
+    ],
+)
+def test_what_is_refused(evaluate, options, message, monkeypatch):
+    begun = kill_after(monkeypatch, 0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        evaluate(**options)
+    assert not begun
+
+
+def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="two drafts are called draft"):
+        evaluate(draft_model=[small, small])
+    evaluation = evaluate(draft_model={"a": small, "b": small})
+    assert [s.draft for s in evaluation.settings] == [None, "a", "b"]
+    small.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    evaluation = evaluate(draft_model=str(tmp_path))
+    assert (
+        evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
+        and evaluation.totals(evaluation.settings[1]).speedup
+    )
+    hs.attach(model, small)
+    try:
+        attached = evaluate(draft_model=None)
+        assert attached.totals(attached.settings[1]).statistics.num_draft_tokens
+        assert attached.totals(attached.settings[0]).statistics is None
+    finally:
+        hs.detach(model)
+
+
+def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
+    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
+    options |= {"options": {"compile": False}}  # which takes minutes
+    assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
+    target = hs.attach(copy.deepcopy(model), small, config=hs.SpeculativeConfig(compile=True))
+    with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
+        hs.evaluate(target, small, TEXTS[:1], **options)
+
+
+@pytest.mark.slow
+def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
+    """Whatever the configs say, and what is attached."""
+    options = {**OPTIONS, "tokenizer": tokenizer, "num_draft_tokens": (None, 5), "max_new_tokens": 24}
+    expected = counts(hs.evaluate(model, small, TEXTS, **options))
+    draft, target = copy.deepcopy(small), copy.deepcopy(model)
+    draft.generation_config.num_assistant_tokens = 2
+    assert counts(hs.evaluate(model, draft, TEXTS, **options)) == expected
+    hs.attach(target, small, config=hs.SpeculativeConfig(num_draft_tokens=2))
+    assert counts(hs.evaluate(target, None, TEXTS, **options)) == expected
+    hs.detach(target).generation_config.num_assistant_tokens_schedule = "heuristic"
+    assert counts(hs.evaluate(target, small, TEXTS, **options)) == expected
+
+
+def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
+    other = tongues.renumbered(tokenizer)
+    target = hs.attach(
+        copy.deepcopy(model), small, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
+    )
+    evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    assert (
+        evaluation.header["draft_tokenizers"] == ["draft"]
+        and evaluation.totals(evaluation.settings[1]).num_identical == 5
+    )

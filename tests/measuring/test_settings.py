@@ -1,0 +1,161 @@
+"""Settings: which source drafts, with which options. Nothing in the evaluation and its readers knows the sources' list."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner
+
+import hf_speculative as hs
+from hf_speculative.call import sources
+from hf_speculative.call.option_table import DRAFTS
+from hf_speculative.cli import app
+from hf_speculative.hub.vllm import export_vllm
+from hf_speculative.measuring.render import page
+from hf_speculative.measuring.settings import Setting
+from tests.support.evaluations import TEXTS
+from tests.support.lookup import PromptLookup
+
+
+@dataclass(frozen=True)
+class ToySource(hs.DraftSource):
+    given: str
+    max_matching_ngram_size: int = 1
+
+    argument, method = "draft_model", "toy"
+
+    @classmethod
+    def takes(cls, value):
+        return value == cls.method
+
+    def drafter(self, call):
+        return PromptLookup(self.max_matching_ngram_size)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setattr(sources, "SOURCES", (ToySource, *sources.SOURCES))
+    monkeypatch.setitem(vars(DRAFTS), "methods", (*DRAFTS.methods, "toy"))
+
+
+def test_a_source_is_evaluated_and_reported_by_being_in_the_tuple(toy, evaluate, tmp_path):
+    options = {"draft_model": ["toy"], "num_draft_tokens": (2, None), "max_new_tokens": 24}
+    evaluation = evaluate(results=tmp_path / "out.jsonl", **options)
+    assert [s.label for s in evaluation.settings] == ["plain", "toy, 2 tokens", "toy, adaptive length"]
+    assert not evaluation.differences
+    assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens > 0
+    assert hs.Evaluation.load(tmp_path / "out.jsonl").settings == evaluation.settings
+    page.write(evaluation, tmp_path / "page.html")
+    assert "toy, adaptive length" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    card = hs.card(evaluation)
+    assert (
+        "### Acceptance length: toy, greedy" in card
+        and ", draft_model='toy'" in re.search(r"```python\n(.*?)```", card, re.S)[1]
+    )
+    with pytest.raises(
+        ValueError, match=r"vLLM drafts a constant number of tokens by draft_model, ngram.* toy, 2 tokens"
+    ):
+        export_vllm(evaluation)
+
+
+@pytest.mark.parametrize("command", [("generate", "x = x = x ="), ("eval", "--max-matching-ngram-size", "2")])
+def test_commands_take_it(toy, command, tmp_path):
+    name, *args = command
+    if name == "eval":
+        (tmp_path / "p.txt").write_text("x = x = x =\n")
+        args += ["--dataset", str(tmp_path / "p.txt"), "--results", str(tmp_path / "out.jsonl")]
+    args += ["--draft-model", "toy", "--max-new-tokens", "6", "--num-draft-tokens", "3"]
+    result = CliRunner().invoke(app, [name, *args], env={"COLUMNS": "200"})
+    assert result.exit_code == 0 and "toy, 3 tokens" in result.stdout and "1 of 1" in result.stdout
+
+
+def test_what_is_attached_and_needs_no_draft_is_evaluated(evaluate, model):
+    hs.attach(model)
+    try:
+        evaluation = evaluate(draft_model=None)
+    finally:
+        hs.detach(model)
+    assert [setting.label for setting in evaluation.settings] == ["plain", "auto, 3 tokens"]
+    assert not evaluation.differences
+
+
+@pytest.mark.parametrize("method", ["suffix", "recycling", "auto"])
+def test_what_a_setting_learns_is_its_own(evaluate, method):
+    """Not from the warm-up, not from what the setting before it decoded: the texts are the same."""
+    options = {"draft_model": [method], "prompt_lookup_num_tokens": [3], "max_new_tokens": 24}
+    if method == "suffix":
+        options["options"] = {"suffix_decoding_max_cached_requests": 9}
+    evaluation = evaluate(TEXTS[:2] * 2, num_draft_tokens=(3, 4), **options)
+    alone = evaluate(TEXTS[:2] * 2, num_draft_tokens=(4,), **options)
+    setting = next(setting for setting in alone.settings if setting.num_draft_tokens == 4)
+    assert setting.label.startswith(f"{method}, 4 tokens") and not evaluation.differences
+    found, expected = evaluation.rows(setting), alone.rows(setting)
+    assert [row.statistics for row in found.values()] == [row.statistics for row in expected.values()]
+    first, again = found[0].statistics, found[2].statistics
+    assert first.num_rounds > again.num_rounds, "the same text once more, from what was learned"
+
+
+def test_every_source_beside_the_others(evaluate):
+    """Each with the options and lengths that are its own."""
+    evaluation = evaluate(
+        TEXTS[:2],
+        assistant_early_exit=[1],
+        prompt_lookup_num_tokens=[3, 5],
+        options={"max_matching_ngram_size": 2, "rule": "token"},
+    )
+    assert [s.label for s in evaluation.settings] == [
+        "plain",
+        "draft, 3 tokens, rule=token",
+        "early_exit at layer 1, 3 tokens, rule=token",
+        "ngram, up to 3 tokens, max_matching_ngram_size=2, rule=token",
+        "ngram, up to 5 tokens, max_matching_ngram_size=2, rule=token",
+    ]
+    assert not evaluation.differences and evaluation.is_complete
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"draft_model": "a", "prompt_lookup_num_tokens": 3},
+            "`draft_model` and `prompt_lookup_num_tokens` are two sources",
+        ),
+        ({"num_draft_tokens": 3}, "`num_draft_tokens` has no effect without a source of drafts"),
+        ({"draft_model": "a", "top_k": 3}, "`top_k=3` is not about drafting"),
+        ({"prompt_lookup_num_tokens": 0}, "drafts nothing"),
+        ({"temperature": -1}, "give 0 for greedy decoding"),
+    ],
+)
+def test_what_no_setting_says(options, message):
+    with pytest.raises(ValueError, match=message):
+        Setting(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_mtp": [True]}, "LlamaForCausalLM has no MTP layers"),
+        ({"assistant_early_exit": 1}, r"give `assistant_early_exit=\[1\]`"),
+        ({"options": {"max_matching_ngram_size": 2}}, "`max_matching_ngram_size=2` has no effect on any of these sources"),
+        ({"max_matching_ngram_size": 2}, "differs between settings: give `options` instead"),
+        ({"settings": [Setting(prompt_lookup_num_tokens=3)], "use_mtp": [True]}, "`use_mtp` has no effect beside `settings`"),
+    ],
+)  # fmt: skip
+def test_what_fits_no_target_or_source_is_refused_before_the_first_forward(evaluate, model, options, message):
+    hook = model.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
+    try:
+        with pytest.raises((ValueError, TypeError), match=message):
+            evaluate(**options)
+    finally:
+        hook.remove()
+
+
+def test_aliases_mean_the_same():
+    assert Setting(draft_model="a", num_assistant_tokens=3) == Setting(draft_model="a", num_draft_tokens=3)
+    assert Setting(use_mtp=False).is_plain
+
+
+def test_where_a_corpus_lies_on_this_machine_is_in_no_name():
+    setting = Setting(draft_model="suffix", corpus="/home/me/texts/manual.txt")
+    assert setting.label == "suffix, adaptive length, corpus=manual.txt"
+    assert setting.generate_kwargs["speculative_config"].corpus == "/home/me/texts/manual.txt"
