@@ -95,8 +95,8 @@ class Evaluation:
 
     @property
     def spread_name(self) -> str:
-        """What the spread of speedups is: quartiles of repeats, else the interval of the median over prompts."""
-        return QUARTILES if self.repeats > 1 else INTERVAL
+        """What the spread of speedups is: quartiles of repeats and of few texts, else the interval of the median."""
+        return self.header.get("spread", QUARTILES if self.repeats > 1 else INTERVAL)
 
     @property
     def is_complete(self) -> bool:
@@ -221,7 +221,7 @@ class Evaluation:
 
     @property
     def _spread(self) -> Spread:
-        return quartiles if self.repeats > 1 else interval
+        return quartiles if self.spread_name == QUARTILES else interval
 
     def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
         """Over plain decoding, of whole calls or of a part of each."""
