@@ -1,5 +1,5 @@
 # A server with OpenAI's API, on the CPU:  docker build -t hf-speculative . && docker run -p 8000:8000 hf-speculative
-# Other models:  docker run -p 8000:8000 -v ~/.cache/huggingface:/models hf-speculative Qwen/Qwen3-0.6B --method auto
+# Other models:  docker run -p 8000:8000 -v ~/.cache/huggingface:/models hf-speculative Qwen/Qwen3-0.6B --draft-model auto
 ARG PYTHON=3.12
 # For a GPU:  --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126, and `docker run --gpus all`
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

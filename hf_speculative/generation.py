@@ -218,7 +218,9 @@ def attach(
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        checks.check_source(source_of("draft_model", draft, vars(config)), target)
+        own, _ = DRAFTS.split(draft)
+        settings = vars(config) if own is None else {}  # what a model needs beside, a call may bring
+        checks.check_source(source_of("draft_model", draft, settings), target)
     if existing is not None:
         existing.unpack()
     target.generate = Attached(target, draft, config)

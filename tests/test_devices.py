@@ -10,6 +10,7 @@ from transformers import StoppingCriteria
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import decoding
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.models import RaggedModel
 from hf_speculative.models.capture import CudaGraphs
@@ -86,7 +87,7 @@ ONE_READ = {
     "length chosen": (of_draft, {}),
     "block rule": (of_draft, SAMPLED),
     "token rule": (of_draft, SAMPLED | {"rule": "token"}),
-    "sampled rule": (of_draft, SAMPLED | {"rule": "sampled"}),
+    "sampled rule": (of_draft, SAMPLED | as_keywords({"rule": "sampled"})),
     "reproducible": (of_draft, SAMPLED | {"reproducible": True}),
     "copies of a prompt": (of_draft, SAMPLED | {"num_return_sequences": 2}),
     "processors": (of_draft, THREE | PROCESSORS),
@@ -99,7 +100,7 @@ ONE_READ = {
     "auto, trees": (of_nothing, {"draft_model": "auto"}),
     "beams, trees": (of_beams, {}),
     "graphs": (of_draft, THREE | {"cuda_graphs": True}),
-    "graphs, sampled": (of_draft, SAMPLED | {"cuda_graphs": True}),
+    "graphs, sampled": (of_draft, SAMPLED | as_keywords({"cuda_graphs": True})),
 }
 
 
@@ -201,7 +202,7 @@ def test_target_and_draft_apart(places, cuda_graphs, gpus):
     if cuda_graphs and "cpu" in places:
         pytest.skip("nothing to capture on a CPU")
     target, draft = (on(place, model)[0] for place, model in zip(places, (TARGET, DRAFT), strict=True))
-    call = prompts(places[0]) | SETTINGS | THREE | {"cuda_graphs": cuda_graphs}
+    call = prompts(places[0]) | SETTINGS | THREE | as_keywords({"cuda_graphs": cuda_graphs})
     assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
 
 
@@ -214,14 +215,14 @@ def test_a_target_spread_over_two_devices(draft_place, gpus):
         target.get_submodule(name).to(place)
     target = dispatch_model(target, places, force_hooks=True)
     for options in (THREE, {"draft_model": "auto"}):
-        options = options if "method" in options else options | {"draft_model": draft}
+        options = {"draft_model": draft} | options
         found = hs.generate(target, **prompts("cuda:0"), **SETTINGS, **options)
         assert ids(found) == ids(DEEPER.generate(**prompts("cpu"), **SETTINGS))
 
 
 @pytest.mark.parametrize("dtype", slow_but([torch.float16, torch.bfloat16], torch.float16))
 @pytest.mark.parametrize(
-    "options", [THREE, SAMPLED, THREE | {"cuda_graphs": True}], ids=["greedy", "sampled", "graphs"]
+    "options", [THREE, SAMPLED, THREE | as_keywords({"cuda_graphs": True})], ids=["greedy", "sampled", "graphs"]
 )
 def test_half_precision(dtype, options, gpus):
     target, draft = (model.to(dtype) for model in on("cuda:0", TARGET, DRAFT))

@@ -49,17 +49,18 @@ def test_sampling_with_a_draft_model(pair, rule, name):
     # Bigrams of the padding count as seen in plain generate, too: prompts without padding for that one.
     prompts = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else PROMPTS
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
-    assert_exact(pair[0], {"draft_model": pair[1], **config}, prompts, **settings)
+    assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, prompts, **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sampling_under_every_schedule(pair, schedule):
     config = SpeculativeConfig(schedule=SCHEDULES[schedule])
-    assert_exact(pair[0], {"draft_model": pair[1], **config}, top_k=3)
+    assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
 
 def test_sampling_with_prompt_lookup(pair):
-    assert_exact(pair[0], {"prompt_lookup_num_tokens": 3}, ((5, 2, 3, 5, 2), (4, 4)), top_k=3)
+    drafts = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+    assert_exact(pair[0], drafts, ((5, 2, 3, 5, 2), (4, 4)), top_k=3)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def broken(pair):
 @pytest.mark.parametrize("rule", slow_but(RULES, "block"))
 def test_a_broken_draft(pair, broken, rule):
     config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
-    assert_exact(pair[0], {"draft_model": broken, **config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
+    assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
 
 
 def test_padded_draft_vocabulary():
@@ -120,7 +121,7 @@ def test_control_a_rule_that_is_not_exact_is_caught(pair, rule, monkeypatch):
     monkeypatch.setattr(token, "draw_next_token", forgets_the_residual)
     config = SpeculativeConfig(rule=rule(), num_draft_tokens=3)
     with pytest.raises(AssertionError, match="too probable"):
-        assert_exact(pair[0], {"draft_model": pair[1], **config}, top_k=3)
+        assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_control_biased_samples_are_caught(pair, drawn):
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_sampled_verification(pair, broken, is_broken):
     config = SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
-    draft = {"draft_model": broken if is_broken else pair[1], **config}
+    draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
     for prompt, samples in sample(pair[0], draft, top_k=3):
         assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))
 

@@ -90,6 +90,9 @@ def test_padded_vocabularies(extra):
     assert hs.generate(model, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
 
 
+LOOKUP = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+
+
 @pytest.mark.parametrize("sampled", [False, True])
 def test_logits_narrower_than_the_vocabulary(sampled):
     """ImageGPT never predicts its start token; processors and noise go by the logits, not by the config."""
@@ -98,7 +101,7 @@ def test_logits_narrower_than_the_vocabulary(sampled):
     settings = {"bad_words_ids": [[7, 3]], "repetition_penalty": 1.3, "max_new_tokens": NEW, "do_sample": sampled}
     call = tiny.prompts(2, vocab_size=tiny.VOCAB - 1) | settings | {"pad_token_id": 0}
     draft, switches = tiny.noisy_copy(model), {"reproducible": True} if sampled else {}
-    for source in ({"draft_model": draft}, {"draft_model": tiny.llama()}, {"prompt_lookup_num_tokens": 3}):
+    for source in ({"draft_model": draft}, {"draft_model": tiny.llama()}, LOOKUP):
         set_seed(0)
         expected = model.generate(**call)
         set_seed(0)

@@ -210,9 +210,11 @@ def test_other_rooms_import_what_is_documented():
         assert submodules(path) <= DOCUMENTED, place
 
 
-def test_few_names_are_touched():
+def test_few_names_are_touched_and_all_are_listed():
     names = {name for path in ROOM.glob("*.py") for name in touched(path)}
     assert 30 < len(names) < 60, sorted(names)
+    (listed,) = re.findall(r"a test that says what broke:\n(.*)\.", (PACKAGE.parent / "CONTRIBUTING.md").read_text())
+    assert re.findall("`(.*?)`", listed) == sorted(names), "CONTRIBUTING.md lists them"
 
 
 def touched(path: Path) -> set[str]:

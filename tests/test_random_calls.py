@@ -102,7 +102,7 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
     length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
     source = chance.choice(
         [{"draft_model": "draft"}] * 3
-        + [{"draft_model": "auto"}, {"method": "suffix"}, {"prompt_lookup_num_tokens": 4}]
+        + [{"draft_model": "auto"}, {"draft_model": "suffix"}, {"prompt_lookup_num_tokens": 4}]
     )
     drafts = source | (length if "prompt_lookup_num_tokens" not in source else {})
     return kind, call, drafts | ({"reproducible": True} if call["do_sample"] else {})
@@ -117,7 +117,7 @@ def copied(call: dict) -> dict:
 def check(seed: int) -> None:
     kind, call, drafts = random_call(seed)
     target, draft = pair(kind)
-    if "draft_model" in drafts:
+    if drafts.get("draft_model") == "draft":
         drafts["draft_model"] = draft
     set_seed(seed)
     expected, state = target.generate(**copied(call)), torch.get_rng_state()

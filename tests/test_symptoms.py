@@ -99,9 +99,10 @@ class Raises(StoppingCriteria, BaseStreamer, hs.Drafter, hs.Schedule, hs.Rule):
 def test_errors_of_the_users_are_shown_as_they_are(target, draft, place, error):
     """A generator may not raise StopIteration, and Python makes another error of it."""
     part = Raises(error)
-    if place in ("drafter", "schedule", "rule"):
-        settings = {"speculative_config": hs.SpeculativeConfig(**{place: part})}
-        settings |= {} if place == "drafter" else {"draft_model": draft}
+    if place == "drafter":
+        settings = {"draft_model": part}
+    elif place in ("schedule", "rule"):
+        settings = {"speculative_config": hs.SpeculativeConfig(**{place: part}), "draft_model": draft}
     else:
         settings = {place: part if place == "streamer" else [part], "draft_model": draft}
     with hs.record(), pytest.raises(type(error), match="the user's"):

@@ -90,9 +90,8 @@ class OfChains(TokenVerification):
 
 
 def with_fixed_tree(model, parents, **options):
-    config = {"draft_model": Fixed(parents), "speculative_config": hs.SpeculativeConfig(num_draft_tokens=2)}
-    settings = SETTINGS | {"do_sample": False, **config}
-    return hs.generate(model, **tiny.prompts(2), **settings, **options)
+    settings = SETTINGS | {"do_sample": False, "draft_model": Fixed(parents), "num_draft_tokens": 2}
+    return hs.generate(model, **tiny.prompts(2), **settings, speculative_config=hs.SpeculativeConfig(**options))
 
 
 def test_a_tree_without_nodes_is_a_plain_step():

@@ -31,15 +31,15 @@ SOURCES: tuple[type[DraftSource], ...] = (
     Eagle3Source,
     Gemma4AssistantSource,
     MtpHeadSource,
+    DraftModelSource,
+    EarlyExitSource,
+    PromptLookupSource,
     NgramSource,
+    MtpSource,
     SuffixSource,
     RecyclingSource,
     AutoSource,
     OwnDrafterSource,
-    DraftModelSource,
-    EarlyExitSource,
-    PromptLookupSource,
-    MtpSource,
 )
 
 

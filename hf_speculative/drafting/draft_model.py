@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
@@ -131,6 +131,10 @@ class DraftModelSource(GivenModelSource):
 
     method = "draft_model"
     scores_levels = True
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return isinstance(value, nn.Module)
 
     def __post_init__(self):
         super().__post_init__()

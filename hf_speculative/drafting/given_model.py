@@ -99,7 +99,7 @@ class HeadSource(GivenModelSource):
 
     @classmethod
     def takes(cls, value) -> bool:
-        config = getattr(value, "config", None)
+        config = value.config if isinstance(value, PreTrainedModel) else None  # drafters may have one, too
         return all(hasattr(config, name) for name in cls.config_fields)
 
     @property

@@ -11,12 +11,10 @@ from ..measuring import Evaluation, Setting
 from ..reports.pages import visible
 from .figures import Evaluations, Figure, by_use_case, choose_draft, fastest, figures_of
 
-#: Keys as vLLM documents them: docs/features/speculative_decoding/README.md (commit 01ed47b, "`--speculative-config` schema")
-#: and the class that reads them, vllm/config/speculative.py (commit 002e77c, later than 0.26); "dspark" as of its 0.27.
+#: methods that vLLM has, docs/features/speculative_decoding/README.md (vLLM 0.27)
 METHODS = (
     "draft_model",
     "ngram",
-    "ngram_gpu",
     "suffix",
     "eagle",
     "eagle3",
@@ -26,78 +24,18 @@ METHODS = (
     "dflash",
     "dspark",
 )
-POSITIVE, ANY_SIZE = "a whole number, 1 or more", "a whole number, 0 or more"
-KEYS: dict[str, Any] = {
-    "method": METHODS,
-    "model": str,
-    "num_speculative_tokens": POSITIVE,
-    "draft_tensor_parallel_size": POSITIVE,
-    "max_model_len": POSITIVE,
-    "quantization": str,
-    "kv_cache_dtype": str,
-    "attention_backend": str,
-    "moe_backend": str,
-    "revision": str,
-    "code_revision": str,
-    "enforce_eager": bool,
-    "disable_padded_drafter_batch": bool,
-    "parallel_drafting": bool,
-    "use_heterogeneous_vocab": bool,
-    "draft_sample_method": ("greedy", "probabilistic"),
-    "prompt_lookup_max": POSITIVE,
-    "prompt_lookup_min": POSITIVE,
-    "suffix_decoding_max_tree_depth": POSITIVE,
-    "suffix_decoding_max_cached_requests": ANY_SIZE,
-    "suffix_decoding_max_spec_factor": float,
-    "suffix_decoding_min_token_prob": float,
+#: settings of a source that are vLLM's keys as well, by their names here
+KEYS = {
+    "max_matching_ngram_size": "prompt_lookup_max",
+    "suffix_decoding_max_tree_depth": "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests": "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor": "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob": "suffix_decoding_min_token_prob",
 }
-NEEDS_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "dspark")
-#: keys of what is an option here, by its name here
-RENAMED = {"max_matching_ngram_size": "prompt_lookup_max"}
-#: and of what always holds here, by method as it is called here
+#: what always holds here, by method as it is called here
 FIXED: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_min": 1}, "peagle": {"parallel_drafting": True}}
 #: vLLM's names of methods, by those here that differ
 CALLED: dict[str, str] = {"mtp_head": "mtp", "peagle": "eagle3"}
-WRONG_NAMES = {"tensor_parallel_size": "draft_tensor_parallel_size", "num_draft_tokens": "num_speculative_tokens"}
-
-
-def validate(config: dict[str, Any]) -> dict[str, Any]:
-    """The same `config`, if vLLM documents all of it.
-
-    Raises:
-        ValueError: a key that vLLM does not document, a value it does not take, or one that is missing.
-    """
-    for key, value in config.items():
-        if key not in KEYS:
-            way_out = f"did you mean {WRONG_NAMES[key]}?" if key in WRONG_NAMES else f"the keys are {', '.join(KEYS)}."
-            raise ValueError(f"vLLM's speculative config has no key {key!r}: {way_out}")
-        if not _fits(value, KEYS[key]):
-            raise ValueError(f"{key}={value!r}: vLLM takes {_wording(KEYS[key])} there.")
-    missing = [key for key in ("method", "num_speculative_tokens") if key not in config]
-    if config.get("method") in NEEDS_MODEL and "model" not in config:
-        missing.append("model")
-    if missing:
-        raise ValueError(f"vLLM's speculative config needs {', '.join(missing)}.")
-    least, most = config.get("prompt_lookup_min", 1), config.get("prompt_lookup_max")
-    if most is not None and least > most:
-        raise ValueError(f"prompt_lookup_min={least} is more than prompt_lookup_max={most}.")
-    return config
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind in (POSITIVE, ANY_SIZE):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= (kind == POSITIVE)
-    if isinstance(kind, tuple):
-        return value in kind
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _wording(kind: Any) -> str:
-    if isinstance(kind, tuple):
-        return f"one of {', '.join(kind)}"
-    return kind if isinstance(kind, str) else {str: "text", bool: "true or false", float: "a number"}[kind]
 
 
 @dataclass(frozen=True)
@@ -142,10 +80,10 @@ def export_vllm(
         draft_model: only with this draft, as the evaluation names it; by default whatever did best.
         temperature: at which, where several were evaluated; by default the first.
         target_name, draft_name: other names or folders for vLLM to load them from.
-        **fields: further keys of vLLM's speculative config, which come before what is chosen here.
+        **fields: further keys of vLLM's speculative config, which come before what is chosen here; vLLM checks them.
 
     Raises:
-        ValueError: nothing that vLLM has was measured, all figures are noise, or a field is not one that vLLM documents.
+        ValueError: nothing that vLLM has was measured, or all figures are noise.
     """
     found = by_use_case(evaluation)
     figures = _figures(found, draft_model)
@@ -172,8 +110,8 @@ def export_vllm(
     config |= FIXED.get(_own_method(best), {})
     if setting.draft is None:
         source = setting.source({})
-        told = {RENAMED.get(name, name): getattr(source, name) for name in source.options()}
-        config |= {key: value for key, value in told.items() if key in KEYS and value is not None}
+        told = {KEYS[name]: getattr(source, name) for name in source.options() if name in KEYS}
+        config |= {key: value for key, value in told.items() if value is not None}
     else:
         config["model"] = draft_name or header["drafts"].get(setting.draft) or setting.draft
         if setting.draft in header["draft_tokenizers"]:
@@ -183,7 +121,7 @@ def export_vllm(
         raise ValueError(
             f"the target's name, {target!r}, has characters that cannot be seen: give `target_name=` (`--target-name`)."
         )
-    return VllmSettings(target, validate(config | fields), best, tuple(_notes(best, figures)))
+    return VllmSettings(target, config | fields, best, tuple(_notes(best, figures)))
 
 
 def _figures(found: dict[str, Evaluation], draft_model: str | None) -> list[Figure]:

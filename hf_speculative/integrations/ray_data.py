@@ -88,13 +88,14 @@ class SpeculativePredictor:
         device: torch.device | str | None = None,
         **generate_kwargs,
     ):
+        is_method = DRAFTS.is_method(draft_model)
         if model is None:
-            if draft_model is not None or tokenizer is not None:
+            if (draft_model is not None and not is_method) or tokenizer is not None:
                 raise ValueError(
                     "`draft_model` and `tokenizer` go with a `model`: give it, or none for the embedded pair."
                 )
             model, dtype = str(FOLDER / "target"), dtype or torch.float32
-            if not generate_kwargs.keys() & {*SOURCES}:
+            if not is_method and not generate_kwargs.keys() & {*SOURCES}:
                 draft_model = str(FOLDER / "draft")
         if not isinstance(model, str) and (dtype is not None or device is not None):
             raise ValueError("`dtype` and `device` are for a `model` given by name: leave them out.")
@@ -104,7 +105,7 @@ class SpeculativePredictor:
             model = load_model(model, dtype=dtype or "auto").to(
                 device or ("cuda" if torch.cuda.is_available() else "cpu")
             )
-        draft_name = draft_model if isinstance(draft_model, str) and not DRAFTS.is_method(draft_model) else None
+        draft_name = draft_model if isinstance(draft_model, str) and not is_method else None
         draft_model = load_draft(draft_model, unwrap(model, "model"))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer

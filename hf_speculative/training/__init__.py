@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .distributions import SamplingParams
     from .losses import LOSSES
     from .push import Push
     from .results import Trained
     from .run import train
+    from .sampling_params import SamplingParams
     from .settings import Settings
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            ".distributions": ["SamplingParams"],
+            ".sampling_params": ["SamplingParams"],
             ".losses": ["LOSSES"],
             ".push": ["Push"],
             ".results": ["Trained"],

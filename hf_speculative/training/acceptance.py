@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..call.statistics import RowStatistics
 from ..models import device_of
-from .distributions import SamplingParams
+from .sampling_params import SamplingParams
 
 #: ways to decode that are measured
 GREEDY, SAMPLED = "greedy", "sampled"

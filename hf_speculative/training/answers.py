@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..measuring.processes import Processes
 from ..reports import files
-from .distributions import SamplingParams
 from .examples import Example
+from .sampling_params import SamplingParams
 
 FORMAT = 2
 #: answers of a part, by rows that run together
@@ -138,7 +138,7 @@ def answer(
                 [prompts[index] for index, _ in part],
                 batch_size=batch_size,
                 max_new_tokens=asked.max_new_tokens,
-                **_drafting(target, asked.use),
+                **how_drafted(target, asked.use),
                 **asked.use.generate_kwargs,
             )
             with closing(completions):
@@ -153,8 +153,8 @@ def answer(
                         return
 
 
-def _drafting(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
-    """How answers are drafted: so that they do not depend on draft lengths, which follow the clock."""
+def how_drafted(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
+    """Keywords of drafting whose texts do not depend on draft lengths, which follow the clock."""
     if target.dtype != torch.float32:  # rounding depends on the width of a pass
         return {"draft_model": None}
     return {"draft_model": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})

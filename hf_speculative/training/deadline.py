@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from transformers import TrainerCallback
 
-#: of a run's time, when answers end; of what is left after them, what measuring may take; and what is kept for writing
-ANSWERS, MEASURING, WRITING = 0.4, 0.3, 0.05
+#: of a run's time, when prompts and answers end; of what is left after them, what measuring may take; what is kept for writing
+PROMPTS, ANSWERS, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05
 #: of a run's time, the longest measurement of one way to decode
 MEASUREMENT = 0.1
 

@@ -71,5 +71,3 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
         for one in (lk_hybrid, forward_kl, reverse_kl, total_variation, negative_log_acceptance, cross_entropy)
     }
 )
-#: infinite where the target's distribution is cut off by top-k or top-p
-NEEDS_ALL_TOKENS = ("reverse_kl",)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .distributions import SamplingParams
 from .examples import Collator, Example
+from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

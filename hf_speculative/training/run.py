@@ -24,10 +24,12 @@ from .acceptance import Meter
 from .answers import Asked, answers_of_all
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
+from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .on_policy import OnPolicy
+from .own_prompts import write_prompts
 from .packing import keeps_texts_apart
 from .progress import Clock, Shown
 from .prompts import Data, read_data
@@ -40,7 +42,7 @@ from .student import Student
 from .teacher import Teacher
 from .trainer import DraftTrainer
 
-ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
+PROMPTS, ANSWERS, CHECKPOINTS = "prompts.jsonl", "answers.jsonl", "checkpoints"
 #: how prompts were read, as far as other commands read them so, too
 SHOWN = ("split", "config")
 
@@ -82,7 +84,7 @@ def train(
     checkpoints and `training.json`. The target stays as it is.
 
     Args:
-        dataset: prompts, as in `hf_speculative.evaluate`.
+        dataset: prompts, as in `hf_speculative.evaluate`; `None`: the target writes its own, `settings.num_prompts` of them.
         resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
         reading: how prompts are read, keywords of `training.prompts.read_data`.
         push: upload the draft at the end.
@@ -155,7 +157,9 @@ class Run:
         files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
-        """The prompts."""
+        """The prompts; without a data set, those that the target writes itself."""
+        if dataset is None:
+            dataset, reading = self._own_prompts(), {}
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
         self.reading = {name: reading[name] for name in SHOWN if reading.get(name) is not None}
@@ -173,6 +177,22 @@ class Run:
             self.watch.say(f"Row {row.index} is left out: {row.message}.")
         if (more := len(self.data.bad_rows) - 3) > 0:
             self.watch.say(f"{more} more rows are left out.")
+
+    def _own_prompts(self) -> Path:
+        path = self.folder / PROMPTS
+        self.watch.part("prompts of the target")
+        if self.processes.rank == 0:
+            write_prompts(
+                self.target,
+                self.tokenizer,
+                path,
+                self.settings.num_prompts,
+                self.settings.seed,
+                self.watch.answers,
+                lambda: self.deadline.has_passed(PROMPTING),
+            )
+        self.processes.gather([])  # the others read what the first has written
+        return path
 
     def answer(self, only: int | None = None) -> None:
         """The target's answers, those of a run before included.

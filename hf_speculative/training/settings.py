@@ -1,69 +1,113 @@
-"""What a run of training is asked for."""
+"""What a run of training is asked for. Importing it imports nothing heavy: the command's options are made from it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .distributions import SamplingParams
-from .losses import LOSSES, NEEDS_ALL_TOKENS
+from ..command.settings import check_ranges, setting
+from .sampling_params import SamplingParams
 
 #: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
 LEARNING_RATES = {"eagle3": 1e-3, "dflash": 1e-3, "jetspec": 1e-3, "layers": 1e-3, "draft": 1e-4, "lora": 1e-3}
 #: draft tokens of a round, where no number is given; those of blocks are as many as their masks
 DRAFT_TOKENS = {"dflash": 7, "jetspec": 7}
+LOSS_NAMES = (
+    "lk_hybrid",
+    "forward_kl",
+    "reverse_kl",
+    "total_variation",
+    "negative_log_acceptance",
+    "cross_entropy",
+)
+#: those that are infinite where the target's distribution is cut off
+NEEDS_ALL_TOKENS = ("reverse_kl",)
 HEADS = ("eagle3", "dflash", "jetspec", "layers:N", "draft:FOLDER")
+
+
+#: where these are shown among a command's options
+WHERE, HOW = "Data", "Training"
+#: minutes of a run where neither they nor steps are given
+MINUTES = 60.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of `train`; a run is resumed with the same ones.
+    """Settings of `train`, and the options of its command; a run is resumed with the same ones.
 
-    Attributes:
-        head: `eagle3`; `dflash`, or `jetspec`, whose block is causal; `layers:N`, a copy of the target's first N layers;
-            `draft:FOLDER`, a model of its tokenizer or a head that is there, by name.
-        lora_rank: of a LoRA that is trained in place of the model's own weights.
-        use: how the target will be sampled from: its answers, its distributions and the acceptance are all of that kind.
-        loss: a name in `LOSSES`.
-        on_policy: in this share of the passes, a draft model learns from texts of its own (DistillSpec).
-        steps: of the optimizer; `None`: as many as fit into `minutes`.
-        minutes: of the whole run: answers, measuring and training. How many answers and steps fit follows the clock.
-        num_evaluations: how often acceptance is measured, evenly over the steps; and once before them.
-        batch_size: texts in a step, of all processes together.
-        accumulate: each process splits its part of a step into so many passes, to save memory.
-        answers_per_prompt: how many answers are sampled to each prompt.
-        num_draft_tokens: in a round of the measurements, and in a DFlash block; `None`: 7 for blocks, else 5.
-        ttt_steps, ttt_decay: steps of EAGLE-3's training-time test, and by what each counts less than the one before.
-        head_layers, anchors: of DFlash, its layers, `None`: as many as fit the target's depth; and blocks in each text.
-        draft_vocab_size: of a head: so many tokens, the most frequent of the answers.
-        pack: short texts share a row, if the target and the draft keep them apart.
+    Raises:
+        ValueError: a value out of range, or settings that exclude each other.
     """
 
-    head: str
-    lora_rank: int | None = None
+    head: str = setting(
+        "eagle3",
+        "What is trained. eagle3: a head that reads the target's hidden states, and goes on from its own. dflash, jetspec: one "
+        "that fills a whole block at once, jetspec's causal. layers:N: a copy of the target's first N layers. "
+        "draft:FOLDER: a small model of the target's tokenizer, or a head, that is there already.",
+    )
     use: SamplingParams = field(default_factory=SamplingParams)
-    loss: str = "lk_hybrid"
-    on_policy: float = 0.0
-    steps: int | None = None
-    minutes: float | None = None
-    num_evaluations: int = 4
-    batch_size: int = 8
-    accumulate: int = 1
-    max_length: int = 2048
-    max_new_tokens: int = 128
-    answers_per_prompt: int = 1
-    learning_rate: float | None = None
-    held_out: int = 16
-    num_draft_tokens: int | None = None
-    ttt_steps: int = 3
-    ttt_decay: float = 0.8
-    head_layers: int | None = None
-    anchors: int = 64
-    draft_vocab_size: int = 32000
-    pack: bool = True
-    seed: int = 0
+    steps: int | None = setting(None, "Steps of the optimizer.", least=1)
+    minutes: float | None = setting(
+        None,
+        f"Time of the whole run: answers, measuring and training, as many as fit. Default, without steps: {MINUTES:g}.",
+        above=0,
+    )
+    num_prompts: int = setting(
+        512, "Prompts that the target writes itself, where no data is given.", least=2, panel=WHERE
+    )
+    held_out: int = setting(16, "Prompts to measure on, which are not learned from.", least=1, panel=WHERE)
+    max_new_tokens: int = setting(256, "The most tokens of an answer.", least=1, panel=WHERE)
+    answers_per_prompt: int = setting(1, "Answers sampled to each prompt: more to learn from.", least=1, panel=WHERE)
+    loss: str = setting(
+        "lk_hybrid",
+        "lk_hybrid: KL first, then the chance of a rejection. forward_kl, reverse_kl, total_variation, "
+        "negative_log_acceptance; cross_entropy, for greedy use alone.",
+        panel=HOW,
+    )
+    lora_rank: int | None = setting(
+        None, "With draft:FOLDER: train a LoRA of this rank on it, then merge it.", least=1, panel=HOW
+    )
+    on_policy: float = setting(
+        0.0,
+        "With a draft model: the share of passes in which it learns from texts of its own (DistillSpec).",
+        least=0.0,
+        most=1.0,
+        panel=HOW,
+    )
+    learning_rate: float | None = setting(None, "Default: 1e-4 for draft:FOLDER, else 1e-3.", above=0, panel=HOW)
+    batch_size: int = setting(8, "Texts in a step, of all processes together.", least=1, panel=HOW)
+    accumulate: int = setting(1, "Split each step into this many passes, to save memory.", least=1, panel=HOW)
+    max_length: int = setting(2048, "Tokens of a text; the rest is cut off.", least=2, panel=HOW)
+    num_evaluations: int = setting(
+        8, "How often acceptance is measured and a checkpoint kept.", least=1, panel=HOW, flag="--evaluations"
+    )
+    num_draft_tokens: int | None = setting(
+        None,
+        "Draft tokens in a round of those measurements, and in the block of dflash and jetspec. Default: 7 for these, else 5.",
+        least=1,
+        panel=HOW,
+    )
+    ttt_steps: int = setting(3, "eagle3: steps on its own states (training-time test).", least=1, panel=HOW)
+    ttt_decay: float = setting(
+        0.8, "eagle3: the weight of each of these steps, over that of the one before.", above=0, panel=HOW
+    )
+    head_layers: int | None = setting(
+        None, "dflash, jetspec: their layers. Default: 1 to 5, by the target's.", least=1, panel=HOW
+    )
+    anchors: int = setting(64, "dflash, jetspec: blocks in each text, at random places.", least=1, panel=HOW)
+    draft_vocab_size: int = setting(
+        32000, "eagle3, dflash: propose only this many tokens, the most frequent ones.", least=1, panel=HOW
+    )
+    pack: bool = setting(
+        True,
+        "Short texts share a row, if the model keeps them apart; the loss is the same, and a step is shorter.",
+        panel=HOW,
+        flag="--pack/--no-pack",
+    )
+    seed: int = setting(0, "Random seed.")
 
     def __post_init__(self):
+        check_ranges(self)
         if self.kind not in {head.partition(":")[0] for head in HEADS} or (
             self.value and self.kind not in ("layers", "draft")
         ):
@@ -76,32 +120,26 @@ class Settings:
             raise ValueError(
                 f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
             )
-        if not 0 <= self.on_policy <= 1 or (self.on_policy and self.kind not in ("layers", "draft")):
+        if self.on_policy and self.kind not in ("layers", "draft"):
             raise ValueError(
-                f"`on_policy={self.on_policy}`: give a share from 0 to 1, of a draft model; a head cannot write by itself."
+                f"`on_policy={self.on_policy}` is for a draft model: a head cannot write by itself. Leave it out."
             )
-        if self.loss not in LOSSES:
-            raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSSES)}.")
+        if self.loss not in LOSS_NAMES:
+            raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSS_NAMES)}.")
         if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
             raise ValueError(
                 f"`loss={self.loss!r}` is infinite where `top_k` or `top_p` cut the target's distribution off: leave those "
                 "out, or choose another loss."
             )
-        if (self.steps is None) == (self.minutes is None):
+        if self.steps is not None and self.minutes is not None:
             raise ValueError("`steps` and `minutes` both say how long to train: give one of them.")
+        if self.steps is None and self.minutes is None:
+            object.__setattr__(self, "minutes", MINUTES)
         if self.answers_per_prompt > 1 and self.use.temperature == 0:
             raise ValueError(
                 f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: give a `temperature`, or "
                 "leave it out."
             )
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ValueError(f"`{name}={value}`: give 1 or more.")
-        for name in ("minutes", "learning_rate", "ttt_decay"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}={value}`: give more than 0.")
 
     @property
     def kind(self) -> str:
@@ -125,22 +163,3 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"learning_rate": self.rate, "num_draft_tokens": self.draft_tokens}
-
-
-#: at least 1 each
-COUNTS = (
-    "lora_rank",
-    "steps",
-    "num_evaluations",
-    "batch_size",
-    "accumulate",
-    "max_length",
-    "max_new_tokens",
-    "answers_per_prompt",
-    "held_out",
-    "num_draft_tokens",
-    "ttt_steps",
-    "head_layers",
-    "anchors",
-    "draft_vocab_size",
-)

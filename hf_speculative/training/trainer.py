@@ -13,9 +13,9 @@ from transformers import Trainer, TrainerState
 
 from .acceptance import Meter
 from .chunked_loss import summed
-from .distributions import SamplingParams
 from .losses import LOSSES, Loss
 from .on_policy import OnPolicy
+from .sampling_params import SamplingParams
 from .student import Prediction, Student
 from .teacher import Teacher, TeacherOutputs
 

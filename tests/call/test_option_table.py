@@ -140,7 +140,9 @@ def test_a_number_beside_that_of_the_source(target, name):
 ABOUT_DRAFTING = [
     one
     for one in OPTIONS
-    if one.without_draft == REFUSED and not one.is_source and one.name not in ("schedule", "pack_weights")
+    if one.without_draft == REFUSED
+    and not one.is_source
+    and one.name not in ("schedule", "pack_weights", "speculative_config")
 ]
 
 

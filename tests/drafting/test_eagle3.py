@@ -188,9 +188,7 @@ def test_proposals_equal_those_of_fresh_passes(name):
     kind = PEagle if head.config.is_parallel else Eagle3
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     for own, num_tokens in ((drafter, 3), (DynamicTreeDrafter(drafter, 2, depth=3), 5)):
-        same_as_plain(
-            target, tiny.prompts(3), draft_model=own, speculative_config=SpeculativeConfig(num_draft_tokens=num_tokens)
-        )
+        same_as_plain(target, tiny.prompts(3), draft_model=own, num_draft_tokens=num_tokens)
     assert drafter.num_steps > 20 and drafter.num_levels > 10
 
 
@@ -238,7 +236,7 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(name):
     target = heads.target("llama", vocab_size=distributions.VOCAB)
     head = heads.eagle3(target, **fields | {"draft_vocab": 5})
     config = SpeculativeConfig(rule=BlockVerification(), num_draft_tokens=2)
-    distributions.assert_exact(target, {"draft_model": head, **config}, top_k=3)
+    distributions.assert_exact(target, {"draft_model": head, "speculative_config": config}, top_k=3)
 
 
 @pytest.mark.parametrize("name", ["sliding windows", "parallel"])

@@ -332,7 +332,7 @@ def test_everything_on_the_targets_side_goes_on_working(mapping):
 def test_a_draft_with_a_shorter_context_falls_back_to_plain(kind):
     target = tiny.llama(vocab_size=len(SMALL))
     draft = tiny.build("gpt2", vocab_size=len(BIG), n_positions=24)
-    config = {"draft_model": draft, "tokenizer": SMALL, "draft_tokenizer": BIG}
+    config = {"draft_model": draft, "tokenizer": SMALL, "assistant_tokenizer": BIG}
     mapping = "strings" if kind is StringMatch else "intersection"
     settings = {"do_sample": False, "max_new_tokens": 50, "pad_token_id": 0}
     with hs.record() as stats:
@@ -376,31 +376,26 @@ REFUSED = {
     "no target tokenizer": (
         {"tokenizer": None},
         ValueError,
-        "`draft_tokenizer` .or `assistant_tokenizer`. has no effect without `tokenizer`",
+        "`draft_tokenizer` .`assistant_tokenizer` in a call. has no effect without `tokenizer`",
     ),
     "no tokenizers": (
-        {"tokenizer": None, "draft_tokenizer": None, "vocabulary_mapping": "strings"},
+        {"tokenizer": None, "assistant_tokenizer": None, "vocabulary_mapping": "strings"},
         ValueError,
         "`vocabulary_mapping='strings'` has no effect without",
     ),
     "unknown mapping": ({"vocabulary_mapping": "tokens"}, ValueError, "'tokens'` is not one of intersection, strings"),
     "not a tokenizer": (
-        {"draft_tokenizer": print},
+        {"assistant_tokenizer": print},
         TypeError,
-        "`draft_tokenizer` is of type builtin_function_or_method",
-    ),
-    "both names": (
-        {"assistant_tokenizer": SMALL},
-        ValueError,
-        "`draft_tokenizer` and `assistant_tokenizer` mean the same but differ",
+        "`assistant_tokenizer` is of type builtin_function_or_method",
     ),
     "nothing in common": (
-        {"draft_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
+        {"assistant_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
         ValueError,
         "cannot draft through `draft_tokenizer`: they have no token of text in common.*another draft",
     ),
     "no text": (
-        {"draft_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},
+        {"assistant_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},
         ValueError,
         "the draft's tokenizer loses most of a text",
     ),
@@ -417,9 +412,9 @@ REFUSED = {
     "prompt lookup": (
         {"draft_model": None, "prompt_lookup_num_tokens": 2},
         ValueError,
-        "`draft_tokenizer` has no effect without `draft_model`",
+        "`assistant_tokenizer` has no effect on drafts by `prompt_lookup_num_tokens`, only on those by `draft_model`",
     ),
-    "no draft": ({"draft_model": None}, ValueError, "`draft_tokenizer` has no effect without a draft"),
+    "no draft": ({"draft_model": None}, ValueError, "`assistant_tokenizer` has no effect without a draft"),
 }
 
 
@@ -427,10 +422,10 @@ REFUSED = {
 def test_refused_before_the_first_forward(name):
     kwargs, error, message = REFUSED[name]
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
-    settings = {"draft_model": draft, "tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer} | kwargs
+    settings = {"draft_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer} | kwargs
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
         config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
-        hs.generate(target, **prompts(tokenizer), **settings, **config, max_new_tokens=4)
+        hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
     assert not forwards.lengths and "\n" not in str(caught.value)
 
 

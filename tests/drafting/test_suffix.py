@@ -8,12 +8,12 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import SuffixStore
 from hf_speculative.drafting.suffix.automaton import SuffixAutomaton
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
 from tests.support.drafters import suffix_drafter
-from tests.support.lookup import PromptLookup
 
 
 def followers(text, context):
@@ -101,7 +101,7 @@ def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
     passes = []
     for _ in range(2):
         with hs.record() as stats:
-            assert hs.generate(target, **call, speculative_config=config_of(store)).tolist() == expected.tolist()
+            assert hs.generate(target, **call, **config_of(store)).tolist() == expected.tolist()
         passes.append(stats.num_target_forwards)
     assert store.num_documents == 8 and passes[1] <= 2 + -(-(expected.shape[1] - 9) // 6) < passes[0]
     answers = [row[: 1 + next((i for i, t in enumerate(row) if t in (7, 11)), 39)] for row in expected[:, 9:].tolist()]
@@ -118,7 +118,7 @@ def test_refill_equals_plain_and_learns_from_rows_that_are_done(target):
     settings = {"batch_size": 2, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": 7}
     plain = [completion.new_ids for completion in hs.generate_batches(target, ids, **settings)]
     with hs.record() as stats:
-        found = list(hs.generate_batches(target, ids * 2, **settings, speculative_config=config_of(store)))
+        found = list(hs.generate_batches(target, ids * 2, **settings, **config_of(store)))
     assert [completion.new_ids for completion in found] == plain * 2
     first, second = (sum(c.statistics.num_rounds for c in half) for half in (found[:5], found[5:]))
     assert second < first / 2 and stats.num_accepted_draft_tokens > 0
@@ -134,7 +134,7 @@ def test_reproducible_sampling_equals_plain(target, num_return_sequences):
         expected = target.generate(**call)
         set_seed(seed)
         with hs.record() as stats:
-            found = hs.generate(target, **call, speculative_config=config_of(store, reproducible=True))
+            found = hs.generate(target, **call, **config_of(store, reproducible=True))
         assert found.tolist() == expected.tolist()
     assert stats.num_accepted_draft_tokens > 0
 
@@ -225,18 +225,16 @@ def test_settings_of_a_drafter(settings, message):
         suffix_drafter(**settings)
 
 
-# `method="suffix"`
+# `draft_model="suffix"`
 
 
 def test_a_method_needs_no_model(target):
-    """In the call, in its config, attached: the same tokens, and drafts that are kept."""
+    """In the call and attached: the same tokens, and drafts that are kept."""
     call = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}
     expected = target.generate(**call).tolist()
     ways = [
         lambda: hs.generate(target, **call, draft_model="suffix"),
-        lambda: hs.generate(target, **call, draft_model="suffix"),
-        lambda: hs.attach(target, draft_model="suffix").generate(**call),
-        lambda: hs.attach(target, config=hs.SpeculativeConfig(method="suffix")).generate(**call),
+        lambda: hs.attach(target, "suffix").generate(**call),
     ]
     counts = []
     for way in ways:
@@ -274,9 +272,7 @@ def test_what_is_attached_is_about_its_own_source(target, draft):
             == expected
             and store.num_documents == 3
         )
-        with pytest.raises(ValueError, match="`draft_model` and `drafter` are two sources of drafts"):
-            hs.attach(target, draft, config=hs.SpeculativeConfig(drafter=PromptLookup()))
-        with pytest.raises(ValueError, match="`corpus` has no effect without `method`"):
+        with pytest.raises(ValueError, match=r"`corpus` has no effect on drafts by `draft_model`, only on those by"):
             target.generate(**call, speculative_config=hs.SpeculativeConfig(corpus=store))
     finally:
         hs.detach(target)
@@ -293,7 +289,7 @@ def test_answers_that_are_kept_with_the_model(target):
 
     def num_passes(**settings):
         with hs.record() as stats:
-            hs.generate(target, **call, **settings)
+            hs.generate(target, **as_keywords(call | settings))
         return stats.num_target_forwards
 
     first, second = num_passes(), num_passes()
@@ -328,7 +324,7 @@ def test_a_corpus(target, tmp_path, kind):
     settings = {"draft_model": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
     for _ in range(2):
         with hs.record() as stats:
-            assert hs.generate(target, **call, **settings).tolist() == expected.tolist()
+            assert hs.generate(target, **as_keywords(call | settings)).tolist() == expected.tolist()
         assert stats.num_target_forwards < 10
         path.write_text("", encoding="utf-8")
 
@@ -340,12 +336,13 @@ def test_a_corpus(target, tmp_path, kind):
         ({"corpus": [3, 4]}, TypeError, "`corpus` holds an object of type int"),
         ({"corpus": ["a text"]}, ValueError, "no tokenizer where the model came from"),
         ({"corpus": ["a"], "suffix_decoding_max_cached_requests": 3}, ValueError, "=3` has no effect beside `corpus`"),
-        ({"prompt_lookup_num_tokens": 3}, ValueError, "`prompt_lookup_num_tokens` and `method` are two sources"),
+        ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens` are two sources"),
         ({"assistant_confidence_threshold": 0.3}, ValueError, "assistant_confidence_threshold` has no effect"),
     ],
 )
 def test_settings_of_the_method(target, settings, error, message):
     tokenizer = {"tokenizer": tongues.characters("abc")} if settings.get("corpus") == "nowhere.txt" else {}
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=3, draft_model="suffix", **tokenizer, **settings)
+        call = tiny.prompts(1) | {"max_new_tokens": 3, "draft_model": "suffix"} | tokenizer
+        hs.generate(target, **as_keywords(call | settings))
     assert not forwards.lengths

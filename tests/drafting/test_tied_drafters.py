@@ -383,7 +383,7 @@ def test_refusals(make):
     refuses(llama, "`use_mtp` and `draft_model`|`draft_model` and `use_mtp`", use_mtp=True, draft_model=tiny.llama())
     refuses(
         llama,
-        "`speculation_type='dflash'` has no effect without `draft_model`",
+        "`speculation_type='dflash'` has no effect on drafts by `prompt_lookup_num_tokens`, only on those by `draft_model`",
         prompt_lookup_num_tokens=2,
         speculation_type="dflash",
     )

@@ -224,7 +224,7 @@ def test_attached_alone_a_model_drafts_for_itself(target):
 
 def test_mtp_layers_come_first(target, monkeypatch):
     """Where a checkpoint has some, "auto" is them; here one that never fits, then one that does."""
-    source = source_of("method", "auto")
+    source = source_of("draft_model", "auto")
     assert source.for_model(target) is source
     monkeypatch.setattr(MtpSource, "check", lambda self, model: None)
     assert isinstance(source.for_model(target), MtpSource)

@@ -1,13 +1,12 @@
 """Settings for vLLM that follow from an evaluation."""
 
 import json
-import re
 import shlex
 
 import pytest
 
 import hf_speculative as hs
-from hf_speculative.hub.vllm import export_vllm, validate
+from hf_speculative.hub.vllm import export_vllm
 
 
 def test_the_line_for_vllm(code):
@@ -124,30 +123,3 @@ def test_only_adaptive_lengths(results, tmp_path):
     (tmp_path / "adaptive.jsonl").write_text("\n".join([json.dumps(header), *calls]) + "\n")
     with pytest.raises(ValueError, match=r"draft, adaptive length, greedy.*num_draft_tokens=\[2, 4, 6\]"):
         export_vllm(tmp_path / "adaptive.jsonl")
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"tensor_parallel_size": 2}, "did you mean draft_tensor_parallel_size"),
-        ({"temperature": 0.5}, "no key 'temperature'"),
-        ({"method": "lookahead"}, "method='lookahead': vLLM takes one of draft_model"),
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens=0: vLLM takes a whole number, 1 or more"),
-        ({"num_speculative_tokens": True}, "num_speculative_tokens=True"),
-        ({"enforce_eager": 1}, "enforce_eager=1: vLLM takes true or false"),
-        ({"model": None}, "model=None: vLLM takes text"),
-        ({"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "is more than"),
-    ],
-)
-def test_what_vllm_does_not_document(change, message):
-    good = {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 3}
-    assert validate(good) == good
-    with pytest.raises(ValueError, match=re.escape(message)):
-        validate(good | change)
-
-
-@pytest.mark.parametrize("key", ["method", "model", "num_speculative_tokens"])
-def test_what_vllm_needs(key):
-    good = {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 3}
-    with pytest.raises(ValueError, match=f"needs {key}"):
-        validate({name: value for name, value in good.items() if name != key})

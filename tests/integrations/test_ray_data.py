@@ -37,7 +37,7 @@ def plainly(pair, prompt: str, **settings) -> str:
 
 
 def test_the_embedded_target_without_its_draft(pair):
-    answers = SpeculativePredictor(max_new_tokens=10, method="auto", num_draft_tokens=3)(
+    answers = SpeculativePredictor(max_new_tokens=10, draft_model="auto", num_draft_tokens=3)(
         {"prompt": column(PROMPTS[:2])}
     )
     assert list(answers["generated_text"]) == [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS[:2]]

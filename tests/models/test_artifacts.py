@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
 from tests.support import tiny
 from tests.support.cases import slow_but
@@ -165,7 +166,7 @@ class TestAuto:
         def kinds():
             return [kind for pairs in measured_costs._known[target].values() for kind in pairs]
 
-        call = tiny.prompts(1) | SETTINGS | {"draft_model": draft, "compile": "auto", "max_new_tokens": 64}
+        call = tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "compile": "auto", "max_new_tokens": 64})
         for _ in range(2):
             hs.generate(target, **call)
         assert len(kinds()) == 1
@@ -173,7 +174,7 @@ class TestAuto:
         for _ in range(2):
             hs.generate(target, **call)
         assert len(kinds()) == 2 and emulated.runs
-        hs.generate(target, **call | {"compile": False})
+        hs.generate(target, **call | as_keywords({"compile": False}))
         assert len(kinds()) == 3
 
     def test_makes_nothing_where_it_would_not_pay(self, target, draft, started, monkeypatch):

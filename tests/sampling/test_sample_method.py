@@ -11,6 +11,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import Draft, SpeculativeConfig
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.sample_method import MARGIN, MeasuredChoice
 from hf_speculative.sampling.samplers import Independent
@@ -135,7 +136,7 @@ def length_of(target, draft, **kwargs):
     torch.manual_seed(0)
     with hs.record() as stats:
         settings = {"do_sample": True, "max_new_tokens": 40, "pad_token_id": 0, "num_draft_tokens": 3, "tree_top_k": 1}
-        hs.generate(target, **tiny.prompts(8), draft_model=draft, **settings, **kwargs)
+        hs.generate(target, **tiny.prompts(8), draft_model=draft, **as_keywords(settings | kwargs))
     return stats.mean_acceptance_length
 
 
@@ -164,13 +165,13 @@ def test_output_through_generate_has_the_distribution(method):
     draft = tiny.noisy_copy(target, 0.4)
     with torch.no_grad():
         draft.lm_head.weight.mul_(0.5)
-    drafts = {"draft_model": draft, "num_draft_tokens": 2, "tree_top_k": 1, "draft_sample_method": method}
+    drafts = as_keywords({"draft_model": draft, "num_draft_tokens": 2, "tree_top_k": 1, "draft_sample_method": method})
     for prompt, samples in distributions.sample(target, drafts, num_samples=3000, top_k=3):
         distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, top_k=3))
 
 
 def test_where_it_has_no_effect(target, draft):
-    call = tiny.prompts(2) | {"max_new_tokens": 4, "pad_token_id": 0, "draft_sample_method": "greedy"}
+    call = tiny.prompts(2) | {"max_new_tokens": 4, "pad_token_id": 0} | as_keywords({"draft_sample_method": "greedy"})
     sampled = call | {"do_sample": True}
     for kwargs, message in (
         (call | {"draft_model": draft, "do_sample": False}, "no effect on greedy decoding: set `do_sample=True`"),
@@ -182,9 +183,9 @@ def test_where_it_has_no_effect(target, draft):
         assert not forwards.lengths
     with pytest.raises(ValueError, match="draft_sample_method='gready'"):
         SpeculativeConfig(draft_sample_method="gready")
-    attached = SpeculativeConfig(draft_sample_method="greedy")  # for calls that can use it
-    found = hs.generate(target, **tiny.prompts(2), draft_model=draft, speculative_config=attached, **NEW)
-    assert found.tolist() == plain(target, tiny.prompts(2)).tolist()
+    expected = plain(target, tiny.prompts(2)).tolist()
+    model = hs.attach(tiny.llama(), draft, config=SpeculativeConfig(draft_sample_method="greedy"))
+    assert model.generate(**tiny.prompts(2), **NEW).tolist() == expected, "attached for calls that can use it"
 
 
 NEW = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}

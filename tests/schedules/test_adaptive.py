@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig, theory
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import Adaptive, AdaptiveTree, AlignRows, ConfidenceStop, Constant, Heuristic
+from hf_speculative.schedules import Adaptive, AdaptiveTree, AlignRows, BestNodes, ConfidenceStop, Constant, Heuristic
 from hf_speculative.schedules.adaptive import CREDIT_A_ROUND, FIRST_CREDIT, MOST_SAVED, RESTS
 from hf_speculative.schedules.remaining import Remaining
 from hf_speculative.types import Costs
@@ -284,20 +284,26 @@ def test_survival_is_the_chance_of_acceptance(rule):
         ({}, (AdaptiveTree, 16)),
         ({"num_draft_tokens": 3}, (Constant, 3)),
         ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (AdaptiveTree, 3)),
-        ({"tree_top_k": 1}, (Adaptive, 16)),
+        ({"speculative_config": SpeculativeConfig(tree_top_k=1)}, (Adaptive, 16)),
         ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
         ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
         ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
         ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
         ({"generation_config": GenerationConfig()}, (AdaptiveTree, 16)),
-        ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (Adaptive, 6)),
+        ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (BestNodes, 6)),
     ],
 )
 def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings, expected):
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
     assert type(schedule) is kind
-    names = {Adaptive: "max_tokens", AdaptiveTree: "max_tokens", Constant: "num_tokens", Heuristic: "start"}
+    names = {
+        Adaptive: "max_tokens",
+        AdaptiveTree: "max_tokens",
+        BestNodes: "max_tokens",
+        Constant: "num_tokens",
+        Heuristic: "start",
+    }
     assert getattr(schedule, names[kind]) == length
 
 

@@ -119,7 +119,7 @@ def test_costs_of_trees():
 
 def attached(draft, costs=CHEAP, max_nodes=12, **options):
     schedule = AdaptiveTree(max_nodes=max_nodes, max_levels=4, costs=costs)
-    return {"draft_model": draft, "speculative_config": SpeculativeConfig(schedule=schedule), **options}
+    return as_keywords({"draft_model": draft, "schedule": schedule, **options})
 
 
 @pytest.fixture
@@ -178,9 +178,8 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
 # the options
 
 
-@pytest.mark.parametrize("name", ["tree_top_k", "speculative_eagle_topk"])
-def test_a_number_of_nodes_is_a_tree(target, draft, shapes, name):
-    same_as_plain(target, tiny.prompts(3), draft_model=draft, num_draft_tokens=6, **{name: 3})
+def test_a_number_of_nodes_is_a_tree(target, draft, shapes):
+    same_as_plain(target, tiny.prompts(3), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
     assert shapes["tree"] > 3 and not shapes["chain"]
 
 

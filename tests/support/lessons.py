@@ -4,9 +4,9 @@ import torch
 from transformers import TrainingArguments
 
 from hf_speculative.training.acceptance import Meter
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.examples import Collator, Example
+from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.teacher import Teacher
 from hf_speculative.training.trainer import DraftTrainer
 from tests.support import tiny

@@ -177,6 +177,6 @@ def speaking(draft, tokenizer, draft_tokenizer, mapping: str | None = None, **co
     return {
         "draft_model": draft,
         "tokenizer": tokenizer,
-        "draft_tokenizer": draft_tokenizer,
+        "assistant_tokenizer": draft_tokenizer,
         "speculative_config": SpeculativeConfig(vocabulary_mapping=mapping, **config),
     }

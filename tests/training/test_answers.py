@@ -7,8 +7,8 @@ import torch
 
 from hf_speculative.training import answers
 from hf_speculative.training.answers import Asked, Journal, answer, examples_of
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.examples import Collator, Example, token_counts, unique
+from hf_speculative.training.sampling_params import SamplingParams
 
 PROMPTS = {0: [1, 2, 3], 2: [4, 5], 3: [6, 7, 8, 9], 7: [10, 11, 12]}
 ASKED = Asked("tiny", "digest", SamplingParams(temperature=0), max_new_tokens=6)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_speculative.training import chunked_loss, losses
-from hf_speculative.training.distributions import SamplingParams
+from hf_speculative.training.sampling_params import SamplingParams
 
 VOCAB = 11
 

@@ -59,6 +59,13 @@ def test_a_run_by_command(tmp_path):
     assert again.exit_code == 2 and "holds a run already" in again.stderr
 
 
+def test_without_data_the_target_writes_its_own_prompts(tmp_path):
+    result = invoke("--output", tmp_path / "out", *QUICK, "--num-prompts", 5)
+    assert result.exit_code == 0, result.output
+    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 5
+    assert f"--dataset {tmp_path / 'out' / 'prompts.jsonl'}" in result.stdout
+
+
 def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
 
@@ -77,8 +84,8 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
     assert "--private has no effect without --push-to-hub" in refused("--private")
     assert "--device abacus" in refused("--device", "abacus")
-    result = CliRunner().invoke(app, ["train", str(FOLDER / "target")])
-    assert result.exit_code == 2 and "--data is missing" in result.stderr
+    result = CliRunner().invoke(app, ["train", str(FOLDER / "target"), "--split", "test"])
+    assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
     path = tmp_path / "file"
     path.write_text("")
     assert "is no folder" in refused("--output", path)

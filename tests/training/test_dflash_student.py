@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_speculative.heads import load_head
 from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStudent, new_block, outputs_read
-from hf_speculative.training.distributions import SamplingParams
+from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.teacher import Teacher, TeacherOutputs
 from tests.support import blocks, lessons, tiny
 

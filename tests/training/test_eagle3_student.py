@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_speculative.heads import load_head
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.eagle3_student import (
     Eagle3Student,
     TrainingTimeTest,
@@ -16,6 +15,7 @@ from hf_speculative.training.eagle3_student import (
     new_head,
 )
 from hf_speculative.training.head_student import most_frequent
+from hf_speculative.training.sampling_params import SamplingParams
 from tests.support import lessons, tiny
 
 #: of a prompt whose greedy answer does not hinge on a near-tie

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hf_speculative.training import losses
-from hf_speculative.training.distributions import SamplingParams
+from hf_speculative.training.sampling_params import SamplingParams
+from hf_speculative.training.settings import LOSS_NAMES, NEEDS_ALL_TOKENS
 
 VOCAB = 7
 USES = [
@@ -36,11 +37,11 @@ DEFINITIONS = {
     "lk_hybrid": lk,
     "cross_entropy": lambda p, q: -q[p.argmax()].log(),
 }
-CASES = [(name, use) for name in losses.LOSSES for use in USES if not (use.cuts and name in losses.NEEDS_ALL_TOKENS)]
+CASES = [(name, use) for name in losses.LOSSES for use in USES if not (use.cuts and name in NEEDS_ALL_TOKENS)]
 
 
 def test_all_losses_are_defined():
-    assert DEFINITIONS.keys() == losses.LOSSES.keys()
+    assert DEFINITIONS.keys() == losses.LOSSES.keys() == {*LOSS_NAMES}
 
 
 @pytest.mark.parametrize(("name", "use"), CASES, ids=str)

@@ -4,9 +4,9 @@ import copy
 
 import torch
 
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.on_policy import OnPolicy, ended
+from hf_speculative.training.sampling_params import SamplingParams
 from tests.support import lessons, tiny
 
 GREEDY = SamplingParams(temperature=0)

@@ -6,13 +6,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.on_policy import OnPolicy
 from hf_speculative.training.packing import keeps_texts_apart, positions_of, rows_of
 from hf_speculative.training.run import Run, Watch
+from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from tests.support import lessons, tiny
 

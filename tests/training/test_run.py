@@ -16,10 +16,10 @@ from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
-from hf_speculative.training.distributions import SamplingParams
 from hf_speculative.training.estimate import Estimate
 from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run, Watch, train
+from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
@@ -225,11 +225,11 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
         ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
         ({"head": "eagle3", "on_policy": 0.5}, "a head cannot write by itself"),
-        ({"on_policy": 1.5}, "give a share from 0 to 1"),
+        ({"on_policy": 1.5}, "give at most 1"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": SamplingParams(top_k=5)}, "infinite where `top_k`"),
         ({"minutes": 1.0}, "both say how long"),
-        ({"steps": None}, "both say how long"),
+        ({"minutes": 3.0}, "both say how long"),
         ({"answers_per_prompt": 2, "use": SamplingParams(temperature=0)}, "greedy answers are one and the same"),
         ({"batch_size": 0}, "`batch_size=0`: give 1 or more"),
         ({"learning_rate": -1.0}, "`learning_rate=-1.0`: give more than 0"),

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from ..command.settings import check_ranges, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LogitsProcessor
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the target will be sampled from. A draft that is trained for this is accepted most often there.
 
-    Attributes:
-        temperature: 0 is greedy decoding. A draft then learns from the distributions at temperature 1, which hold more than
-            their likeliest token.
-        top_k: 0 is off.
-        top_p: 1 is off.
+    At temperature 0 a draft learns from the distributions at temperature 1, which hold more than their likeliest token.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = setting(
+        1.0, "The temperature at which the target will be used; 0 is greedy decoding.", least=0.0
+    )
+    top_k: int = setting(0, "The top-k of that use; 0 is off.", least=0)
+    top_p: float = setting(1.0, "The top-p of that use; 1 is off.", above=0.0, most=1.0)
 
     def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"`temperature={self.temperature}`: give 0 for greedy decoding, or more.")
-        if self.top_k < 0:
-            raise ValueError(f"`top_k={self.top_k}`: give 0 for all tokens, or more.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p={self.top_p}`: give more than 0, and at most 1.")
+        check_ranges(self)
 
     @property
     def cuts(self) -> bool:
@@ -60,6 +57,8 @@ class SamplingParams:
         return (logits.float() / self.softness).log_softmax(-1)
 
     def _warpers(self) -> list[LogitsProcessor]:
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
         # In the order in which transformers' `generate` has them.
         warpers: list[LogitsProcessor] = []
         if self.softness != 1:

@@ -1,0 +1,92 @@
+"""Prompts that a target writes itself: of its chat template's user, or from its beginning token."""
+
+import json
+
+import pytest
+
+import hf_speculative as hs
+from hf_speculative.training import own_prompts
+from hf_speculative.training.own_prompts import write_prompts
+
+TEMPLATE = (
+    "{% for message in messages %}def {{ message['role'] }}{{ message['content'] }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}def assistant{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target, _, tokenizer = hs.embedded_pair()
+    return target, tokenizer
+
+
+def lines(path):
+    return [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+
+
+def test_without_a_template_beginnings_of_texts_are_prompts(pair, tmp_path):
+    told = []
+    write_prompts(*pair, tmp_path / "p.jsonl", 5, watch=lambda done, total: told.append((done, total)))
+    found = lines(tmp_path / "p.jsonl")
+    assert len(found) == len({*found}) == 5 and all(isinstance(text, str) and len(text) >= 12 for text in found)
+    assert told[0] == (0, 5) and told[-1] == (5, 5)
+    write_prompts(*pair, tmp_path / "again.jsonl", 5)
+    assert lines(tmp_path / "again.jsonl") == found, "one seed writes the same"
+    write_prompts(*pair, tmp_path / "other.jsonl", 5, seed=1)
+    assert lines(tmp_path / "other.jsonl") != found
+
+
+def test_a_stopped_call_goes_on_where_it_was(pair, tmp_path):
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    write_prompts(*pair, whole, 20)
+    write_prompts(*pair, parts, 20, is_over=lambda: True)
+    first = lines(parts)
+    assert 2 <= len(first) < 20
+    write_prompts(*pair, parts, 20)
+    assert lines(parts) == lines(whole) and lines(parts)[: len(first)] == first
+
+
+def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
+    target, tokenizer = pair[0], hs.embedded_pair()[2]
+    tokenizer.chat_template = TEMPLATE
+    asked = []
+    real = own_prompts.generate
+
+    def noted(model, ids, **kwargs):
+        asked.append(tokenizer.decode(ids[0]))
+        return real(model, ids, **kwargs | {"eos_token_id": 0, "min_new_tokens": 6, "max_new_tokens": 30})
+
+    monkeypatch.setattr(own_prompts, "generate", noted)
+    monkeypatch.setattr(own_prompts, "_text", lambda row, *_: tokenizer.decode(row).strip())
+    write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+    found = lines(tmp_path / "p.jsonl")
+    assert asked[0] == "def user" and [prompt[0]["role"] for prompt in found] == ["user"] * 3
+    write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+    assert lines(tmp_path / "p.jsonl") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        ("What is a list in Python?", True),
+        ("Why?", False),
+        ("word " * 40, False),
+        ("Tell me <|im_start|> a tale", False),
+    ],
+)
+def test_which_prompts_are_sensible(pair, text, is_kept):
+    tokenizer = pair[1]
+    row = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id]
+    assert (own_prompts._text(row + end, tokenizer, True) == text.strip()) == is_kept
+    assert own_prompts._text(row, tokenizer, True) is None, "not said to its end"
+
+
+def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
+    target, tokenizer = pair[0], hs.embedded_pair()[2]
+    monkeypatch.setattr(own_prompts, "_text", lambda *_: None)
+    with pytest.raises(ValueError, match=r"writes no prompts that can be used, in 128 tries: give `data`"):
+        write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+    tokenizer.chat_template = "{{ raise_exception('no users here') }}"
+    with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\): give `data`"):
+        write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
