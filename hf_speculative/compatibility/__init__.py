@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from .advice import Advice
     from .answer import Compatibility, check
     from .fit import ModelReport
-    from .trials import Trial
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -16,8 +15,7 @@ else:
             ".advice": ["Advice"],
             ".answer": ["Compatibility", "check"],
             ".fit": ["ModelReport"],
-            ".trials": ["Trial"],
         },
     )
 
-__all__ = ["Advice", "Compatibility", "ModelReport", "Trial", "check"]
+__all__ = ["Advice", "Compatibility", "ModelReport", "check"]

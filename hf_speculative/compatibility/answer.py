@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,24 @@ from ..call import checks
 from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..drafting.source import DraftSource
+from ..measuring.drafts import NamedDraft
+from ..measuring.journal import Call
+from ..measuring.results import Evaluation
+from ..measuring.settings import Setting
 from ..models import num_parameters
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
-from .doctor import Examination, is_poor, other_readings
+from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on
 from .prompts import ids_of_prompts
-from .running import Candidate, Limits, candidates, run_trials
+from .running import candidates, decodings, of_draft, short_evaluation
 
 #: how many texts are written side by side where nobody says: one, and a small batch
 BATCH_SIZES = (1, 8)
+#: seconds to measure in
+SECONDS = 60.0
 #: seconds before a bar is shown
 BAR_DELAY = 2.0
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -67,7 +75,7 @@ def check(
     draft_tokenizer: PreTrainedTokenizerBase | None = None,
     do_sample: bool = False,
     measure: bool = False,
-    seconds: float = Limits.seconds,
+    seconds: float = SECONDS,
     prompts: Iterable | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: bool = True,
@@ -76,16 +84,16 @@ def check(
     """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why; and whether it is worth it.
 
     Each cache is tried: logits of passes over several tokens, with rollbacks in between, are compared with plain ones. With
-    `measure=True` every source of drafts that fits is tried on a few hundred tokens of the target's own text.
+    `measure=True` every source of drafts that fits is compared with plain decoding on a few short texts, in turn.
 
     Args:
         draft_model: if left out, only the target is checked, as for prompt lookup.
         tokenizer, draft_tokenizer: those of the two models, if they may differ. Where `measure=True` and they are left out,
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
-        measure: find the source of drafts with the largest expected speedup: `Compatibility.advice`.
-        seconds: to measure in, at most; a text that has begun makes it a little more, and a head that is seldom right half
-            of it again, to read it in other ways than its config says.
+        measure: find the source of drafts with the largest speedup: `Compatibility.advice`.
+        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded, and a
+            head that is seldom right takes half of it again, to read it in other ways than its config says.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose.
         batch_sizes: how many texts are written side by side, each number tried on its own: a draft that pays for one row may
             not pay for many.
@@ -114,31 +122,62 @@ def check(
     if not measure or answer.target.path is None:
         return answer
     ids = ids_of_prompts(prompts, target, tokenizer)
-    tried = list(candidates(target))
-    if answer and source is not None:
-        given: dict[str, Any] = {"draft_model": draft_model}
-        if answer.vocabulary is not None and answer.vocabulary.strategy != "same":
-            given["draft_tokenizer"] = draft_tokenizer
-        tried.insert(0, Candidate(source, {"draft_model": _shown(source)}, given))
-    limits = Limits(seconds, batch_sizes=tuple(dict.fromkeys(batch_sizes)))
-    with tqdm(
-        total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR, dynamic_ncols=True
-    ) as bar:
-        start = limits.clock()
+    drafts: dict[str, NamedDraft] = {}
+    if answer and draft is not None and source is not None:
+        differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
+        name = _shown(source)
+        drafts = {name: NamedDraft(name, "", draft, draft_tokenizer if differs else None)}
+    return replace(answer, advice=_advice(target, draft, tokenizer, drafts, ids, seconds, batch_sizes, progress))
 
-        def watch(what: str) -> None:
-            bar.set_description(what, refresh=False)
-            bar.update(min(seconds, limits.clock() - start) - bar.n)
 
-        trials = run_trials(target, tokenizer, tried, ids, limits, watch)
-        examination = None
-        if tried and tried[0].source is source and is_poor(trials[0]) and (others := other_readings(tried[0], target)):
-            found = run_trials(target, tokenizer, others, ids, Limits(seconds / 2), watch, ["greedy"])
-            examination = Examination(trials[0], tuple(found))
+def _advice(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    drafts: dict[str, NamedDraft],
+    ids: list[list[int]],
+    seconds: float,
+    batch_sizes: Sequence[int],
+    progress: bool,
+) -> Advice:
+    name = next(iter(drafts), None)
+    tried = [*(of_draft(name) if name is not None else ()), *candidates(target)]
+    settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
+    sizes = list(dict.fromkeys(batch_sizes))
+    examination = None
+    with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
+        run = partial(short_evaluation, target, tokenizer, watcher=Watch(bar, seconds))
+        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
+        if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
+            others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
+            if others:
+                read = {label: NamedDraft(label, "", model) for label, (_, model) in others.items()}
+                greedy = [Setting(**of_draft(label)[0]) for label in others]
+                again = run(read, greedy, ids, 1, seconds / 2)
+                readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())
+                examination = Examination(named, readings)
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    label = source.label if answer and source is not None else None
-    return replace(answer, advice=Advice(label, tuple(trials), parameters, examination))
+    return Advice(name, found, parameters, examination)
+
+
+def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
+    return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
+
+
+class Watch:
+    """A bar of seconds, which names the setting that is tried."""
+
+    def __init__(self, bar: tqdm, seconds: float):
+        self.bar, self.seconds, self.start = bar, seconds, time.perf_counter()
+
+    def say(self, what: str, at_once: bool = False) -> None:
+        """What comes next."""
+        self.bar.set_description(what, refresh=False)
+        self.bar.update(min(self.seconds, time.perf_counter() - self.start) - self.bar.n)
+
+    def count(self, call: Call) -> None:
+        """A call is done."""
 
 
 def _fit(

@@ -32,7 +32,7 @@ def check(
             "whether the pair can work."
         ),
     ] = True,
-    seconds: Annotated[float, typer.Option(help="To measure in, at most, beside loading.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="To measure in, beside loading.")] = 60.0,
     batch: Annotated[
         str,
         typer.Option(
@@ -62,9 +62,8 @@ def check(
     """Can this draft guess for this target, and is it worth it?
 
     Says how each model's cache forgets rejected guesses, and proves it by comparing logits. Says how the draft's tokens become
-    the target's. Then tries the draft, and every source that needs none, on some text that the target writes, greedy and
-    sampled: how much is accepted, what a round costs here, and what speedup theory expects of both. Exits with status 1 if the
-    pair does not work.
+    the target's. Then compares the draft, and every source that needs none, with plain decoding on a few short texts, greedy
+    and sampled: how much is accepted, and how much faster it is here. Exits with status 1 if the pair does not work.
 
     The embedded pair:  hf-speculative check
 

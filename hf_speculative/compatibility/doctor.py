@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from ..call import checks
 from ..call.sources import source_of
 from ..hf_compat import attention_name, set_attention_name
+from ..measuring.totals import Totals
 from ..reports.formats import percent
-from .running import Candidate
-from .trials import Trial
 
 #: fields of heads' configs that say which of the target's states are read, and flags that files are known to get wrong
 LAYERS, FLAGS = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids"), ("norm_before_residual",)
@@ -31,78 +30,89 @@ LEAST_GAIN, STANDARD_ERRORS = 0.1, 2.0
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What became of reading a head in other ways than its config says.
+class Reading:
+    """A head, read in one way.
 
     Attributes:
-        named: the greedy trial of the head as its config says.
-        others: the same text with other values of the config's fields: `Trial.options` has them beside `draft_model`.
+        fields: of the head's config that it changes.
+        num_drafts: rounds in which something was drafted.
+        first_kept: share of them whose first token was kept.
     """
 
-    named: Trial
-    others: tuple[Trial, ...]
+    fields: dict[str, Any]
+    num_drafts: int
+    first_kept: float
+
+    @classmethod
+    def of(cls, fields: dict[str, Any], totals: Totals) -> Reading:
+        """From what was counted under a setting."""
+        counts = totals.statistics
+        rates = counts.per_position_acceptance_rate if counts is not None else []
+        return cls(fields, counts.num_spec_steps if counts is not None else 0, rates[0] if rates else 0.0)
 
     @property
-    def better(self) -> Trial | None:
+    def is_poor(self) -> bool:
+        """So few tokens are kept that the head may be misread."""
+        return self.num_drafts > 0 and self.first_kept < POOR
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What became of reading a head in other ways than its config says, on the same texts.
+
+    Attributes:
+        named: as its config says.
+        others: with other values of the config's fields.
+    """
+
+    named: Reading
+    others: tuple[Reading, ...]
+
+    @property
+    def better(self) -> Reading | None:
         """The reading that clearly fits better than the one named; `None` if none does."""
-        best = max(self.others, key=first_kept, default=None)
+        best = max(self.others, key=lambda reading: reading.first_kept, default=None)
         if best is None:
             return None
-        shares = first_kept(self.named), first_kept(best)
-        variance = sum(p * (1 - p) / max(1, t.num_drafts) for p, t in zip(shares, (self.named, best), strict=True))
-        gain = shares[1] - shares[0]
+        variance = sum(r.first_kept * (1 - r.first_kept) / max(1, r.num_drafts) for r in (self.named, best))
+        gain = best.first_kept - self.named.first_kept
         return best if gain > max(LEAST_GAIN, STANDARD_ERRORS * variance**0.5) else None
 
     @property
     def verdict(self) -> str:
         """The finding in a sentence or two."""
-        kept = f"Read as its config says, {percent(first_kept(self.named))} of the head's first tokens are kept"
+        kept = f"Read as its config says, {percent(self.named.first_kept)} of the head's first tokens are kept"
         if self.better is None:
             return (
                 f"{kept}, and no other reading fits better: if much more was promised, it is another target, another version "
                 "of it or another chat format that the head was trained for."
             )
-        wanted = ", ".join(f"{name}={value}" for name, value in changed(self.better).items())
+        wanted = ", ".join(f"{name}={value}" for name, value in self.better.fields.items())
         return (
-            f"{kept}, and {percent(first_kept(self.better))} with {wanted}: the config is wrong. Write that into the head's "
+            f"{kept}, and {percent(self.better.first_kept)} with {wanted}: the config is wrong. Write that into the head's "
             "config.json, or set it in `head.config` and save the head anew."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        better = self.better and changed(self.better)
-        readings = [{"fields": changed(trial), "first_kept": first_kept(trial)} for trial in (self.named, *self.others)]
-        return {"verdict": self.verdict, "better": better, "readings": readings}
+        readings = [{"fields": one.fields, "first_kept": one.first_kept} for one in (self.named, *self.others)]
+        return {"verdict": self.verdict, "better": self.better and self.better.fields, "readings": readings}
 
 
-def first_kept(trial: Trial) -> float:
-    """Share of drafts whose first token was kept."""
-    return trial.acceptance[0] if trial.acceptance else 0.0
-
-
-def changed(trial: Trial) -> dict[str, Any]:
-    """The fields of the head's config that a reading changes."""
-    return {name: value for name, value in trial.options.items() if name in (*LAYERS, *FLAGS)}
-
-
-def is_poor(trial: Trial) -> bool:
-    return trial.failure is None and trial.num_drafts > 0 and first_kept(trial) < POOR
-
-
-def other_readings(named: Candidate, target: PreTrainedModel) -> list[Candidate]:
-    """The head of a candidate read in other ways that the target has the states for; none for a draft that is no head."""
-    head = named.source.draft_model
+def other_readings(
+    head: PreTrainedModel | None, target: PreTrainedModel
+) -> list[tuple[dict[str, Any], PreTrainedModel]]:
+    """Fields of a head's config, and the head read by them, where the target has the states; none for a draft model."""
     if head is None or getattr(head, "hf_quantizer", None) is not None:
         return []
     found = []
     for fields in _variations(head.config, target):
         model = read_as(head, fields)
-        source = source_of("draft_model", model)
         try:
-            checks.check_source(source, target)
+            checks.check_source(source_of("draft_model", model), target)
         except ValueError:  # there is no such state
             continue
-        found.append(Candidate(source, named.options | fields, {"draft_model": model}))
+        found.append((fields, model))
     return found
 
 

@@ -51,6 +51,7 @@ class Decoder:
     """A target with its drafts, and the options of all calls.
 
     Attributes:
+        tokenizer: without one there are ids, and no texts.
         kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
         seed: batch b is sampled with seed + b, under every setting.
         rivals: by name.
@@ -59,7 +60,7 @@ class Decoder:
     """
 
     target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     drafts: Mapping[str, NamedDraft]
     kwargs: dict[str, Any]
     seed: int
@@ -224,10 +225,10 @@ class Decoder:
         """A row up to its end token. Rows that are done are padded."""
         eos = _as_list(self._given("eos_token_id"))
         ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
-        return Row(index, ids, self._text(ids), self.tokenizer.decode(prompt, skip_special_tokens=True))
+        return Row(index, ids, self._text(ids), self._text(prompt))
 
     def _text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def _pieces(self, ids: list[int]) -> list[str]:
         """The text that each token adds; joined, they are the whole text."""

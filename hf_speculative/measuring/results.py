@@ -95,8 +95,8 @@ class Evaluation:
 
     @property
     def spread_name(self) -> str:
-        """What the spread of speedups is: quartiles of repeats, else the interval of the median over prompts."""
-        return QUARTILES if self.repeats > 1 else INTERVAL
+        """What the spread of speedups is: quartiles of repeats and of few texts, else the interval of the median."""
+        return self.header.get("spread", QUARTILES if self.repeats > 1 else INTERVAL)
 
     @property
     def is_complete(self) -> bool:
@@ -164,20 +164,14 @@ class Evaluation:
 
     def speedup_of(self, setting: Setting, batch: int) -> Speedup | None:
         """The speedup of one batch; `None` if one of the two calls is missing."""
-        call, plain = (self.calls[s.name].get(batch) for s in (setting, setting.baseline))
-        if call is None or plain is None:
-            return None
-        return Speedup.of([(call.work, plain.work)], self._spread, is_bounded=self._is_bounded(setting))
+        return self.speedups(setting).get(batch)
 
     def speedups(self, setting: Setting) -> dict[int, Speedup]:
         """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
         if setting.is_plain:
             return {}
-        ours, theirs, is_bounded = (
-            self.calls[setting.name],
-            self.calls[setting.baseline.name],
-            self._is_bounded(setting),
-        )
+        ours, theirs = self.calls[setting.name], self.calls[setting.baseline.name]
+        is_bounded = self._is_bounded(setting)
         found = (
             (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread, is_bounded))
             for batch, call in ours.items()
@@ -221,7 +215,7 @@ class Evaluation:
 
     @property
     def _spread(self) -> Spread:
-        return quartiles if self.repeats > 1 else interval
+        return quartiles if self.spread_name == QUARTILES else interval
 
     def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
         """Over plain decoding, of whole calls or of a part of each."""

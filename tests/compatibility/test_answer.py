@@ -78,26 +78,29 @@ def test_who_takes_chains_only(monkeypatch):
 
 
 def test_nothing_is_measured_unless_asked_for(target, draft, monkeypatch):
-    monkeypatch.setattr(answer, "run_trials", None)
+    monkeypatch.setattr(answer, "short_evaluation", None)
     assert hs.check(target, draft).advice is None
 
 
 def test_measuring_advises(target, twin):
-    found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], batch_sizes=[1], progress=False)
+    found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], batch_sizes=[1], seconds=1, progress=False)
     assert found and found.advice.parameters == {"target": target.num_parameters(), "draft": twin.num_parameters()}
-    assert found.advice.trials[0].options == {"draft_model": "draft"} and found.advice.draft == "draft_model"
-    assert found.advice.verdict.startswith("Worth it.")
+    evaluation = found.advice.evaluations[1]
+    assert evaluation.settings[1].draft == found.advice.draft == "draft" and not evaluation.differences
+    assert evaluation.totals(evaluation.settings[1]).num_identical == evaluation.header["num_rows"] > 0
     values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert values["is_compatible"] and values["target"]["path"] == "ragged" and values["advice"]["is_worth_it"]
-    assert {one["decoding"] for one in values["advice"]["trials"]} == {"greedy", "sampled"}
+    assert values["is_compatible"] and values["target"]["path"] == "ragged" and "verdict" in values["advice"]
+    (of_size,) = values["advice"]["evaluations"]
+    assert of_size["batch_size"] == 1 and {"plain, greedy", "plain, T=1"} <= {t["setting"] for t in of_size["totals"]}
 
 
 def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
     found = hs.check(
-        target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], batch_sizes=[1], progress=False
+        target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], batch_sizes=[1], seconds=1, progress=False
     )
     assert not found and "5000 entries" in found.reason
-    assert found.advice.draft is None and "draft_model" not in {one.source for one in found.advice.trials}
+    drafts = {setting.draft for setting in found.advice.evaluations[1].settings}
+    assert found.advice.draft is None and drafts == {None}
 
 
 def test_what_cannot_be_measured_is_refused(target):

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from hf_speculative.cli import app
 from hf_speculative.compatibility import answer, doctor, running
-from hf_speculative.compatibility.running import Limits
 from tests.support import fitted, tiny, tongues
 
 LETTERS = "".join(map(chr, range(0x41, 0x41 + tiny.VOCAB)))
@@ -44,7 +43,9 @@ def verdict(folder, name, monkeypatch):
     monkeypatch.setattr(running, "NUM_DRAFT_TOKENS", 1)  # see test_doctor.py
     monkeypatch.setattr(doctor, "POOR", 0.9)
     monkeypatch.setattr(answer, "candidates", lambda target: [])
-    monkeypatch.setattr(answer, "Limits", lambda seconds, **more: Limits(seconds, 6, **more))
+    monkeypatch.setattr(running, "MOST_BATCHES", 12)
+    for length in ("FEWEST_TOKENS", "MOST_TOKENS"):
+        monkeypatch.setattr(running, length, 7)
     args = [str(folder / "target"), str(folder / name), "--prompts", str(folder / "prompts.jsonl")]
     result = CliRunner().invoke(app, ["check", *args, "--seconds", "1000", "--batch", "1"], env={"COLUMNS": "2000"})
     assert result.exit_code == 0, result.output
@@ -66,4 +67,4 @@ def test_what_is_said_of_a_head(name, folder, monkeypatch):
         "shifted-head": f"with {IDS}={fitted.LAYERS}: the config is wrong" in said,
     }
     assert found.get(name, "no other reading fits better" in said), said
-    assert f"draft_model='{name}'" in said
+    assert f'"{name}, ' in said

@@ -462,3 +462,28 @@ def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
 
 def test_figures_of_a_column_have_as_many_digits():
     assert [significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]
+
+
+def test_markdown_has_the_same_tables(tmp_path):
+    evaluation = plenty()
+    page.write_report(evaluation, tmp_path / "report.md")
+    lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert [line for line in rows if "setting" in line][0].startswith(
+        "| setting | tokens/s | speedup | 95 % interval |"
+    )
+    for setting in evaluation.settings:
+        assert any(line.startswith(f"| {setting.label} | ") for line in rows)
+    assert any(wording.sentence(evaluation.recommendations[0].advice) in line for line in lines)
+    page.write_report({"batch 1": hostile(), "batch 2": plenty()}, tmp_path / "places.md")
+    text = (tmp_path / "places.md").read_text(encoding="utf-8")
+    assert "### batch 2, Greedy decoding" in text and "\x1b" not in text
+
+
+def test_a_page_of_several_places_shows_each_and_one_picture_of_all(tmp_path):
+    page.write({"batch 1": plenty(), "batch 2": unfinished()}, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count("Speedup by place.") == 1 and "batch 2: Unfinished" in text
+    assert text.count("<h2>batch ") >= 4 and "row 9: prompt 9 is empty" in text
+    out = printed({"batch 1": plenty(), "batch 2": unfinished()}, 120)
+    assert "batch 2, Greedy decoding" in out and "each setting has seen 4" in out

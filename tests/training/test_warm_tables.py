@@ -42,7 +42,7 @@ def test_successors_are_the_targets_likeliest(tokenizer):
 
 
 def test_they_are_saved_and_taken_by_their_folder(taught, tmp_path):
-    target, tables = taught
+    _, tables = taught
     tables.save(tmp_path)
     assert holds_tables(tmp_path) and not holds_tables(tmp_path / "nowhere")
     again = Tables.load(tmp_path)

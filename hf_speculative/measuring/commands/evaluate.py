@@ -99,7 +99,10 @@ def eval_command(
         Path, typer.Option(help="File of results, one line for each call. The same command continues an existing file.")
     ] = Path("eval.jsonl"),
     report: Annotated[
-        Path | None, typer.Option(help="Write one HTML page with tables, plots and coloured texts to this file.")
+        Path | None,
+        typer.Option(
+            help="Write a report to this file: Markdown if it ends in .md, else one HTML page with plots and texts."
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all totals to this JSON file.")] = None,
     csv_file: Annotated[
@@ -193,7 +196,7 @@ def eval_command(
         evaluation.to_csv(csv_file, by="prompt")
         err.print(Text(f"figures of each prompt: {csv_file}"))
     if report is not None:
-        page.write(evaluation, report)
+        page.write_report(evaluation, report)
         err.print(Text(f"report: {report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts must not take a part for the whole

@@ -48,24 +48,29 @@ def print_evaluation(console: Console, found: Found, glossary: bool = False) -> 
             console.print(as_text(about, "dim"))
         if not evaluation.is_complete:
             console.print(as_text(wording.progress(evaluation), "yellow"))
-    columns: dict[str, None] = {}
-    all_sections = sections(found)
-    for section in all_sections:
-        columns |= dict.fromkeys(section.table.columns)
-        _print_table(console, section.table, section.title, section)
-        for note in section.notes:
-            console.print(as_text(note))
-        if section.scores.columns:
-            _print_table(console, section.scores, "Task scores", section)
+    columns = print_tables(console, found)
     console.print()
     _print_meanings(console, columns, glossary)
-    for section in all_sections:
+    for section in sections(found):
         if (told := section.recommendation) is not None:
             line = f"{section.title}: {told.advice}" if len(evaluations) > 1 else str(told)
             console.print(as_text(line, "bold green" if told.is_gain else "bold"))
     for evaluation in evaluations.values():
         _print_differences(console, evaluation)
         _print_bad_rows(console, evaluation)
+
+
+def print_tables(console: Console, found: Found) -> list[str]:
+    """The table of each section with its notes; the names of all columns."""
+    columns: dict[str, None] = {}
+    for section in sections(found):
+        columns |= dict.fromkeys(section.table.columns)
+        _print_table(console, section.table, section.title, section)
+        for note in section.notes:
+            console.print(as_text(note))
+        if section.scores.columns:
+            _print_table(console, section.scores, "Task scores", section)
+    return [*columns]
 
 
 def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) -> None:
