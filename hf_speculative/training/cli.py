@@ -172,12 +172,17 @@ def train_command(
     try:
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("reading the prompts", total=None)
-            watch = Watch(
-                lambda done, total: progress.update(task, completed=done, total=total),
-                say,
-                lambda name: progress.update(task, description=name, completed=0, total=None),
-                is_first,
-            )
+            lines = console.Told(say if is_first and not err.is_terminal else None)
+
+            def count(done: int, total: int) -> None:
+                progress.update(task, completed=done, total=total)
+                lines.count(done, total)
+
+            def part(name: str) -> None:
+                progress.update(task, description=name, completed=0, total=None)
+                lines.part(name)
+
+            watch = Watch(count, say, part, is_first)
             run = Run(model, output, settings, tokenizer, watch, push, store, begun=begun)
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
