@@ -469,7 +469,7 @@ def test_markdown_has_the_same_tables(tmp_path):
     page.write_report(evaluation, tmp_path / "report.md")
     lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("|")]
-    assert [line for line in rows if "setting" in line][0].startswith(
+    assert next(line for line in rows if "setting" in line).startswith(
         "| setting | tokens/s | speedup | 95 % interval |"
     )
     for setting in evaluation.settings:
