@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,6 +12,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from ..distributed.synced_gpus import check_synced, models_in_step
+from ..drafting.tables import Tables, TablesSource, holds_tables
 from ..models import device_of
 from ..models.loading import load_model
 from . import checks, input_checks
@@ -100,7 +102,7 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     return with_settings(model, kwargs | prompt, {"token_healing": False})
 
 
-_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, PreTrainedModel]] = WeakKeyDictionary()
+_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, Any]] = WeakKeyDictionary()
 
 
 def load_draft(draft_model, target: PreTrainedModel) -> Any:
@@ -120,8 +122,10 @@ def load_draft(draft_model, target: PreTrainedModel) -> Any:
     return draft if methods is None else (draft, methods)
 
 
-def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel:
+def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel | TablesSource:
     drafts = _loaded.setdefault(target, {})
+    if name not in drafts and holds_tables(name):
+        drafts[name] = TablesSource(Tables.load(Path(name)))
     if name not in drafts:
         try:
             loaded = load_model(name, dtype=target.dtype)

@@ -171,8 +171,14 @@ def load_draft_named(option: str, name: str, dtype: str, device: str) -> Any:
     draft, methods = DRAFTS.split(checked("draft_model", name))
     if draft is None:
         return methods
-    model = load_named(option, draft, dtype, device)
+    model: Any = place_of(draft) if _holds_tables(draft) else load_named(option, draft, dtype, device)
     return model if methods is None else (model, methods)
+
+
+def _holds_tables(name: str) -> bool:
+    from ..drafting.tables import holds_tables
+
+    return holds_tables(place_of(name))
 
 
 def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -223,7 +229,8 @@ def load_pair(
     if draft_model is None:
         return target, None, tokenizer, None
     draft = load_draft_named(options[1], draft_model, dtype, device)
-    other = None if named is None else tokenizer_of_draft(loadable(named), tokenizer)
+    has_own = named is not None and not _holds_tables(named)
+    other = tokenizer_of_draft(loadable(named), tokenizer) if named is not None and has_own else None
     return target, draft, tokenizer, other
 
 

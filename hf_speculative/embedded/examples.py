@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ..models.loading import load_model
 from ..names import EXAMPLES
 
+#: folders of drafts, by the name of the target
+DRAFTS = Path(__file__).parent / "drafts"
 #: seconds that the Hub has to answer in
 PATIENCE = 3.0
 
@@ -76,7 +78,12 @@ def example_pair(
     if name not in WHERE:
         raise ValueError(f"`name={name!r}` is no example: give one of {', '.join(WHERE)}.")
     place = place_of_example(name)
-    return load_model(place, dtype=dtype), "auto", AutoTokenizer.from_pretrained(place)
+    draft = DRAFTS / name
+    return (
+        load_model(place, dtype=dtype),
+        str(draft) if draft.is_dir() else "auto",
+        AutoTokenizer.from_pretrained(place),
+    )
 
 
 def place_of_example(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -40,6 +41,7 @@ class Comparison:
         num_prompts: how many prompts there will be.
         repeats: how often each is decoded both ways, in turn.
         seed: of the first call.
+        is_chat: a prompt is what a user says, and goes through the tokenizer's chat template; special tokens are not shown.
         **kwargs: options of both `generate` calls.
 
     Raises:
@@ -57,6 +59,7 @@ class Comparison:
         batch_size: int = 1,
         repeats: int = 1,
         seed: int = 0,
+        is_chat: bool = False,
         **kwargs,
     ):
         if target.config.is_encoder_decoder:
@@ -65,6 +68,7 @@ class Comparison:
             )
         drafts = {"draft": NamedDraft("draft", "", draft, draft_tokenizer)} if draft is not None else {}
         self.tokenizer, self.setting, self.settings = tokenizer, setting, [setting.baseline, setting]
+        self.is_chat, self.decode = is_chat, functools.partial(tokenizer.decode, skip_special_tokens=is_chat)
         options = settings_of_rows(target, tokenizer, kwargs)
         self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
         self.decoder.check(setting)
@@ -82,7 +86,7 @@ class Comparison:
     def stream(self, prompt: str) -> Iterator[tuple[str, bool]]:
         """Speculative decoding of the prompt that comes next: its text as it comes, and whether the draft had guessed it."""
         (ids,) = self._ids([prompt])
-        pieces = Pieces(self.tokenizer.decode, before=ids)
+        pieces = Pieces(self.decode, before=ids)
         with closing(self.decoder.rounds(self.setting, self.num_batches * self.runner.repeats, [ids])) as rounds:
             for round, _ in rounds:
                 for index, token in enumerate(round.tokens[0]):
@@ -92,7 +96,7 @@ class Comparison:
     def timelines(self, prompt: str) -> tuple[list[Piece], list[Piece]]:
         """How the text of one prompt comes, plainly and speculatively."""
         (ids,) = self._ids([prompt])
-        pieces, arrivals = Pieces(self.tokenizer.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
+        pieces, arrivals = Pieces(self.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
         plain = [Piece(seconds, pieces.add(token, False), False) for token, seconds in arrivals]
         start = time.perf_counter()
         return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
@@ -122,12 +126,13 @@ class Comparison:
         return list(map(self._shown, ids, own, plain))
 
     def _shown(self, prompt: list[int], own: Row, plain: Row) -> dict[str, Any]:
-        pieces, new, counts = Pieces(self.tokenizer.decode, before=prompt), own.new_ids, own.statistics
+        pieces, new, counts = Pieces(self.decode, before=prompt), own.new_ids, own.statistics
         added = [pieces.add(token, is_last=end == len(new)) for end, token in enumerate(new, start=1)]
         from_draft = [chance is not None for chance in own.acceptance_prob]
-        text, is_identical = self.tokenizer.decode(new), new == plain.new_ids
+        text, is_identical = self.decode(new), new == plain.new_ids
         as_json = {"text": text, "identical": is_identical, "statistics": counts and counts.to_dict()}
         return {"pieces": list(zip(added, from_draft, strict=True)), "json": as_json}
 
     def _ids(self, prompts: list[str]) -> list[list[int]]:
-        return [prompt_ids(text, i, self.decoder.target, self.tokenizer) for i, text in enumerate(prompts)]
+        said = [[{"role": "user", "content": text}] if self.is_chat else text for text in prompts]
+        return [prompt_ids(prompt, i, self.decoder.target, self.tokenizer) for i, prompt in enumerate(said)]

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .call import train
     from .losses import LOSSES
     from .push import Push
     from .results import Trained
-    from .run import train
     from .sampling_params import SamplingParams
     from .settings import Settings
 else:
@@ -19,7 +19,7 @@ else:
             ".losses": ["LOSSES"],
             ".push": ["Push"],
             ".results": ["Trained"],
-            ".run": ["train"],
+            ".call": ["train"],
             ".settings": ["Settings"],
         },
     )

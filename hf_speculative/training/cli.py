@@ -16,7 +16,7 @@ from ..command.arguments import DTYPES, check_data, check_device, check_dtype, c
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.settings import with_settings
 from ..command.terminal import quiet_transformers
-from .settings import HOW, WHERE, Settings
+from .settings import HOW, TABLES, WHERE, Settings
 
 
 @with_settings(Settings)
@@ -172,12 +172,17 @@ def train_command(
     try:
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("reading the prompts", total=None)
-            watch = Watch(
-                lambda done, total: progress.update(task, completed=done, total=total),
-                say,
-                lambda name: progress.update(task, description=name, completed=0, total=None),
-                is_first,
-            )
+            lines = console.Told(say if is_first and not err.is_terminal else None)
+
+            def count(done: int, total: int) -> None:
+                progress.update(task, completed=done, total=total)
+                lines.count(done, total)
+
+            def part(name: str) -> None:
+                progress.update(task, description=name, completed=0, total=None)
+                lines.part(name)
+
+            watch = Watch(count, say, part, is_first)
             run = Run(model, output, settings, tokenizer, watch, push, store, begun=begun)
             run.begin(resume)
             reading = {"answers": answers, "split": split, "config": config, "limit": limit}
@@ -185,6 +190,8 @@ def train_command(
             clock = console.StopWatch()
             run.answer(only=settings.batch_size if dry_run else None)
             seconds = clock.seconds()
+            if settings.kind == TABLES:
+                return _finish(run.tables(), is_first)
             costs = run.prepare(arguments, records=not dry_run)
         if dry_run:
             console.estimate(err, run, costs, seconds)
@@ -195,5 +202,11 @@ def train_command(
     except KeyboardInterrupt as interrupt:
         say(f"stopped; {output} has what was made so far, and the same command with --resume goes on from there.")
         raise typer.Exit(STOPPED) from interrupt
+    _finish(result, is_first)
+
+
+def _finish(result: Any, is_first: bool) -> None:
+    from . import console
+
     if is_first:
         console.result(Console(highlight=False), result)

@@ -16,10 +16,12 @@ from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation import generate
+from ..measuring.processes import Processes
 from ..models import device_of
 from ..reports import files
 from .answers import how_drafted
 from .sampling_params import SamplingParams
+from .settings import Settings
 
 #: how a user's turn is sampled, how many at once, and the most tokens of one
 USE = SamplingParams(temperature=1.0, top_p=0.95)
@@ -33,6 +35,27 @@ FEW_WORDS, LEAST_DIFFERENT = 20, 0.4
 #: batches without a usable prompt, before it is given up
 HOPELESS = 8
 MARK = "\x00"
+
+
+#: where they lie in the folder of a run
+FILE = "prompts.jsonl"
+
+
+def own_prompts(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    settings: Settings,
+    processes: Processes,
+    watch: Callable[[int, int], None],
+    is_over: Callable[[], bool],
+) -> Path:
+    """The file of a run's own prompts, which the first of several processes writes."""
+    path = folder / FILE
+    if processes.rank == 0:
+        write_prompts(target, tokenizer, path, settings.num_prompts, settings.seed, watch, is_over)
+    processes.gather([])  # the others read what the first has written
+    return path
 
 
 def write_prompts(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from ..call import checks
+from ..drafting.tables import TablesSource
 from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
 from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
+from ..models.model_state import keeping
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
@@ -29,7 +32,7 @@ from .deadline import Deadline, EndsInTime
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .on_policy import OnPolicy
-from .own_prompts import write_prompts
+from .own_prompts import own_prompts
 from .packing import keeps_texts_apart
 from .progress import Clock, Shown
 from .prompts import Data, read_data
@@ -41,8 +44,9 @@ from .store import StoredTeacher
 from .student import Student
 from .teacher import Teacher
 from .trainer import DraftTrainer
+from .warm_tables import learn_tables
 
-PROMPTS, ANSWERS, CHECKPOINTS = "prompts.jsonl", "answers.jsonl", "checkpoints"
+ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: how prompts were read, as far as other commands read them so, too
 SHOWN = ("split", "config")
 
@@ -64,44 +68,6 @@ class Watch:
     shows_progress: bool = False
 
 
-def train(
-    target: PreTrainedModel,
-    dataset: Any,
-    output: str | Path,
-    settings: Settings,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    resume: bool = False,
-    watch: Watch | None = None,
-    reading: dict[str, Any] | None = None,
-    push: Push | None = None,
-    store: str | Path | None = None,
-    **arguments,
-) -> Trained:
-    """Train a draft for `target` on its own answers to the prompts of a data set.
-
-    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the report, the answers, the
-    checkpoints and `training.json`. The target stays as it is.
-
-    Args:
-        dataset: prompts, as in `hf_speculative.evaluate`; `None`: the target writes its own, `settings.num_prompts` of them.
-        resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
-        reading: how prompts are read, keywords of `training.prompts.read_data`.
-        push: upload the draft at the end.
-        store: a folder for what the target makes of each text, which then is computed once and not in every epoch.
-        **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
-
-    Raises:
-        ValueError, TypeError: before the first forward.
-    """
-    run = Run(target, output, settings, tokenizer, watch or Watch(), push, store)
-    run.begin(resume)
-    run.read(dataset, reading or {})
-    run.answer()
-    run.prepare(arguments)
-    return run.train(resume)
-
-
 @dataclass
 class Run:
     """The stages of a run, in their order."""
@@ -115,6 +81,7 @@ class Run:
     store: str | Path | None = None
     begun: float = field(default_factory=lambda: time.monotonic())
     examples: list[Example] = field(default_factory=list)
+    most_draft_tokens: int | None = None
 
     def __post_init__(self):
         minutes = self.settings.minutes
@@ -159,7 +126,14 @@ class Run:
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
         """The prompts; without a data set, those that the target writes itself."""
         if dataset is None:
-            dataset, reading = self._own_prompts(), {}
+            self.watch.part("prompts of the target")
+            is_over = functools.partial(self.deadline.has_passed, PROMPTING)
+            dataset, reading = (
+                own_prompts(
+                    self.target, self.tokenizer, self.folder, self.settings, self.processes, self.watch.answers, is_over
+                ),
+                {},
+            )
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
         self.reading = {name: reading[name] for name in SHOWN if reading.get(name) is not None}
@@ -177,22 +151,6 @@ class Run:
             self.watch.say(f"Row {row.index} is left out: {row.message}.")
         if (more := len(self.data.bad_rows) - 3) > 0:
             self.watch.say(f"{more} more rows are left out.")
-
-    def _own_prompts(self) -> Path:
-        path = self.folder / PROMPTS
-        self.watch.part("prompts of the target")
-        if self.processes.rank == 0:
-            write_prompts(
-                self.target,
-                self.tokenizer,
-                path,
-                self.settings.num_prompts,
-                self.settings.seed,
-                self.watch.answers,
-                lambda: self.deadline.has_passed(PROMPTING),
-            )
-        self.processes.gather([])  # the others read what the first has written
-        return path
 
     def answer(self, only: int | None = None) -> None:
         """The target's answers, those of a run before included.
@@ -237,6 +195,8 @@ class Run:
         """
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
+        self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
+        self.most_draft_tokens = self.student.max_draft_tokens
         packs = self.settings.pack and keeps_texts_apart(self.target) and self.student.packs
         if self.settings.pack and not packs:
             self.watch.say("Each text gets a row of its own: the model does not keep texts apart that share one.")
@@ -303,12 +263,33 @@ class Run:
         result.seconds = clock.seconds
         if trainer.is_world_process_zero():
             self.student.save(self.folder, self.tokenizer)
-            result.write()
-            card.write(result)
-            page.write(result, self.folder / "report.html")
-            if self.push is not None:
-                self.push(self.folder)
+            self._publish(result)
         return result
+
+    def tables(self) -> Trained:
+        """Warm tables in place of a trained model: they are learned in one reading of the answers."""
+        meter, self.num_parameters, self.kind = self._meter(), 0, "warm tables"
+        result = self._result(num_steps=1)
+        clock = time.monotonic()
+        self.watch.part("reading the answers")
+        tables = learn_tables(self.target, self.tokenizer, self.examples, self.watch.answers)
+        result.seconds, result.best_step = time.monotonic() - clock, 1
+        self.watch.part("measuring acceptance")
+        for step, draft in enumerate(("auto", TablesSource(tables))):
+            with keeping(self.target, {}):
+                result.add(step, meter(self.target, draft))
+        if self.processes.rank == 0:
+            tables.save(self.folder)
+            self._publish(result)
+        return result
+
+    def _publish(self, result: Trained) -> None:
+        """The result, card and report beside the draft, and all of it on the Hub if that was asked for."""
+        result.write()
+        card.write(result)
+        page.write(result, self.folder / "report.html")
+        if self.push is not None:
+            self.push(self.folder)
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, collator = self.settings, self.collator
@@ -334,7 +315,7 @@ class Run:
         return Meter(
             self.data.held_out,
             settings.use,
-            min(settings.draft_tokens, self.student.max_draft_tokens or settings.draft_tokens),
+            min(settings.draft_tokens, self.most_draft_tokens or settings.draft_tokens),
             max_new_tokens=min(64, settings.max_new_tokens),
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -358,7 +339,7 @@ class Run:
         return Trained(
             folder=self.folder,
             target=name_of(self.target),
-            kind=self.student.kind,
+            kind=self.kind,
             settings=self.settings.to_dict(),
             data={
                 "source": self.source,
@@ -372,7 +353,7 @@ class Run:
                 "are_generated": not self.data.answers,
             },
             environment=environment(self.target),
-            num_parameters=num_parameters(self.student.draft()),
+            num_parameters=self.num_parameters,
             num_steps=num_steps,
             repository=None if self.push is None else self.push.repository,
             notes=self.notes(len(self.examples), num_steps),

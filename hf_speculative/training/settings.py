@@ -8,10 +8,20 @@ from typing import Any
 from ..command.settings import check_ranges, setting
 from .sampling_params import SamplingParams
 
+#: learned in one reading, without steps
+TABLES = "tables"
 #: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
-LEARNING_RATES = {"eagle3": 1e-3, "dflash": 1e-3, "jetspec": 1e-3, "layers": 1e-3, "draft": 1e-4, "lora": 1e-3}
+LEARNING_RATES = {
+    "eagle3": 1e-3,
+    "dflash": 1e-3,
+    "jetspec": 1e-3,
+    TABLES: 0.0,
+    "layers": 1e-3,
+    "draft": 1e-4,
+    "lora": 1e-3,
+}
 #: draft tokens of a round, where no number is given; those of blocks are as many as their masks
-DRAFT_TOKENS = {"dflash": 7, "jetspec": 7}
+DRAFT_TOKENS = {"dflash": 7, "jetspec": 7, TABLES: 8}
 LOSS_NAMES = (
     "lk_hybrid",
     "forward_kl",
@@ -22,7 +32,7 @@ LOSS_NAMES = (
 )
 #: those that are infinite where the target's distribution is cut off
 NEEDS_ALL_TOKENS = ("reverse_kl",)
-HEADS = ("eagle3", "dflash", "jetspec", "layers:N", "draft:FOLDER")
+HEADS = ("eagle3", "dflash", "jetspec", TABLES, "layers:N", "draft:FOLDER")
 
 
 #: where these are shown among a command's options
@@ -42,7 +52,8 @@ class Settings:
     head: str = setting(
         "eagle3",
         "What is trained. eagle3: a head that reads the target's hidden states, and goes on from its own. dflash, jetspec: one "
-        "that fills a whole block at once, jetspec's causal. layers:N: a copy of the target's first N layers. "
+        "that fills a whole block at once, jetspec's causal. tables: what follows each token and each run of tokens, in "
+        "minutes. layers:N: a copy of the target's first N layers. "
         "draft:FOLDER: a small model of the target's tokenizer, or a head, that is there already.",
     )
     use: SamplingParams = field(default_factory=SamplingParams)

@@ -19,7 +19,7 @@ from .dflash_student import DFlashStudent, new_block
 from .draft_student import DraftStudent, check_layers, truncated
 from .eagle3_student import Eagle3Student, new_head
 from .examples import Example, token_counts
-from .settings import Settings
+from .settings import TABLES, Settings
 from .student import Student
 from .teacher import Teacher
 
@@ -34,6 +34,8 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         raise ValueError(
             f"{type(target).__name__} is an encoder-decoder model: drafts are trained for decoder-only targets."
         )
+    if settings.kind == TABLES:
+        return
     if settings.kind == "layers":
         check_layers(target, int(settings.value))
     elif settings.kind != "draft" or layout_of(settings.value) is not None:

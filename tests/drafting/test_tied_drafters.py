@@ -23,6 +23,7 @@ from hf_speculative.drafting import (
     mtp,
 )
 from hf_speculative.drafting.autoregressive import AutoregressiveDrafter
+from hf_speculative.models import choose
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 from tests.support import distributions, tied, tiny
@@ -374,6 +375,7 @@ def test_refusals(make):
 
     def refuses(model, message, **kwargs):
         checks.check_model(model, "model")  # may run it, once
+        choose(model)  # so may this
         with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
             hs.generate(model, **{"max_new_tokens": 4, **inputs} | kwargs)
         assert not forwards.lengths

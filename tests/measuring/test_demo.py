@@ -18,16 +18,44 @@ from tests.support import record_demo, site, tiny
 PAIR = embedded_pair()
 
 
+@pytest.fixture(autouse=True)
+def without_real_weights(monkeypatch):
+    """Real ones are for `make test-real`."""
+
+    def missing():
+        raise ValueError("neither the Hub nor its package")
+
+    monkeypatch.setattr(demo, "example_pair", missing)
+
+
 def test_the_command_shows_it(monkeypatch):
     result = CliRunner().invoke(
         app, ["generate", "--demo", "--max-new-tokens", "6", "--repeats", "2"], env={"COLUMNS": "100"}
     )
     assert result.exit_code == 0, result.output
-    for scene in demo.SCENES:
+    for scene in demo.CODE:
         assert scene.title in result.output
     assert result.output.count("plain, 6 passes") == 3
+    assert "SmolLM2 is not here: neither the Hub" in result.output
     text = re.sub(r"\s+", " ", result.output)
     assert re.search(r"\d+ passes of the target instead of 18; the same texts", text) and "Your own models" in text
+
+
+@pytest.mark.real
+def test_a_chat_model_answers(monkeypatch):
+    from hf_speculative.embedded.examples import example_pair
+
+    try:
+        example_pair()
+    except ValueError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(demo, "example_pair", example_pair)
+    result = CliRunner().invoke(
+        app, ["generate", "--demo", "--max-new-tokens", "24", "--repeats", "1"], env={"COLUMNS": "100"}
+    )
+    assert result.exit_code == 0, result.output
+    assert result.output.count("plain, 24 passes") == 3 and "the same texts" in re.sub(r"\s+", " ", result.output)
+    assert "def " in result.output and "<|im_end|>" not in result.output
 
 
 def test_options_without_effect_are_refused():
@@ -35,7 +63,7 @@ def test_options_without_effect_are_refused():
     assert result.exit_code == 2 and "--temperature, --prompt beside --demo" in re.sub(r"\s+", " ", result.stderr)
 
 
-@pytest.mark.parametrize("scene", demo.SCENES, ids=lambda scene: scene.title.split(",")[0])
+@pytest.mark.parametrize("scene", demo.CODE, ids=lambda scene: scene.title.split(",")[0])
 def test_both_texts_are_the_same_and_come_in_time(scene):
     run = Comparison(*PAIR, None, scene.setting, seed=scene.seed, max_new_tokens=24, **scene.kwargs)
     plain, ours = run.timelines(scene.prompt)
@@ -75,7 +103,7 @@ def test_the_recording_is_of_this_demo():
     """As it is in the README: made by this script, of these texts; no font is fetched."""
     text = (site.ROOT / "docs" / "assets" / "demo.svg").read_text(encoding="utf-8")
     shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text).replace("&#160;", " "))
-    for scene in demo.SCENES:
+    for scene in demo.CHAT:
         assert scene.title in shown, "stale: `make recording`"
     assert "the same texts" in shown and "http" not in text.replace("http://www.w3.org/2000/svg", "")
 

@@ -17,7 +17,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 def record(width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     quiet_transformers()
-    demo.show(console)
+    demo.show(console, demo.stage())
     return svg(console, "hf-speculative generate --demo")
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from hf_speculative.training import prompts
+from hf_speculative.training import console, prompts
 from tests.support.files import write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
@@ -75,7 +75,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
         return result.stderr
 
     monkeypatch.setattr(prompts, "read_rows", lambda *args, **kwargs: 1 / 0)  # nothing is read before
-    assert "give one of eagle3, dflash, jetspec, layers:N, draft:FOLDER" in refused("--head", "medusa")
+    assert "give one of eagle3, dflash, jetspec, tables, layers:N, draft:FOLDER" in refused("--head", "medusa")
     assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
     assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
@@ -102,3 +102,18 @@ def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
     data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
     result = invoke("--data", data, "--output", out, *QUICK)
     assert result.exit_code == 130 and "the same command with --resume goes on from there" in result.stderr
+
+
+def test_where_no_bar_is_seen_lines_tell_how_far_it_is(monkeypatch):
+    said, now = [], [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    told = console.Told(said.append)
+    told.part("answers of the target")
+    for now[0] in (10.0, 31.0, 40.0, 62.0):
+        told.count(int(now[0]), 1200)
+    assert said == [
+        "answers of the target ...",
+        "answers of the target: 31 of 1,200",
+        "answers of the target: 62 of 1,200",
+    ]
+    console.Told(None).part("nothing")

@@ -16,9 +16,10 @@ from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
+from hf_speculative.training.call import train
 from hf_speculative.training.estimate import Estimate
 from hf_speculative.training.results import Trained
-from hf_speculative.training.run import Run, Watch, train
+from hf_speculative.training.run import Run, Watch
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
@@ -219,7 +220,7 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, dflash, jetspec, layers:N, draft:FOLDER"),
+        ({"head": "medusa"}, "`head='medusa'`: give one of eagle3, dflash, jetspec, tables, layers:N, draft:FOLDER"),
         ({"head": "layers:two"}, "give the number of layers"),
         ({"head": "draft:"}, "names no model"),
         ({"head": "dflash:2"}, "give one of eagle3"),

@@ -1,4 +1,4 @@
-"""`hf-speculative generate --demo`: three texts of the embedded pair, plain and speculative side by side, then one sentence."""
+"""`hf-speculative generate --demo`: three answers of a chat model, plain and speculative side by side, then one sentence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...call.configuration import SpeculativeConfig
 from ...embedded import embedded_pair
+from ...embedded.examples import example_pair
+from ...generation import attach, attached_to
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ...reports.timing import timed
@@ -34,11 +37,7 @@ SLOWER = 4.0
 LEAST_SHARE, MOST_UNLIKE = 0.85, 1.6
 #: passes that are timed for each number of threads
 PASSES = 15
-INTRODUCTION = (
-    "A target of 8 million weights and a draft head of 2 million, which come with the package.\n"
-    "Such a target writes what looks like Python. [green]Green[/]: the draft's tokens that the target kept; "
-    "[bold]bold[/]: the target's own."
-)
+COLOURS = "[green]Green[/]: draft tokens that the target kept; [bold]bold[/]: the target's own."
 HOW_TO_GO_ON = """\
 Your own models:   hf-speculative generate --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B "Once upon a time"
 Without a draft:   hf-speculative generate --model Qwen/Qwen3-8B "Once upon a time"
@@ -56,7 +55,24 @@ class Scene:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-SCENES = (
+@dataclass(frozen=True)
+class Stage:
+    """A target with a draft, and the scenes that they play.
+
+    Attributes:
+        introduction: what is said first.
+        is_chat: prompts are questions.
+    """
+
+    target: PreTrainedModel
+    draft: Any
+    tokenizer: PreTrainedTokenizerBase
+    introduction: str
+    scenes: tuple[Scene, ...]
+    is_chat: bool
+
+
+CODE = (
     Scene(
         "greedy, with a repetition penalty",
         "class Lock:\n    def __enter__(self):\n        return self\n\n"
@@ -77,30 +93,65 @@ SCENES = (
         kwargs={"top_p": 0.9},
     ),
 )
+CHAT = (
+    Scene(
+        "greedy: some code",
+        "Write a Python function that returns the even numbers of a list, with a docstring and an example.",
+        Setting(draft_model="draft", num_draft_tokens=6),
+    ),
+    Scene(
+        "greedy: an answer that copies",
+        "Correct the spelling: 'The libary opens at nine oclock. Childrens books are on the frist floor, and the cafe is "
+        "next to the entrence.' Then write the corrected text once more.",
+        Setting(draft_model="draft", num_draft_tokens=6),
+    ),
+    Scene(
+        "sampled at temperature 0.6, the very tokens of plain sampling under the same seed",
+        "Explain to a beginner why the sky is blue.",
+        Setting(draft_model="draft", num_draft_tokens=6, temperature=0.6, reproducible=True),
+        kwargs={"top_p": 0.9},
+    ),
+)
 
 
-def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
-    """Decodes, shows and times all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
-    target, draft, tokenizer = embedded_pair(head=True)
+def stage() -> Stage:
+    """SmolLM2 with its warm tables, its weights packed; the embedded pair where the weights cannot be had."""
+    try:
+        target, draft, tokenizer = example_pair()
+    except (ValueError, OSError) as error:
+        target, head, tokenizer = embedded_pair(head=True)
+        said = f"SmolLM2 is not here: {error}\nSo this is a target of 8 million weights that writes what looks like Python."
+        return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE, is_chat=False)
     choose_threads(target)
-    console.print(INTRODUCTION)
+    attach(target, draft, config=SpeculativeConfig(pack_weights="auto"))
+    said = "SmolLM2-135M-Instruct answers three questions. Its draft is a table of what it wrote before."
+    return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT, is_chat=True)
+
+
+def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
+    """Decode, show and time all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
+    choose_threads(stage.target)
+    console.print(stage.introduction)
     pairs: list[tuple[Work, Work]] = []
     counts = [0, 0]
     all_same, is_disturbed = True, False
-    for number, scene in enumerate(SCENES, start=1):
+    for number, scene in enumerate(stage.scenes, start=1):
         run = Comparison(
-            target,
-            draft,
-            tokenizer,
+            stage.target,
+            stage.draft,
+            stage.tokenizer,
             None,
             scene.setting,
             repeats=repeats,
             seed=scene.seed,
+            is_chat=stage.is_chat,
             max_new_tokens=num_tokens,
             **scene.kwargs,
         )
         # few frames, which take time from what is measured
-        waiting = console.status(f"text {number} of {len(SCENES)}: decoding both ways in turn", refresh_per_second=2)
+        waiting = console.status(
+            f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
+        )
         with waiting if _is_watched(console) else nullcontext():
             run.warm_up([scene.prompt])
             plain, ours = run.timelines(scene.prompt)
@@ -111,7 +162,7 @@ def show(console: Console, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS)
             is_disturbed |= busy.share < LEAST_SHARE or not are_alike(timed_pairs)
         passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
-        _play(console, scene.prompt, plain, ours, passes)
+        _play(console, f"{scene.prompt}\n" if stage.is_chat else scene.prompt, plain, ours, passes)
         pairs += timed_pairs
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= evaluation.totals(scene.setting).num_identical == 1

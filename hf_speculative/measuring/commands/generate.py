@@ -46,7 +46,7 @@ def generate(
     column: Annotated[str, typer.Option("--field", help="The column of that file that holds the prompt.")] = "prompt",
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Show three texts of the embedded pair, plain and speculative side by side."),
+        typer.Option("--demo", help="Show three answers of a chat model, plain and speculative side by side."),
     ] = False,
     model: Annotated[
         str | None,
@@ -89,6 +89,13 @@ def generate(
     show_text: Annotated[
         bool | None, typer.Option(help=f"Whether to print the texts. Default: for up to {FEW} prompts.")
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Continue the text of a prompt as it is, where the model has a chat template. Default: answer it.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON line for each prompt, then one with the totals.")
     ] = False,
@@ -107,6 +114,8 @@ def generate(
 
     Without a draft model:  hf-speculative generate --model Qwen/Qwen2.5-7B "Once upon a time"
 
+    A chat model of 135 million weights:  hf-speculative generate --model smollm2 "What is a hash table?"
+
     A file of prompts:  hf-speculative generate --prompts HumanEval.jsonl.gz --batch-size 8
 
     Ctrl-C ends it early and shows what was measured so far.
@@ -123,7 +132,9 @@ def generate(
             from . import demo as demonstration
         quiet_transformers()
         num_tokens = max_new_tokens if "max_new_tokens" in given else demonstration.NUM_TOKENS
-        demonstration.show(out, num_tokens, repeats or demonstration.REPEATS)
+        with ends_at_once(), err.status("loading the models"):
+            stage = demonstration.stage()
+        demonstration.show(out, stage, num_tokens, repeats or demonstration.REPEATS)
         return
     check_models(model=model, draft_model=draft_model)
     if not prompt:  # else there are two sources, which is said below
@@ -162,6 +173,7 @@ def generate(
         batch_size=batch_size,
         repeats=repeats,
         seed=seed,
+        is_chat=tokenizer.chat_template is not None and not raw,
         max_new_tokens=max_new_tokens,
         **sampling,
     )

@@ -1,0 +1,109 @@
+"""Warm tables: what a target writes after each token, and after each run of tokens, learned from its own answers.
+
+`draft_model="folder"` takes what `hf-speculative train TARGET --head tables` wrote. Drafts by recycling (Luo et al. 2024,
+arXiv 2408.08696) and by copies (Oliaro et al. 2024, arXiv 2411.04975) begin with what the tables know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..models import num_logits
+from ..models.model_state import kept_with
+from ..reports.files import named
+from .proposers import NUM_SUCCESSORS, CorpusSuffix, PromptSuffix, Proposer, Recycling
+from .suffix import SuffixStore
+from .texts import GuessingSource
+
+#: files of a folder with tables: answers, and the tokens that followed each token
+STORE, SUCCESSORS = "answers.safetensors", "successors.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What was learned of a target.
+
+    Attributes:
+        store: its answers.
+        successors: `(vocab, NUM_SUCCESSORS)` int32, the likeliest tokens after each token, the likeliest first; -1 for none.
+    """
+
+    store: SuffixStore
+    successors: np.ndarray
+
+    def save(self, folder: Path) -> None:
+        """Write both into a folder; of the successors, those of tokens that were seen."""
+        seen = np.flatnonzero((self.successors >= 0).any(1)).astype(np.int32)
+        tensors = {
+            "tokens": torch.from_numpy(seen),
+            "successors": torch.from_numpy(self.successors[seen].astype(np.int32)),
+            "vocab_size": torch.tensor(len(self.successors)),
+        }
+        with named(folder, "what was learned is kept"):
+            self.store.save(folder / STORE)
+            save_file(tensors, folder / SUCCESSORS)
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Tables:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: a file is damaged or another one, or the tables are of another tokenizer.
+        """
+        store = SuffixStore.load(folder / STORE, tokenizer)
+        try:
+            tensors = load_file(folder / SUCCESSORS)
+            table = np.full((int(tensors["vocab_size"]), NUM_SUCCESSORS), -1, dtype=np.int32)
+            table[tensors["tokens"].numpy()] = tensors["successors"].numpy()
+        except (SafetensorError, KeyError, IndexError, ValueError, OSError) as error:
+            raise ValueError(f"{folder / SUCCESSORS} is damaged ({error}): make the tables anew.") from error
+        return cls(store, table)
+
+
+def holds_tables(folder: str | Path) -> bool:
+    """Whether a folder holds tables."""
+    return (Path(folder) / SUCCESSORS).is_file()
+
+
+@dataclass(frozen=True, eq=False)
+class TablesSource(GuessingSource):
+    """Recycling and copies, as `draft_model="auto"` has them, that begin with tables."""
+
+    tables: Tables
+
+    method = "tables"
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return False  # it is made of a folder
+
+    @classmethod
+    def asked_by(cls) -> str:
+        return "draft_model='FOLDER'"
+
+    @property
+    def name(self) -> str:
+        return "tables"
+
+    def check(self, model: PreTrainedModel) -> None:
+        size = num_logits(model)
+        if len(self.tables.successors) != size:
+            raise ValueError(
+                f"`draft_model`: these tables are of a vocabulary of {len(self.tables.successors)} tokens, and the target's "
+                f"has {size}: make tables of this target, `hf-speculative train TARGET --head tables`."
+            )
+        self.tables.store.check_vocabulary(size)
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        recycling = kept_with(model).setdefault((TablesSource, self.tables), Recycling())
+        if recycling.table is None:
+            recycling.table = self.tables.successors.copy()
+        store = self.tables.store
+        return [recycling, PromptSuffix(store), CorpusSuffix(store, learns=False)]
