@@ -1,0 +1,89 @@
+"""SmolLM2 on eight questions, in its chat template: plain `generate`, transformers' prompt lookup and this package in turn.
+
+python examples/bench/real_model.py [--tokens 128] [--repeats 3]
+
+Prints a Markdown table: whole calls over plain `generate`, the median over questions and repeats with quartiles, and tokens
+a target pass. The first calls of each way, compiling included, do not count.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+import hf_speculative as hs
+from hf_speculative.compatibility.prompts import QUESTIONS
+
+FAST = hs.SpeculativeConfig(pack_weights="auto", compile=True)
+
+
+def ways(tables):
+    """Each way: its name, a model of its own, keywords of `generate`, and the batch sizes that it takes."""
+    plain, lookup, default, warm, compiled, compiled_warm = (hs.example_pair()[0] for _ in range(6))
+    hs.attach(default)
+    hs.attach(warm, tables)
+    hs.attach(compiled, config=FAST)
+    hs.attach(compiled_warm, tables, config=FAST)
+    return [
+        ("plain `generate`", plain, {}, (1, 8)),
+        ("transformers' prompt lookup", lookup, {"prompt_lookup_num_tokens": 10}, (1,)),
+        ("`attach(target)`", default, {}, (1, 8)),
+        ("`attach(target, tables)`", warm, {}, (1, 8)),
+        ("the same, 4 draft tokens", warm, {"num_draft_tokens": 4}, (1, 8)),
+        ("no draft, packed and compiled, 2 draft tokens", compiled, {"num_draft_tokens": 2}, (1, 8)),
+        ("tables, packed and compiled, 2 draft tokens", compiled_warm, {"num_draft_tokens": 2}, (1, 8)),
+        ("tables, packed and compiled, 3 draft tokens", compiled_warm, {"num_draft_tokens": 3}, (1, 8)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    _, tables, tokenizer = hs.example_pair()
+    tokenizer.padding_side = "left"
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    found: dict[tuple[str, int], tuple[list[float], float]] = {}
+    tried = ways(tables)
+    for size in (1, 8):
+        batches = [chats[first : first + size] for first in range(0, len(chats), size)]
+        inputs = [
+            tokenizer.apply_chat_template(
+                batch, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+            )
+            for batch in batches
+        ]
+        mine = [way for way in tried if size in way[3]]
+        times: dict[str, list[float]] = {name: [] for name, *_ in mine}
+        passes = dict.fromkeys(times, 0)
+        for repeat in range(given.repeats + 1):
+            for number, one in enumerate(inputs if repeat else inputs[:1]):
+                turn = (number + repeat) % len(mine)
+                for name, model, kwargs, _ in mine[turn:] + mine[:turn]:
+                    call = {**one, "max_new_tokens": given.tokens, "min_new_tokens": given.tokens, "do_sample": False}
+                    torch.manual_seed(0)
+                    start = time.perf_counter()
+                    with hs.record() as stats:
+                        model.generate(**call, **kwargs, pad_token_id=tokenizer.eos_token_id)
+                    if repeat:
+                        times[name].append(time.perf_counter() - start)
+                        passes[name] += stats.num_target_forwards
+        for name, *_ in mine:
+            ratios = [plain / own for plain, own in zip(times[mine[0][0]], times[name], strict=True)]
+            length = given.tokens * len(ratios) / passes[name] if passes[name] else 1.0
+            found[name, size] = ratios, length
+    print("| way | batch 1 | batch 8 | tokens a pass |\n|---|---|---|---|")
+    for name, *_ in tried:
+        cells = [shown(*found[name, size]) if (name, size) in found else "" for size in (1, 8)]
+        print(f"| {name} | {' | '.join(cells)} | {found[name, 1][1]:.2f} |")
+
+
+def shown(ratios: list[float], length: float) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.2f}x ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    main()
