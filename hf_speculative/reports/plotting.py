@@ -28,12 +28,6 @@ def is_available() -> bool:
     return True
 
 
-def require() -> None:
-    """Raises a ValueError that says how to install matplotlib, where it is missing."""
-    if not is_available():
-        raise ValueError("plots need matplotlib, which is not installed: pip install 'hf_speculative[plot]'.")
-
-
 @contextmanager
 def style() -> Iterator[None]:
     """Figures are made and saved inside."""
