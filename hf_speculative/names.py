@@ -14,7 +14,12 @@ REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 AND = "+"
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 #: the embedded models, as commands name them
-EMBEDDED = {"embedded": "target", "embedded/draft": "draft", "embedded/head": "head"}
+EMBEDDED = {
+    "embedded": "target",
+    "embedded/draft": "draft",
+    "embedded/head": "head",
+    "smollm2/tables": "drafts/smollm2",
+}
 #: models with real weights that have a short name here, see `embedded/examples.py`
 EXAMPLES = ("smollm2",)
 

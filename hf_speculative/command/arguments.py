@@ -171,14 +171,17 @@ def load_draft_named(option: str, name: str, dtype: str, device: str) -> Any:
     draft, methods = DRAFTS.split(checked("draft_model", name))
     if draft is None:
         return methods
-    model: Any = place_of(draft) if _holds_tables(draft) else load_named(option, draft, dtype, device)
+    model = _tables(option, draft) or load_named(option, draft, dtype, device)
     return model if methods is None else (model, methods)
 
 
-def _holds_tables(name: str) -> bool:
-    from ..drafting.tables import holds_tables
+def _tables(option: str, name: str) -> Any:
+    """The source of drafts by the tables in a folder; `None` where it holds none."""
+    from ..drafting.tables import Tables, TablesSource, holds_tables
 
-    return holds_tables(place_of(name))
+    place = Path(place_of(name))
+    with naming(option, name):
+        return TablesSource(Tables.load(place)) if holds_tables(place) else None
 
 
 def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -213,6 +216,7 @@ def load_pair(
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
     """
     import torch
+    from transformers import PreTrainedModel
 
     from ..embedded import embedded_pair
     from ..tokenizers.loading import tokenizer_of_draft
@@ -229,8 +233,8 @@ def load_pair(
     if draft_model is None:
         return target, None, tokenizer, None
     draft = load_draft_named(options[1], draft_model, dtype, device)
-    has_own = named is not None and not _holds_tables(named)
-    other = tokenizer_of_draft(loadable(named), tokenizer) if named is not None and has_own else None
+    has_own = isinstance(draft[0] if isinstance(draft, tuple) else draft, PreTrainedModel)
+    other = tokenizer_of_draft(loadable(str(named)), tokenizer) if has_own else None
     return target, draft, tokenizer, other
 
 

@@ -87,7 +87,6 @@ def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
     if draft_tokenizer is None and isinstance(given, str):
         draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)
-    checks.check_type(model, "draft_model")
     checks.check_source(source_of("draft_model", model), checks.unwrap(target, "model"))
     source = given if isinstance(given, str) else model.config.name_or_path
     return NamedDraft(name, source, model, draft_tokenizer)

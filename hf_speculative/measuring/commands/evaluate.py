@@ -205,6 +205,7 @@ def eval_command(
 def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):
     import torch
 
+    from ...drafting.tables import holds_tables
     from ...embedded import embedded_pair
     from ...models.loading import check_name
 
@@ -218,7 +219,7 @@ def _load(model: str | None, draft_models: list[str] | None, dtype: str, device:
         return target.to(place), methods or {"draft": draft.to(place)}, tokenizer
     draft_models = [place_of(name) for name in draft_models or ()]
     for name in draft_models:
-        if DRAFTS.is_method(name):
+        if DRAFTS.is_method(name) or holds_tables(name):
             continue
         with naming("--draft-model", name):
             check_name(name)  # a wrong name is found before the target takes minutes to load
