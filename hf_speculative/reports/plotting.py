@@ -28,12 +28,6 @@ def is_available() -> bool:
     return True
 
 
-def require() -> None:
-    """Raises a ValueError that says how to install matplotlib, where it is missing."""
-    if not is_available():
-        raise ValueError("plots need matplotlib, which is not installed: pip install 'hf_speculative[plot]'.")
-
-
 @contextmanager
 def style() -> Iterator[None]:
     """Figures are made and saved inside."""
@@ -66,6 +60,31 @@ def label(name: str, length: int = 42) -> str:
     if len(name) > length:
         name = f"{name[: length // 2 - 1]}\u2026{name[-(length // 2) :]}"
     return f" {name}" if name.startswith("_") else name
+
+
+def line(number: int) -> dict[str, Any]:
+    """Colour and marker of the line of that number, with the sizes that all lines have."""
+    style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return style | {"markersize": 4.5, "linewidth": 1.4}
+
+
+def legend(figure: Any, axes: Any, columns: int = 1) -> None:
+    """Name what is drawn, above the axes."""
+    handles, names = axes.get_legend_handles_labels()
+    where = {"loc": "outside upper left", "ncols": columns, "frameon": False}
+    figure.legend(handles, names, **where, labelcolor=INK, fontsize=8.5)
+
+
+def shares_by_position(axes: Any, what: str | None = None) -> None:
+    """Label axes that show a share for each place of a draft token in its round."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("place of the draft token in its round", color=INK)
+    if what is not None:
+        axes.set_ylabel(what, color=INK)
 
 
 def as_svg(figure) -> str:

@@ -47,33 +47,23 @@ def _places(sections: Sequence[Section]):
         told = [(x, speedup) for x, speedup in found if speedup is not None and not speedup.is_noise]
         xs, medians = [x + 0.04 * number for x, _ in told], [speedup.median for _, speedup in told]
         ends = [speedup.spread or (speedup.median,) * 2 for _, speedup in told]
-        style = {"color": _colour(number), "marker": plotting.MARKERS[number % len(plotting.MARKERS)]}
-        axes.plot(xs, medians, **style, markersize=4.5, linewidth=1.4, label=plotting.label(label))
-        axes.vlines(xs, [low for low, _ in ends], [high for _, high in ends], color=style["color"], linewidth=1)
+        axes.plot(xs, medians, **plotting.line(number), label=plotting.label(label))
+        axes.vlines(xs, [low for low, _ in ends], [high for _, high in ends], color=_colour(number), linewidth=1)
     axes.axhline(1, color=plotting.INK, linewidth=1, linestyle="--")
     axes.set_xticks(range(len(sections)), [plotting.label(section.title, 24) for section in sections], rotation=30)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("speedup over plain decoding", color=plotting.INK)
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper left", frameon=False, labelcolor=plotting.INK, fontsize=8.5)
+    plotting.legend(figure, axes)
     return figure
 
 
 def _positions(rates: dict[Setting, list[float]]):
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
     figure, axes = plotting.new_axes(WIDTH, 2.6 + 0.17 * len(rates))
-    lines = []
-    for number, of_setting in enumerate(rates.values()):
+    for number, (setting, of_setting) in enumerate(rates.items()):
         x = range(1, len(of_setting) + 1)
-        marker = plotting.MARKERS[number % len(plotting.MARKERS)]
-        lines += axes.plot(x, of_setting, color=_colour(number), marker=marker, markersize=4.5, linewidth=1.4)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
-    names = [plotting.label(setting.label) for setting in rates]
-    figure.legend(lines, names, loc="outside upper left", frameon=False, labelcolor=plotting.INK, fontsize=8.5)
+        axes.plot(x, of_setting, **plotting.line(number), label=plotting.label(setting.label))
+    plotting.shares_by_position(axes)
+    plotting.legend(figure, axes)
     return figure
 
 
