@@ -175,29 +175,6 @@ def best_gamma_from_survival(
     return speedups.index(max(speedups))
 
 
-def speedup_from_rounds(drafted: Sequence[int], accepted: Sequence[int], times: Sequence[float]) -> float:
-    """How many times faster than plain decoding rounds are that were counted, each taking the time of its draft's length.
-
-    It is `speedup_from_survival` for drafts that differ in length, or are trees. A round that keeps a draft tokens brings
-    a + 1, so that it is at most the tokens of a mean round.
-
-    Args:
-        drafted, accepted: `(rounds,)`, draft tokens proposed and kept; a round may draft nothing.
-        times: `(longest + 1,)`, seconds of a round that drafts 0, 1, ... tokens; none less than that of 0, a plain step.
-
-    Raises:
-        ValueError: there are no rounds, more is accepted than drafted, or a time is missing, or below a plain step's.
-    """
-    _require(bool(drafted), "drafted", list(drafted), "has no rounds: give one or more")
-    if len(drafted) != len(accepted) or any(not 0 <= a <= d for d, a in zip(drafted, accepted, strict=True)):
-        raise ValueError("`accepted` does not go with `drafted`: give one for each round, from 0 to what was drafted.")
-    _require(len(times) > max(drafted), "times", list(times), "is too short: give one for each draft length")
-    for value in times:
-        _require_amount("times", value, positive=True)
-        _require(value >= times[0], "times", value, "is less than that of a plain step, times[0]: drafting takes time")
-    return (len(drafted) + sum(accepted)) * times[0] / sum(times[length] for length in drafted)
-
-
 def _require(condition: bool, name: str, value: object, what_is_right: str) -> None:
     if not condition:
         raise ValueError(f"`{name}={value!r}` {what_is_right}.")

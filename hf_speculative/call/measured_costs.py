@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -44,20 +43,9 @@ SHORT = 8
 ASSUMED_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
 
-_at_once: ContextVar[bool] = ContextVar("_at_once", default=False)
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, CostTable]]]
 _known = WeakKeyDictionary()
 _lock = threading.RLock()  # a drafter of a user's may well call `generate` itself
-
-
-@contextmanager
-def at_once() -> Iterator[None]:
-    """Calls measure without saving up for it: for whoever wants to know the costs."""
-    before = _at_once.set(True)
-    try:
-        yield
-    finally:
-        _at_once.reset(before)
 
 
 @contextmanager
@@ -194,7 +182,7 @@ class Probe:
         rows_a_lane = 1 if waiting is None else math.ceil(1 + len(waiting.rows) / num_lanes)
         asked_for = (self.batch.max_length - self.batch.prompt_width) * rows_a_lane
         num_steps = min(MAX_STEPS, MAX_SHARE * asked_for)
-        known.saved = num_steps if _at_once.get() else known.saved + SHARE * asked_for
+        known.saved += SHARE * asked_for
         # All of it or nothing: to measure little in each of many calls would take more plain steps to compare with. Beside the
         # step that the prompt takes there may be time for nothing, or all is known.
         sizes = [num_rows for num_rows, num_levels in known if num_levels == 0]

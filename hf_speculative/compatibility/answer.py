@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -105,6 +106,11 @@ def check(
         ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with;
             nothing can be measured, for lack of prompts or since the model takes more than ids.
     """
+    if draft_model is not None and not isinstance(draft_model, nn.Module):
+        raise TypeError(
+            f"`draft_model` is of type {type(draft_model).__name__}: give a loaded model. Sources that need none are tried "
+            "without being named."
+        )
     target, draft = checks.unwrap(model, "model"), checks.unwrap(draft_model, "draft_model")
     if measure:
         if not seconds > 0:
