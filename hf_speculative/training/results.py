@@ -75,6 +75,11 @@ class Trained:
         return SAMPLED if self.settings["use"]["temperature"] > 0 else GREEDY
 
     @property
+    def has_no_steps(self) -> bool:
+        """It was learned in one reading."""
+        return not self.num_parameters
+
+    @property
     def before(self) -> Point | None:
         return next((point for point in self.curve if point.step == 0), None)
 

@@ -47,6 +47,11 @@ def summary(result: Trained) -> str:
     if before is None or after is None:
         return "Nothing was measured."
     lengths = (number(point.acceptance_length[result.main]) for point in (before, after))
+    if result.has_no_steps:
+        return (
+            f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' without tables, '.join(lengths)} "
+            "with them."
+        )
     return (
         f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' before, '.join(lengths)} after "
         f"{plural(result.best_step or 0, 'step')}."
@@ -65,16 +70,24 @@ def facts(result: Trained) -> dict[str, str]:
     steps = f"{result.num_steps:,} of {settings['batch_size']} texts"
     if result.best_step is not None:
         steps += f"; the weights after step {result.best_step:,} were kept"
+    trained = (
+        {}
+        if result.has_no_steps
+        else {
+            "loss": settings["loss"],
+            "steps": steps,
+            "learning rate": f"{settings['learning_rate']:g}",
+        }
+    )
+    size = "" if result.has_no_steps else f", {result.num_parameters / 1e6:.1f} million parameters"
     return {
         "target": short(result.target),
-        "draft": f"{result.kind}, {result.num_parameters / 1e6:.1f} million parameters",
+        "draft": f"{result.kind}{size}",
         "data": f"{short(data['source'])}: {plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
         + (f" ({', '.join(left_out)} left out)" if left_out else ""),
         "answers": f"{data['num_answers']:,} with {data['num_tokens']:,} tokens, {answers}",
         "for": way_name(result, result.main),
-        "loss": settings["loss"],
-        "steps": steps,
-        "learning rate": f"{settings['learning_rate']:g}",
+        **trained,
         "time": f"{result.seconds / 60:.1f} minutes of training",
     }
 

@@ -90,7 +90,8 @@ def test_a_run_makes_them_with_card_and_report(tokenizer, tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     assert {STORE, SUCCESSORS, "README.md", "report.html", "training.json"} <= names
     assert json.loads((tmp_path / "training.json").read_text())["num_parameters"] == 0
-    assert "Warm tables" in (tmp_path / "README.md").read_text()
+    card = (tmp_path / "README.md").read_text()
+    assert "Warm tables" in card and " without tables, " in card and "learning rate" not in card
     assert same_as_plain(target, tiny.prompts(2), draft_model=str(tmp_path), num_draft_tokens=4).num_draft_tokens
 
 
