@@ -41,7 +41,7 @@ def main() -> None:
     _, tables, tokenizer = hs.example_pair()
     tokenizer.padding_side = "left"
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    found: dict[tuple[str, int], tuple[list[float], float]] = {}
+    found: dict[tuple[str, int], tuple[str, str]] = {}
     tried = ways(tables)
     for size in (1, 8):
         batches = [chats[first : first + size] for first in range(0, len(chats), size)]
@@ -68,15 +68,15 @@ def main() -> None:
                         passes[name] += stats.num_target_forwards
         for name, *_ in mine:
             ratios = [plain / own for plain, own in zip(times[mine[0][0]], times[name], strict=True)]
-            length = given.tokens * len(ratios) / passes[name] if passes[name] else 1.0
-            found[name, size] = ratios, length
+            length = f"{given.tokens * len(ratios) / passes[name]:.2f}" if passes[name] else ""
+            found[name, size] = shown(ratios), length
     print("| way | batch 1 | batch 8 | tokens a pass |\n|---|---|---|---|")
     for name, *_ in tried:
-        cells = [shown(*found[name, size]) if (name, size) in found else "" for size in (1, 8)]
-        print(f"| {name} | {' | '.join(cells)} | {found[name, 1][1]:.2f} |")
+        cells = [found.get((name, size), ("", ""))[0] for size in (1, 8)]
+        print(f"| {name} | {' | '.join(cells)} | {found[name, 1][1]} |")
 
 
-def shown(ratios: list[float], length: float) -> str:
+def shown(ratios: list[float]) -> str:
     if len(ratios) < 2:
         return f"{ratios[0]:.2f}x"
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
