@@ -45,7 +45,9 @@ def check(
             help="File of prompts that the target writes about, as for eval. Default: some built-in ones, code and prose."
         ),
     ] = None,
-    column: Annotated[str, typer.Option(help="Column of the prompts in a file with columns.")] = "prompt",
+    column: Annotated[
+        str, typer.Option("--field", help="The column with the prompts: texts, or lists of chat messages.")
+    ] = "prompt",
     sample: Annotated[
         bool,
         typer.Option(
@@ -81,13 +83,19 @@ def check(
     sizes = numbers("--batch", batch, int)
     err = Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):
+        from transformers import PreTrainedModel
+
         from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
 
         quiet_transformers()
-        texts = _texts(prompts, column, err)
+        texts = _prompts(prompts, column, err)
         target, draft, tokenizer, other = load_pair(
             model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"), needs_draft=False
+        )
+    if draft is not None and not isinstance(draft, PreTrainedModel):
+        raise ValueError(
+            f"DRAFT_MODEL {draft_model}: give a model. Sources that need none are tried without being named."
         )
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
     found = answer.check(
@@ -109,16 +117,17 @@ def check(
         raise typer.Exit(1)
 
 
-def _texts(path: Path | None, column: str, console: Console) -> list[str] | None:
+def _prompts(path: Path | None, column: str, console: Console) -> list | None:
     """The prompts of a file; a row without one is named and skipped."""
     if path is None:
         return None
-    from ..measuring.rows import read_texts
+    from ..measuring.journal import BadRow
+    from ..measuring.rows import read_prompts
 
-    texts = []
-    for row in read_texts(path, column):
-        if isinstance(row, str):
-            texts.append(row)
-        else:
+    prompts = []
+    for row in read_prompts(path, column):
+        if isinstance(row, BadRow):
             console.print(Text.assemble(("skipped", "yellow"), f" row {row.index}: {row.message}"))
-    return texts
+        else:
+            prompts.append(row)
+    return prompts

@@ -19,6 +19,7 @@ from .journal import Journal, Recorder, Row
 from .plan import header_of
 from .processes import Processes
 from .results import Evaluation
+from .rows import Prompt
 from .runner import Runner
 from .settings import Setting
 
@@ -83,7 +84,7 @@ class Comparison:
         """What was compared so far."""
         return Evaluation(self.journal)
 
-    def stream(self, prompt: str) -> Iterator[tuple[str, bool]]:
+    def stream(self, prompt: Prompt) -> Iterator[tuple[str, bool]]:
         """Speculative decoding of the prompt that comes next: its text as it comes, and whether the draft had guessed it."""
         (ids,) = self._ids([prompt])
         pieces = Pieces(self.decode, before=ids)
@@ -93,7 +94,7 @@ class Comparison:
                     is_last = round.done[0] and index == len(round.tokens[0]) - 1
                     yield pieces.add(token, is_last), index < round.num_from_draft[0]
 
-    def timelines(self, prompt: str) -> tuple[list[Piece], list[Piece]]:
+    def timelines(self, prompt: Prompt) -> tuple[list[Piece], list[Piece]]:
         """How the text of one prompt comes, plainly and speculatively."""
         (ids,) = self._ids([prompt])
         pieces, arrivals = Pieces(self.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
@@ -101,12 +102,12 @@ class Comparison:
         start = time.perf_counter()
         return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
 
-    def warm_up(self, prompts: list[str]) -> None:
+    def warm_up(self, prompts: list[Prompt]) -> None:
         """Decode both ways to the end, untimed."""
         for setting in self.settings:
             self.runner.warm_up(setting, [self._ids(prompts)])
 
-    def compare(self, prompts: list[str]) -> list[dict[str, Any]]:
+    def compare(self, prompts: list[Prompt]) -> list[dict[str, Any]]:
         """Decode the next batch both ways, as often as it is repeated.
 
         Returns:
@@ -133,6 +134,9 @@ class Comparison:
         as_json = {"text": text, "identical": is_identical, "statistics": counts and counts.to_dict()}
         return {"pieces": list(zip(added, from_draft, strict=True)), "json": as_json}
 
-    def _ids(self, prompts: list[str]) -> list[list[int]]:
-        said = [[{"role": "user", "content": text}] if self.is_chat else text for text in prompts]
+    def _ids(self, prompts: list[Prompt]) -> list[list[int]]:
+        is_said = [self.is_chat and isinstance(prompt, str) for prompt in prompts]
+        said = [
+            [{"role": "user", "content": text}] if says else text for text, says in zip(prompts, is_said, strict=True)
+        ]
         return [prompt_ids(prompt, i, self.decoder.target, self.tokenizer) for i, prompt in enumerate(said)]

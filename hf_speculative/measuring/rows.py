@@ -148,8 +148,12 @@ def reader(how: Reader | None, rows: list, option: str = "prompt") -> Callable[[
     return column
 
 
-def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
-    """The texts in a column of a data set or file; a row without one becomes a `BadRow`.
+#: a text, or messages for a chat template
+Prompt = str | list[dict[str, Any]]
+
+
+def read_prompts(dataset, field: str = DEFAULT_FIELD) -> list[Prompt | BadRow]:
+    """The texts or messages in a column of a data set or file; a row without one becomes a `BadRow`.
 
     Raises:
         ValueError: no row has one.
@@ -157,20 +161,22 @@ def read_texts(dataset, field: str = DEFAULT_FIELD) -> list[str | BadRow]:
     rows = read_rows(dataset)
     read = reader(field, rows, "field")
 
-    def text(row, index: int) -> str | BadRow:
+    def prompt(row, index: int) -> Prompt | BadRow:
         if isinstance(row, BadRow):
             return row
         try:
             value = read(row)
         except ValueError as error:
             return BadRow(index, str(error))
-        return value if isinstance(value, str) and value else BadRow(index, f"{value!r} is not a text")
+        are_messages = isinstance(value, list) and all(isinstance(one, dict) and "content" in one for one in value)
+        is_prompt = bool(value) and (isinstance(value, str) or are_messages)
+        return value if is_prompt else BadRow(index, f"{value!r} is neither a text nor messages")
 
-    texts = [text(row, index) for index, row in enumerate(rows)]
-    bad = [one for one in texts if isinstance(one, BadRow)]
-    if len(bad) == len(texts):
+    prompts = [prompt(row, index) for index, row in enumerate(rows)]
+    bad = [one for one in prompts if isinstance(one, BadRow)]
+    if len(bad) == len(prompts):
         raise ValueError(f"no row of {dataset} can be used; row 0: {bad[0].message}.")
-    return texts
+    return prompts
 
 
 def _template(source: str, option: str) -> Callable[[Mapping[str, Any]], str]:

@@ -143,9 +143,10 @@ def generate(
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
         from ..comparison import Comparison
+        from ..journal import BadRow
         from ..render import screen
         from ..settings import Setting
-        from .prompts import batches, prompt_source, usable
+        from .prompts import batches, prompt_source, shown, usable
     quiet_transformers()
     names_source = any(ROWS[name].is_source for name in drafting)
     if model is not None and draft_model is None and not names_source:
@@ -156,7 +157,7 @@ def generate(
         drafting["draft_model"] = "draft"
     setting = Setting(num_draft_tokens=num_draft_tokens, temperature=temperature, **drafting)
     source = prompt_source(prompt, prompts, column, err)
-    total = sum(1 for p in source() if isinstance(p, str))
+    total = sum(1 for p in source() if not isinstance(p, BadRow))
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer, other = load_pair(
             model, draft_model, dtype, device, needs_draft=not names_source, head=True
@@ -187,9 +188,9 @@ def generate(
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
     task = progress.add_task("decoding both ways", total=total)
 
-    def decode(batch: list[str]) -> None:
+    def decode(batch: list) -> None:
         if streams:
-            screen.print_text(out, batch[0], comparison.stream(batch[0]))
+            screen.print_text(out, shown(batch[0]), comparison.stream(batch[0]))
         with progress:
             if not comparison.num_prompts:
                 comparison.warm_up(batch)
@@ -199,14 +200,14 @@ def generate(
             if as_json:
                 print(json.dumps({"prompt": text, **row["json"]}), flush=True)
             elif shows and not streams:
-                screen.print_text(out, text, row["pieces"])
+                screen.print_text(out, shown(text), row["pieces"])
 
     try:
         for batch in batches(usable(source(), err), batch_size):
             try:
                 decode(batch)
             except (ValueError, RuntimeError, IndexError) as error:  # an error of this batch; the others continue
-                skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
+                skipped = f" {len(batch)} prompts from {shown(batch[0])[:40]!r} on: {error}"
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ...embedded import DEMO_PROMPTS
 from ..journal import BadRow
-from ..rows import read_texts
+from ..rows import Prompt, read_prompts
 
 #: the ways to give prompts
 WAYS = "as an argument, on standard input, in a file with --prompts, or see the --demo"
@@ -20,7 +20,7 @@ WAYS = "as an argument, on standard input, in a file with --prompts, or see the 
 
 def prompt_source(
     given: list[str] | None, path: Path | None, column: str, console: Console
-) -> Callable[[], Iterator[str | BadRow]]:
+) -> Callable[[], Iterator[Prompt | BadRow]]:
     """A function that iterates over the prompts, from the first one at each call.
 
     Raises:
@@ -29,11 +29,11 @@ def prompt_source(
     asked = [name for name, is_asked in (("arguments", given), ("--prompts", path)) if is_asked]
     if len(asked) > 1:
         raise ValueError(f"prompts from {' and from '.join(asked)} are two sources: give one.")
-    texts: Iterable[str | BadRow]
+    texts: Iterable[Prompt | BadRow]
     if path is not None:
         if not path.is_file():
             raise ValueError(f"--prompts {path}: no such file.")
-        texts = read_texts(path, column)
+        texts = read_prompts(path, column)
     elif given:
         if "" in given:
             raise ValueError(f"prompt {given.index('') + 1} is empty: give a text to continue, {WAYS}.")
@@ -49,7 +49,7 @@ def prompt_source(
     return lambda: iter(texts)
 
 
-def usable(prompts: Iterator[str | BadRow], console: Console) -> Iterator[str]:
+def usable(prompts: Iterator[Prompt | BadRow], console: Console) -> Iterator[Prompt]:
     """The prompts; a row without one is named on the console and skipped."""
     for prompt in prompts:
         if isinstance(prompt, BadRow):
@@ -58,6 +58,11 @@ def usable(prompts: Iterator[str | BadRow], console: Console) -> Iterator[str]:
             yield prompt
 
 
-def batches(prompts: Iterator[str], size: int) -> Iterator[list[str]]:
+def batches(prompts: Iterator[Prompt], size: int) -> Iterator[list[Prompt]]:
     while batch := list(islice(prompts, size)):
         yield batch
+
+
+def shown(prompt: Prompt) -> str:
+    """A prompt as it is printed: of messages, the last one."""
+    return prompt if isinstance(prompt, str) else f"{prompt[-1]['content']}\n"
