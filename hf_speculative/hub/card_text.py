@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ..call.option_table import IN_CALL
 from ..measuring import Evaluation
 from ..measuring.settings import temperature_name
 from .figures import Figure, data_set_name, fastest
@@ -32,12 +33,19 @@ print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
             "transformers.AutoModelForCausalLM.from_pretrained",
             "hf_speculative.generate(model, ",
         )
-        options = "".join(f", {name}={value!r}" for name, value in best.shown_options.items())
+        options = _keywords(best.shown_options)
     inputs = f"**tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)"
     return f"""import hf_speculative, transformers
 model = {loader}({name!r})
 tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
 print(tokenizer.decode({call}{inputs}, max_new_tokens=64{options})[0]))"""
+
+
+def _keywords(options: Mapping[str, Any]) -> str:
+    """Options as keywords of `generate`, after a comma; what is no keyword goes into a config."""
+    own = "".join(f", {name}={value!r}" for name, value in options.items() if name in IN_CALL)
+    settings = ", ".join(f"{name}={value!r}" for name, value in options.items() if name not in IN_CALL)
+    return f"{own}, speculative_config=hf_speculative.SpeculativeConfig({settings})" if settings else own
 
 
 def shown(found: Mapping[str, Evaluation], figures: list[Figure]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 
 import hf_speculative as hs
 from hf_speculative.hub import card as card_module
+from hf_speculative.hub.card_text import usage
 from hf_speculative.hub.figures import choose_draft, data_set_name
 from hf_speculative.hub.pairing_file import FILE_NAME
 from hf_speculative.hub.vllm import export_vllm
@@ -317,3 +318,11 @@ def test_noise_is_neither_served_nor_carded(results):
 
 def test_what_is_too_close_to_plain_decoding_is_called_that(code):
     assert any("too close to plain decoding, or from too few prompts" in note for note in export_vllm(code).notes)
+
+
+def test_lines_to_paste_give_settings_in_a_config():
+    setting = hs.Setting(draft_model="suffix", num_draft_tokens=4, suffix_decoding_max_tree_depth=12)
+    lines = usage("org/target", None, None, [SimpleNamespace(setting=setting, speedup=SimpleNamespace(is_noise=True))])
+    call = re.search(r"hf_speculative.generate\((.*)\)\[0\]", lines)[1]
+    assert "draft_model='suffix', num_draft_tokens=4" in call
+    assert "speculative_config=hf_speculative.SpeculativeConfig(suffix_decoding_max_tree_depth=12)" in call

@@ -187,7 +187,7 @@ def test_a_file_with_broken_lines(run, tmp_path, name):
     total = rows[-1]["total"]
     assert total["num_prompts"] == total["num_identical"] == 2 and total["decoding"]["num_pairs"] == 3
     assert total["statistics"]["num_new_tokens"] == 3 * sum(row["statistics"]["num_new_tokens"] for row in rows[:2])
-    for number, reason in ((1, "Expecting"), (2, "no 'text'"), (3, "7 is not a text")):
+    for number, reason in ((1, "Expecting"), (2, "no 'text'"), (3, "7 is neither a text")):
         assert re.search(rf"row {number}: .*{reason}", result.stderr), result.stderr
 
 
