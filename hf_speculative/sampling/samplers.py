@@ -288,5 +288,6 @@ def default_generator(device: torch.device) -> torch.Generator:
         torch.cuda.init()
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     raise ValueError(
-        f"`reproducible=True` needs the global generator of {device}, known here for cpu and cuda: pass `generator=`"
+        f"`reproducible=True` needs the global generator of {device}, known here for cpu and cuda: pass "
+        "`SpeculativeConfig(generator=...)`."
     )

@@ -327,6 +327,6 @@ def test_models_elsewhere_are_left_alone(model):
 def test_check_says_so(packed):
     answer = hs.check(packed, tiny.llama())
     assert answer.target.weights.startswith("15 of 15 linear layers are packed")
-    assert answer.draft.weights == "plain; `attach(model, pack_weights='auto')` packs them"
+    assert answer.draft.weights == "plain; `SpeculativeConfig(pack_weights='auto')` in `attach` packs them"
     packed.lm_head.weight.sum()
     assert "1 more when the next call begins" in hs.check(packed).target.weights
