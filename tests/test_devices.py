@@ -86,7 +86,7 @@ ONE_READ = {
     "greedy": (of_draft, THREE),
     "length chosen": (of_draft, {}),
     "block rule": (of_draft, SAMPLED),
-    "token rule": (of_draft, SAMPLED | {"rule": "token"}),
+    "token rule": (of_draft, SAMPLED | as_keywords({"rule": "token"})),
     "sampled rule": (of_draft, SAMPLED | as_keywords({"rule": "sampled"})),
     "reproducible": (of_draft, SAMPLED | {"reproducible": True}),
     "copies of a prompt": (of_draft, SAMPLED | {"num_return_sequences": 2}),
@@ -99,7 +99,7 @@ ONE_READ = {
     "recycling, trees": (of_nothing, {"draft_model": "recycling"}),
     "auto, trees": (of_nothing, {"draft_model": "auto"}),
     "beams, trees": (of_beams, {}),
-    "graphs": (of_draft, THREE | {"cuda_graphs": True}),
+    "graphs": (of_draft, THREE | as_keywords({"cuda_graphs": True})),
     "graphs, sampled": (of_draft, SAMPLED | as_keywords({"cuda_graphs": True})),
 }
 
@@ -120,7 +120,7 @@ def test_a_round_reads_once(name, gpus, monkeypatch):
         assert [wait.kind for wait in waits] == ["read"], waits
     if not call["do_sample"]:
         on_host = prompts("cpu") | SETTINGS | options | drafts(DRAFT)
-        on_host.pop("cuda_graphs", None)
+        on_host.pop("speculative_config", None)
         assert ids(results[0]) == ids(hs.generate(model, **on_host))
 
 

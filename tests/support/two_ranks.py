@@ -171,13 +171,13 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 @check
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
     """Costs are measured on both; the second rank's clock jumps."""
-    models, clock = parallel(), timings.time
+    models, clock, share = parallel(), timings.time, costs.SHARE
     try:
         if rank == 1:
             timings.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+        costs.SHARE = 1.0  # nothing is saved up for first
         for _ in range(2):
-            with costs.at_once():
-                decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
+            decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
         (found,) = costs._known[models["split target"]][models["split draft"]].values()
         one, other = from_both({size: [session.times for session in of] for size, of in found.sessions.items()})
         assert (
@@ -187,7 +187,7 @@ def clocks_of_their_own_do_not_lead_ranks_apart(rank):
         kinds = costs._known[models["split target"]][models["split draft"]].values()
         assert not any(found.num_calls for found in kinds), "no call goes by rounds that each rank has timed for itself"
     finally:
-        timings.time = clock
+        timings.time, costs.SHARE = clock, share
 
 
 class EndsAt(StoppingCriteria):
@@ -250,7 +250,8 @@ def other_drafters_and_caches(rank):
     guesses = {"draft_model": Guesses(), "speculative_config": hs.SpeculativeConfig(num_draft_tokens=4)}
     decide_alike(models, "", do_sample=True, **guesses)
     decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, num_return_sequences=2)
-    without_a_model = {"prompt_lookup_num_tokens": 3}, {"draft_model": "auto", "num_draft_tokens": 3}
+    lookup = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "constant"}
+    without_a_model = lookup, {"draft_model": "auto", "num_draft_tokens": 3}
     for settings in (*without_a_model, {"assistant_early_exit": 1, "num_draft_tokens": 3}):
         _, stats = decide_alike(models, "", do_sample=True, **settings)
         assert stats.num_draft_tokens > 0
