@@ -14,7 +14,7 @@ def test_it_loads_and_fits():
     assert isinstance(target, LlamaForCausalLM) and target.config.num_hidden_layers == 12
     assert draft.config.num_hidden_layers <= 2 and target.dtype == draft.dtype == torch.float32
     assert len(tokenizer) == target.vocab_size == draft.vocab_size
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 25e6
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 26e6
     assert hs.embedded_pair(dtype=torch.bfloat16)[0].dtype == torch.bfloat16
 
 
