@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.measuring.rows import read_texts
+from hf_speculative.measuring.rows import read_prompts
 
 
 def shuffled(draft, tokenizer):
@@ -53,7 +53,7 @@ def main(
     torch.set_num_threads(1)
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
-    texts = list(islice(read_texts(prompts, "prompt"), num_prompts)) if prompts else list(DEMO_PROMPTS)
+    texts = list(islice(read_prompts(prompts, "prompt"), num_prompts)) if prompts else list(DEMO_PROMPTS)
     other, draft_tokenizer = shuffled(draft, tokenizer)
     methods = {"plain": {"draft_model": None}, "one tokenizer": {"draft_model": draft}}
     for mapping in ("intersection", "strings"):
