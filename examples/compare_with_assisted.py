@@ -38,7 +38,9 @@ def main(
     """Compare plain, assisted and speculative decoding with the embedded pair."""
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
-    texts = list(islice((p for p in read_prompts(prompts, column) if isinstance(p, str)), num_prompts)) if prompts else []
+    texts = (
+        list(islice((p for p in read_prompts(prompts, column) if isinstance(p, str)), num_prompts)) if prompts else []
+    )
     texts = texts or list(DEMO_PROMPTS)
     # The settings assisted generation reads, from the only place where it reads them: the same draft length, no early stop.
     draft.generation_config.num_assistant_tokens = num_draft_tokens

@@ -62,6 +62,8 @@ class Tables:
             tensors = load_file(folder / SUCCESSORS)
             table = np.full((int(tensors["vocab_size"]), NUM_SUCCESSORS), -1, dtype=np.int32)
             table[tensors["tokens"].numpy()] = tensors["successors"].numpy()
+            if table.min(initial=-1) < -1 or table.max(initial=-1) >= len(table):
+                raise ValueError(f"ids outside its vocabulary of {len(table)}")
         except (SafetensorError, KeyError, IndexError, ValueError, OSError) as error:
             raise ValueError(f"{folder / SUCCESSORS} is damaged ({error}): make the tables anew.") from error
         return cls(store, table)

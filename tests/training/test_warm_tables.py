@@ -81,6 +81,15 @@ def test_a_damaged_file_is_named(taught, tmp_path):
         Tables.load(tmp_path)
 
 
+@pytest.mark.parametrize("token", [-2, tiny.VOCAB])
+def test_ids_outside_the_vocabulary_are_refused(taught, tmp_path, token):
+    table = taught[1].successors.copy()
+    table[np.flatnonzero((table >= 0).any(1))[0], 0] = token
+    Tables(taught[1].store, table).save(tmp_path)
+    with pytest.raises(ValueError, match=rf"{SUCCESSORS} is damaged \(ids outside its vocabulary"):
+        Tables.load(tmp_path)
+
+
 def test_a_run_makes_them_with_card_and_report(tokenizer, tmp_path):
     target = tiny.llama()
     prompts = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5)).tolist()]
