@@ -16,25 +16,21 @@ from typing import Any
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from .call import checks
-from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.generation_settings import with_settings
 from .call.option_types import WholeNumber
+from .call.plain import NO_DRAFT
 from .call.preparation import prepare, with_stop_strings
 from .call.prompts import check_prompts, padded, prompt_ids, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
-from .drafting import Nothing
 from .generation import attached_to, plain_generate_of
 from .models import device_of, modes_of_a_call
 from .sampling.copying import clone
-from .schedules import Constant
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
 PROMPTS_PER_LANE = 16
-#: nothing is drafted, so there is nothing to measure either
-NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
 
 
 @dataclass(frozen=True)

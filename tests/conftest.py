@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.models import matmul_autotune, model_state, packing
+from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
 from tests.support import tiny
@@ -58,6 +58,12 @@ def order(request, monkeypatch):
 
     monkeypatch.setattr(packing, "fastest", fastest)
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_optimized(monkeypatch):
+    """Unless a test says how passes run: which are faster depends on the machine."""
+    monkeypatch.setenv(artifacts.FOLDER, artifacts.OFF)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from hf_speculative.types import read_later, uploaded
 from tests.architectures.check import build
 from tests.support import fake_cuda, tied, tiny, tongues
 from tests.support.cases import slow_but
+from tests.support.execution import run_as
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 8}
 THREE = {"num_draft_tokens": 3}
@@ -28,7 +29,8 @@ DEEPER = tiny.llama()
 
 
 @pytest.fixture
-def gpus():
+def gpus(monkeypatch):
+    run_as(monkeypatch, captures=True)
     with fake_cuda.simulated() as devices:
         yield devices
 
@@ -99,8 +101,8 @@ ONE_READ = {
     "recycling, trees": (of_nothing, {"draft_model": "recycling"}),
     "auto, trees": (of_nothing, {"draft_model": "auto"}),
     "beams, trees": (of_beams, {}),
-    "graphs": (of_draft, THREE | as_keywords({"cuda_graphs": True})),
-    "graphs, sampled": (of_draft, SAMPLED | as_keywords({"cuda_graphs": True})),
+    "graphs": (of_draft, THREE | as_keywords({"optimize": True})),
+    "graphs, sampled": (of_draft, SAMPLED | as_keywords({"optimize": True})),
 }
 
 
@@ -197,12 +199,12 @@ def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
 
 
 @pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_target_and_draft_apart(places, cuda_graphs, gpus):
-    if cuda_graphs and "cpu" in places:
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_target_and_draft_apart(places, is_captured, gpus):
+    if is_captured and "cpu" in places:
         pytest.skip("nothing to capture on a CPU")
     target, draft = (on(place, model)[0] for place, model in zip(places, (TARGET, DRAFT), strict=True))
-    call = prompts(places[0]) | SETTINGS | THREE | as_keywords({"cuda_graphs": cuda_graphs})
+    call = prompts(places[0]) | SETTINGS | THREE | as_keywords({"optimize": is_captured})
     assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
 
 
@@ -222,7 +224,7 @@ def test_a_target_spread_over_two_devices(draft_place, gpus):
 
 @pytest.mark.parametrize("dtype", slow_but([torch.float16, torch.bfloat16], torch.float16))
 @pytest.mark.parametrize(
-    "options", [THREE, SAMPLED, THREE | as_keywords({"cuda_graphs": True})], ids=["greedy", "sampled", "graphs"]
+    "options", [THREE, SAMPLED, THREE | as_keywords({"optimize": True})], ids=["greedy", "sampled", "graphs"]
 )
 def test_half_precision(dtype, options, gpus):
     target, draft = (model.to(dtype) for model in on("cuda:0", TARGET, DRAFT))
@@ -242,7 +244,7 @@ class TestGraphs:
                 **SETTINGS,
                 **THREE,
                 draft_model=draft,
-                speculative_config=hs.SpeculativeConfig(cuda_graphs=True),
+                speculative_config=hs.SpeculativeConfig(optimize=True),
             )
             assert ids(found) == ids(TARGET.generate(**prompts("cpu", num_rows), **SETTINGS))
         assert gpus.num_replays > len(gpus.graphs) > 0
@@ -255,7 +257,7 @@ class TestGraphs:
             **SETTINGS,
             **THREE,
             draft_model=draft,
-            speculative_config=hs.SpeculativeConfig(cuda_graphs=True),
+            speculative_config=hs.SpeculativeConfig(optimize=True),
         )
         assert ids(found) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
         assert gpus.num_replays > 0 and gpus.timed == {1}, "captured, and timed, where the models are"

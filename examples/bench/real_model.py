@@ -15,7 +15,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.compatibility.prompts import QUESTIONS
 
-FAST = hs.SpeculativeConfig(pack_weights="auto", compile=True)
+FAST = hs.SpeculativeConfig(optimize=True)
 
 
 def ways(tables):
@@ -29,7 +29,7 @@ def ways(tables):
         ("transformers' prompt lookup", lookup, {"prompt_lookup_num_tokens": 10}, (1,)),
         ("`attach(target)`", default, {}, (1, 8)),
         ("`attach(target, tables)`", warm, {}, (1, 8)),
-        ("tables, packed and compiled, 3 draft tokens", fast, {"num_draft_tokens": 3}, (1, 8)),
+        ("tables, `optimize=True`, 3 draft tokens", fast, {"num_draft_tokens": 3}, (1, 8)),
     ]
 
 

@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -32,8 +31,9 @@ from ..models.checks import speculation_unsupported_reason as speculation_unsupp
 from ..models.checks import unwrap as unwrap
 from ..models.model_state import kept_with
 from ..verification import rule_for
-from .configuration import Options, SpeculativeConfig
+from .configuration import Options
 from .generation_settings import first_given
+from .optimize import Execution
 from .statistics import Statistics
 
 #: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
@@ -64,10 +64,6 @@ def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> N
 def check_options(options: Options) -> None:
     """What options are to each other and to this machine, as far as it can be judged without the models."""
     config = options.config
-    if config.cuda_graphs and not torch.cuda.is_available():
-        raise ValueError(
-            "`cuda_graphs=True` needs a CUDA device, and torch sees none: leave it out, or try `compile=True`."
-        )
     threshold = options["assistant_confidence_threshold"]
     if threshold and options.source.counts_nodes:
         raise ValueError(
@@ -219,20 +215,19 @@ def check_ragged(model, path: Path, what: str) -> None:
         )
 
 
-def check_passes(config: SpeculativeConfig, source: DraftSource, model: PreTrainedModel) -> None:
+def check_passes(execution: Execution, source: DraftSource, model: PreTrainedModel) -> None:
     """Drafts that read the target's layers take them out of eager passes, and its states out of those or of compiled ones."""
-    for name in ("compile", "cuda_graphs") if source.reads_target else ():
-        if getattr(config, name) is not True:  # "auto" is eager where it has to be
-            continue
-        why = "out of eager passes"
-        if name == "compile" and source.reads_states:
-            if (reason := artifacts.unsupported_reason(model)) is None:
-                continue
-            why = f"and {type(model).__name__} {reason}"
-        raise ValueError(
-            f"`{name}=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it "
-            "out, or use a `draft_model=` that decodes on its own or `prompt_lookup_num_tokens=`."
-        )
+    if execution.compile is not True or not source.reads_target:  # "auto" is eager where it has to be
+        return
+    why = "out of eager passes"
+    if source.reads_states and not execution.captures:
+        if (reason := artifacts.unsupported_reason(model)) is None:
+            return
+        why = f"and {type(model).__name__} {reason}"
+    raise ValueError(
+        f"`optimize=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it "
+        "out, or use a `draft_model=` that decodes on its own or `draft_model='ngram'`."
+    )
 
 
 def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:

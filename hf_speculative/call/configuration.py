@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.source import DraftSource
 from ..interfaces import Rule, Schedule
+from ..models import device_of
 from .generation_settings import first_given
+from .optimize import Execution, execution_of
 from .option_table import CONFIG, IN_CALL, ROWS, checked, documented
 
 
@@ -43,9 +45,7 @@ class SpeculativeConfig:
     draft_sample_method: str | None = None
     allow_lossy: bool | None = None
     generator: torch.Generator | None = None
-    compile: bool | str | None = None
-    cuda_graphs: bool | None = None
-    pack_weights: bool | str | None = None
+    optimize: bool | str | None = None
 
     def __post_init__(self):
         for one in fields(self):
@@ -98,3 +98,7 @@ class Options:
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
+
+    def execution(self, model: PreTrainedModel) -> Execution:
+        """How the passes of the target `model` run."""
+        return execution_of(self.config.optimize, device_of(model))

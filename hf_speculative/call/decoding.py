@@ -17,7 +17,7 @@ from ..distributed.tensor_parallel import SingleProcess
 from ..hf_compat import is_given_by_user
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs, warms_up
+from ..models import Inputs, note_decoded, warms_up
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -41,6 +41,10 @@ from .parts import (
 )
 from .schedule_state import ScheduleState
 from .statistics import Statistics, Stopwatch, publish
+
+
+class Declined(Exception):
+    """A plain call that needs transformers' own steps; nothing has been run yet."""
 
 
 class CannotRefill(Exception):
@@ -105,10 +109,11 @@ class SpeculativeDecoding:
 
     Args:
         rows_go_on: beyond a stop of their own, where plain `generate` lets them; else each ends on its own.
+        is_plain: the call asked for no draft. It is not counted, and `Declined` where transformers' own steps have to serve it.
     """
 
-    def __init__(self, options: Options, rows_go_on: bool = False):
-        self.options, self.rows_go_on = options, rows_go_on
+    def __init__(self, options: Options, rows_go_on: bool = False, is_plain: bool = False):
+        self.options, self.rows_go_on, self.is_plain = options, rows_go_on, is_plain
 
     @torch.no_grad()
     def rounds(
@@ -128,11 +133,17 @@ class SpeculativeDecoding:
         streamer = self.options["streamer"]
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         with self._in_step(model, input_ids.device):
-            parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
+            try:
+                parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
+            except (TypeError, ValueError) as error:
+                if self.is_plain:
+                    raise Declined from error
+                raise
             if streamer is not None:
                 streamer.put(input_ids.cpu())
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
+            note_decoded((model, self.options.source.draft_model), sum(statistics.seconds.values()))
             if parts.sampler.processors.lookahead_unsupported_reason is None:  # else that was told
                 checks.warn_of_no_draft(self.options.source, model, statistics)
             if streamer is not None:
@@ -194,8 +205,9 @@ class SpeculativeDecoding:
         probe = Probe(options, model, inputs, inputs_tensor, batch, logits_processor)
         learned = ScheduleState(options, model, inputs)
         schedule = within_reach(make_schedule(options), processors)
-        passes = options.config.compile, options.config.cuda_graphs, model, options.source.draft_model
-        if learned.is_allowed and ranks.one_clock and not warms_up(*passes):
+        execution = options.execution(model)
+        warm_up = warms_up(execution.compile, execution.captures, model, options.source.draft_model)
+        if learned.is_allowed and ranks.one_clock and not warm_up:
             schedule = OnlineCosts(schedule, probe)
         return Parts(
             inputs=inputs,
@@ -263,7 +275,8 @@ class SpeculativeDecoding:
             statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}
             if not statistics.num_draft_tokens:
                 statistics.reason = parts.schedule.reason
-            publish(statistics)
+            if not self.is_plain:
+                publish(statistics)
         parts.ranks.end()
         return statistics
 

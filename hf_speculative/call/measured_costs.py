@@ -154,10 +154,11 @@ class Probe:
     def _kind(self) -> tuple:
         """What the costs of a pair depend on."""
         source, own, config, model = self.options.source, self.options.config, self.inputs.generation_config, self.model
+        execution = self.options.execution(model)
         named = own.draft_sample_method, own.rule if isinstance(own.rule, str) else None
         sampling = (config.do_sample, own.reproducible, *named, *(type(p) for p in self.processors))
-        place = (self.num_rows, model.dtype, model.device, torch.get_num_threads(), own.cuda_graphs)
-        passes = how_passes_run(own.compile, model, source.draft_model)
+        place = (self.num_rows, model.dtype, model.device, torch.get_num_threads(), execution.captures)
+        passes = how_passes_run(execution.compile, model, source.draft_model)
         return (source.cost_key, *sampling, *self.inputs.others, *place, *passes)
 
     def _add_tree(self, known: CostTable, num_rows: int, num_levels: int) -> None:
@@ -230,7 +231,7 @@ class Probe:
                 self._add_tree(known, num_rows, num_levels)
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
-        if options.config.compile is True or options.config.cuda_graphs:
+        if self.options.execution(self.model).compile is True:
             rounds.compile(options.source.timed_lengths)
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)

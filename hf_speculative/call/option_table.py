@@ -186,17 +186,11 @@ GROUPS = {
                "What to draw random numbers from, when sampling."),
     ),
     "Execution": (
-        Option("compile", FlagOr("auto"), _SETTING, "`False`",
-               "Compile the passes of both models. The first call takes long, later ones are faster; 'auto' decodes eagerly "
-               "until compiled passes are there.",
-               page="caches.md#compiled-and-captured-passes"),
-        Option("cuda_graphs", Flag(), _SETTING, "`False`",
-               "On a CUDA device, capture the passes of both models once, and replay them."),
-        Option("pack_weights", FlagOr("auto"), _SETTING, "`False`",
-               "Of an attached model on a CPU, keep the weights of linear layers in the order that the processor reads "
-               "fastest, in place of the plain ones, until `detach` or a read of `.weight`; 'auto' packs where that is faster "
-               "here.",
-               page="packed-weights.md"),
+        Option("optimize", FlagOr("auto"), _SETTING, "`'auto'` for an attached model; `False` in other calls",
+               "How passes of both models run. On a CPU, 'auto' packs the weights of an attached model where that is faster "
+               "and takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and weights as "
+               "they are. On a GPU, `True` compiles and captures passes, and the others are eager.",
+               page="optimize.md"),
     ),
     "One call": (
         Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
@@ -218,7 +212,7 @@ IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places o
 DRAFTING = tuple(
     name
     for name, option in ROWS.items()
-    if name not in (*ROWS["draft_model"].names, "allow_lossy", "pack_weights")
+    if name not in (*ROWS["draft_model"].names, "allow_lossy")
     and option.type.written_as
     and option.without_draft != HANDED_ON
 )

@@ -61,11 +61,6 @@ class _Call:
                 self._note(ROWS[name].name, name, kwargs[name])
         in_call = checked("speculative_config", self.given.get("speculative_config"))
         self.config: SpeculativeConfig = first_given(in_call, SpeculativeConfig())
-        if self.config.pack_weights is not None:
-            raise ValueError(
-                f"`pack_weights={self.config.pack_weights!r}` has no effect on a single call: give it to `attach`, "
-                f"`config=hf_speculative.SpeculativeConfig(pack_weights={self.config.pack_weights!r})`."
-            )
         if self.config == SpeculativeConfig():  # which says nothing
             self.given.pop("speculative_config", None)
         self.configs = generation_configs(model, kwargs)

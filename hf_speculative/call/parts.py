@@ -34,9 +34,10 @@ def target_and_drafter(
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
     path, source = choose_for(model, inputs), options.source
-    compile, cuda_graphs = options.config.compile or False, bool(options.config.cuda_graphs)
+    execution = options.execution(model)
+    compile, cuda_graphs = execution.compile, execution.captures
     checks.check_path(source, model, path)
-    checks.check_passes(options.config, source, model)
+    checks.check_passes(execution, source, model)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)

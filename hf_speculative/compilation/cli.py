@@ -28,18 +28,15 @@ def compile_command(
     dtype: Annotated[
         str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
     ] = "",
-    pack_weights: Annotated[
-        bool, typer.Option("--pack-weights", help="For weights that `SpeculativeConfig(pack_weights=...)` packs.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
-    A pass then runs without Python. One file serves all batch sizes, draft lengths and contexts, and is used by compile=True
-    and compile="auto" in every later process. It holds no weights. It is named by the model's config and code, the versions of
-    torch and transformers, the processor, and which weights are packed; where one of these changes, compile again. A C++
-    compiler is needed now, but not later. It takes about half a minute of a core for each 10 layers, in which Ctrl-C leaves
-    nothing behind.
+    A pass then runs without Python, on weights packed as `attach` packs them. One file serves all batch sizes, draft lengths
+    and contexts, and every later process that attaches the model uses it. It holds no weights. It is named by the model's
+    config and code, the versions of torch and transformers, the processor, and which weights are packed; where one of these
+    changes, compile again. A C++ compiler is needed now, but not later. It takes about half a minute of a core for each 10
+    layers, in which Ctrl-C leaves nothing behind.
 
     The embedded pair:  hf-speculative compile
 
@@ -48,27 +45,22 @@ def compile_command(
     For a draft head, the target's passes give the hidden states that the head reads; of heads, EAGLE-3's own are compiled:
     hf-speculative compile meta-llama/Llama-3.2-1B --draft-model ./eagle3-head
 
-    On packed weights, for SpeculativeConfig(compile=True, pack_weights="auto"):  hf-speculative compile --pack-weights
-
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
     check_dtype(dtype)
     check_models(MODEL=model, draft_model=draft_model)
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
-        from ..call.configuration import SpeculativeConfig
-        from ..call.packed import pack
-        from ..models import artifacts, eager_reason, packing
+        from ..call.optimize import Execution, pack
+        from ..models import artifacts, eager_reason
         from ..models.packed_layers import packed_of
 
         quiet_transformers()
         names = ("MODEL", "--draft-model")
         target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
-        if pack_weights and (reason := packing.packing_unsupported_reason(target)):
-            raise ValueError(f"`--pack-weights` has no effect: {type(target).__name__} {reason}. Leave it out.")
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, SpeculativeConfig(pack_weights="auto" if pack_weights else False, compile=True))
+        pack(one, Execution(packs="auto", compile=True))
         is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
         try:
             if reason := eager_reason(one):
@@ -85,7 +77,7 @@ def compile_command(
         if not as_json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
             states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
-            on_packed = f", {num_packed} linear layers packed" * pack_weights
+            on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
             Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {path}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))

@@ -141,7 +141,7 @@ def save_pretrained(
             theirs = replace(theirs, **dict.fromkeys(SETTINGS_OF_ONE))  # about what is attached
         draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
-    left_out = (*TOKENIZERS, "allow_lossy", "pack_weights")
+    left_out = (*TOKENIZERS, "allow_lossy", "optimize")
     values = {name: value for name, value in vars(config).items() if name not in left_out}
     written: dict[str, Any] = {
         name: value for name, value in values.items() if name in SETTINGS and isinstance(value, (str, int, float))

@@ -22,7 +22,7 @@ from ..reports import files
 
 FILE_NAME = "speculative_config.json"
 #: a repository does not get to say that its output may differ from the target's, nor which files of a machine are read
-KEPT_OUT = ("allow_lossy", "corpus", "pack_weights")
+KEPT_OUT = ("allow_lossy", "corpus", "optimize")
 #: settings that it can hold
 SETTINGS = tuple(
     one.name for one in OPTIONS if CONFIG in one.places and one.type.written_as and one.name not in KEPT_OUT

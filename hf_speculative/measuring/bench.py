@@ -66,21 +66,9 @@ METHODS = {
             for name in DRAFTS.methods
         ),
         Method(
-            "compiled",
+            "optimized",
             "plain decoding and the draft model, both compiled",
-            (lambda length: {"rival": "plain, compiled"}, _of_draft("draft", compile=True)),
-            needs="draft",
-        ),
-        Method(
-            "captured",
-            "the draft model, its passes captured as CUDA graphs",
-            (_of_draft("draft", cuda_graphs=True),),
-            needs="draft",
-        ),
-        Method(
-            "captured+compiled",
-            "the same, compiled as well",
-            (_of_draft("draft", cuda_graphs=True, compile=True),),
+            (lambda length: {"rival": "plain, compiled"}, _of_draft("draft", optimize=True)),
             needs="draft",
         ),
     )

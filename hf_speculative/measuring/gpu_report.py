@@ -16,7 +16,7 @@ from .results import Evaluation
 #: number formats, batch sizes and methods of a report
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BATCHES = (1, 8)
-REPORTED = ("assisted", "draft", "captured", "compiled", "captured+compiled", "auto")
+REPORTED = ("assisted", "draft", "optimized", "auto")
 #: columns of the results' table that are shown
 COLUMNS = ("tokens/s", "speedup", "decoding speedup", "acceptance rate", "identical texts", "peak memory")
 

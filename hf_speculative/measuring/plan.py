@@ -181,7 +181,7 @@ def header_of(
 def _is_compiled(model: PreTrainedModel) -> bool:
     """By what is attached; a setting may ask for it, too."""
     _, config = attached_to(model)
-    return config is not None and bool(config.compile or config.cuda_graphs)
+    return config is not None and bool(config.optimize)
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:

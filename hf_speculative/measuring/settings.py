@@ -160,7 +160,7 @@ class Setting:
     @property
     def is_compiled(self) -> bool:
         """Its passes are compiled or captured, so they may cost less than plain decoding's."""
-        return bool(self.options.get("compile") or self.options.get("cuda_graphs"))
+        return bool(self.options.get("optimize"))
 
     @property
     def baseline(self) -> Setting:

@@ -6,7 +6,16 @@ from .attention import with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, ragged_unsupported_reason
 from .early_exit import EarlyExitModel
-from .execution import eager_reason, head_pass, how_passes_run, ragged_model, recording_model, warms_up
+from .execution import (
+    eager_reason,
+    has_compiled_passes,
+    head_pass,
+    how_passes_run,
+    note_decoded,
+    ragged_model,
+    recording_model,
+    warms_up,
+)
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes
 from .places import fed_slots
@@ -57,6 +66,7 @@ __all__ = [
     "fits_trees",
     "fits_universal",
     "group_of",
+    "has_compiled_passes",
     "has_sharded_weights",
     "has_tested_modules",
     "head_pass",
@@ -69,6 +79,7 @@ __all__ = [
     "max_positions_of",
     "misfit_of_encoder",
     "modes_of_a_call",
+    "note_decoded",
     "num_logits",
     "num_parameters",
     "packing",

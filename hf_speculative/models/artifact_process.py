@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import artifacts, packing
@@ -30,7 +31,8 @@ def main(place: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             artifacts.note_of(path).write_text("a model built from the config alone is another one")
             return
-        artifacts.make(model, recorded=recorded)
+        with FileLock(path.parent / "making.lock"):  # one at a time, whatever number of processes asked
+            artifacts.make(model, recorded=recorded)
     finally:
         shutil.rmtree(place)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -36,7 +37,8 @@ from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass
 
-FOLDER = "HF_SPECULATIVE_PASSES"
+#: the folder of the files; `OFF`: `optimize="auto"` uses none and makes none
+FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 #: what a layer costs in Python, and what a core reads; both roughly, to see whether compiling is worth its time
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 #: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
@@ -66,6 +68,7 @@ OWN_SOURCES = (
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
+logger = logging.getLogger(__name__)
 
 
 class CannotCompile(RuntimeError):
@@ -95,7 +98,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def folder() -> Path:
-    return Path(os.environ.get(FOLDER) or Path(HF_HOME) / "hf_speculative" / "passes")
+    named = os.environ.get(FOLDER)
+    return Path(named) if named not in (None, "", OFF) else Path(HF_HOME) / "hf_speculative" / "passes"
 
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
@@ -232,9 +236,13 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     if is_head(model):
         return  # transformers could not build it from its config
     path = path_of(model, recorded)
-    if path.name in _started or note_of(path).exists():
+    if path.name in _started or note_of(path).exists() or _has_no_power_to_spare():
         return
     _started.add(path.name)
+    logger.warning(
+        f"Passes of {type(model).__name__} are compiled in the background, for later calls and processes; `optimize=False` or "
+        f"{FOLDER}={OFF} keeps them as they are."
+    )
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
     asked: dict[str, Any] = {
@@ -248,6 +256,15 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
     silent = subprocess.DEVNULL
     subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+
+
+def _has_no_power_to_spare() -> bool:
+    """The machine has one core, or runs on its battery as far as the system tells."""
+    supplies = Path("/sys/class/power_supply").glob("BAT*/status")
+    try:
+        return (os.cpu_count() or 1) < 2 or any(one.read_text().strip() == "Discharging" for one in supplies)
+    except OSError:
+        return False
 
 
 def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:

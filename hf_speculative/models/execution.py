@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from transformers import PreTrainedModel
 
@@ -12,12 +12,16 @@ from ..interfaces import CachedModel
 from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import CudaGraphs
-from .choice import Path
+from .choice import Path, ragged_unsupported_reason
 from .inputs import Inputs
+from .model_state import kept_with
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel
 from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
+
+#: decoding after which a file is begun for passes that "auto" would run compiled: a short script is over by then
+ENOUGH_SECONDS = 10.0
 
 
 def ragged_model(
@@ -65,6 +69,22 @@ def recording_model(
                 stacklevel=2,
             )
     return RecordingModel(model, layers)
+
+
+def has_compiled_passes(model: PreTrainedModel, waits: bool = False) -> bool:
+    """Passes of `model`, as it is now, run from a file.
+
+    Args:
+        waits: until it is there.
+    """
+    is_ragged = ragged_unsupported_reason(model) is None and eager_reason(model) is None
+    return is_ragged and _ahead_of_time(model, waits) is not None
+
+
+def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:
+    """Count the time that calls of `models` took, after which their passes are worth compiling."""
+    for kept in (kept_with(model) for model in models if model is not None):
+        kept[note_decoded] = kept.get(note_decoded, 0.0) + seconds
 
 
 def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.CompiledPass | None:
@@ -133,7 +153,8 @@ def _ahead_of_time(
             return _ahead_of_time(model, waits, recorded)
     if run is None:
         run = artifacts.find(model, recorded)
-        if run is None and artifacts.pays(model):
+        has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS
+        if run is None and has_decoded and artifacts.pays(model):
             artifacts.start(model, recorded)
     if run is not None:
         kept.artifacts[recorded] = run

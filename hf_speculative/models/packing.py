@@ -214,11 +214,7 @@ def describe(model: PreTrainedModel) -> str:
     reason = packing_unsupported_reason(model)
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
-    return (
-        "plain; `SpeculativeConfig(pack_weights='auto')` in `attach` packs them"
-        if reason is None
-        else f"plain: {reason}"
-    )
+    return "plain; `attach` packs them, unless `optimize=False`" if reason is None else f"plain: {reason}"
 
 
 def _order(unit: Unit, seconds: Seconds, only_if_faster: bool, is_compiled: bool) -> str:

@@ -78,11 +78,6 @@ WITH_DRAFT = {
         ValueError,
         "`draft_model` lists 2 models or drafters: give one",
     ),
-    "packed weights in a call": (
-        {"speculative_config": SpeculativeConfig(pack_weights="auto")},
-        ValueError,
-        "`pack_weights='auto'` has no effect on a single call: give it to `attach`",
-    ),
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
         ValueError,

@@ -140,9 +140,7 @@ def test_a_number_beside_that_of_the_source(target, name):
 ABOUT_DRAFTING = [
     one
     for one in OPTIONS
-    if one.without_draft == REFUSED
-    and not one.is_source
-    and one.name not in ("schedule", "pack_weights", "speculative_config")
+    if one.without_draft == REFUSED and not one.is_source and one.name not in ("schedule", "speculative_config")
 ]
 
 
@@ -169,11 +167,11 @@ def test_numpys_values_become_pythons(target, draft):
     given = {
         "num_draft_tokens": np.int64(3),
         "assistant_confidence_threshold": np.float32(0.5),
-        "speculative_config": SpeculativeConfig(compile=np.bool_(True)),
+        "speculative_config": SpeculativeConfig(optimize=np.bool_(True)),
     }
     options = read_options(target, {"draft_model": draft} | given, None, SpeculativeConfig(), lambda draft, _: draft)
     assert type(options.num_draft_tokens) is int and type(options["assistant_confidence_threshold"]) is float
-    assert options.config.compile is True
+    assert options.config.optimize is True
     options = read_options(target, {"prompt_lookup_num_tokens": np.int32(4)}, None, SpeculativeConfig(), None)
     assert type(options.num_draft_tokens) is int
 
@@ -211,7 +209,6 @@ OTHERS = {
     ("export-generate", "draft_model"),
     ("export-vllm", "draft_model"),
     ("train", "num_draft_tokens"),
-    ("compile", "pack_weights"),
 }
 
 

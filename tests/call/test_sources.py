@@ -112,7 +112,7 @@ def test_a_source_is_a_line_in_the_tuple(target, head):
     ("make", "kwargs", "message"),
     [
         (tiny.llama, {"num_draft_tokens": 4}, "`num_draft_tokens=4`: .* `draft_model` names proposes at most 3 tokens"),
-        (tiny.llama, as_keywords({"compile": True}), "`compile=True` has no effect on drafts by `LlamaForCausalLM`"),
+        (tiny.llama, as_keywords({"optimize": True}), "`optimize=True` has no effect on drafts by `LlamaForCausalLM`"),
         (
             tiny.llama,
             {"speculation_type": "dflash"},

@@ -15,6 +15,7 @@ from hf_speculative.models.packed_layers import dtypes, packed_of
 from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
 from tests.support.emulated_compiler import install
+from tests.support.execution import run_as
 
 
 @pytest.fixture
@@ -43,48 +44,45 @@ def run(saved, *options):
 def test_what_it_makes_is_what_a_call_takes(saved, emulated):
     assert run(saved).count("made in") == 1, "one file serves both"
     made = json.loads(run(saved, "--json"))
-    assert [(one["role"], one["was_there"], one["packed"]) for one in made] == [("target", True, 0), ("draft", True, 0)]
-    assert made[0]["path"] == str(artifacts.path_of(tiny.llama()))
+    num_packed = 15 * bool(dtypes())
+    assert [(one["role"], one["was_there"], one["packed"]) for one in made] == [
+        ("target", True, num_packed),
+        ("draft", True, num_packed),
+    ]
+    attached = hs.attach(tiny.llama(), optimize="auto")
+    assert made[0]["path"] == str(artifacts.path_of(attached))
 
 
-def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path):
+def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypatch):
     target = tiny.llama()
     head = new_head(target, torch.ones(tiny.VOCAB), tiny.VOCAB).eval()
     write_head(head, tmp_path / "head", "speculators")
     made = json.loads(run([saved[0], str(tmp_path / "head")], "--json"))
     recorded = layers_read(target.config.num_hidden_layers)
     loaded = load_head(tmp_path / "head")
+    run_as(monkeypatch, packs="auto", compile=True)
+    hs.attach(target, loaded)
     assert [one["path"] for one in made] == [str(artifacts.path_of(*one)) for one in ((target, recorded), (loaded, ()))]
     assert [one["role"] for one in made] == ["target", "head"]
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    hs.generate(
-        target, **call, draft_model=str(tmp_path / "head"), speculative_config=hs.SpeculativeConfig(compile=True)
-    )
+    target.generate(**call)
     assert emulated.num_made == 2 and emulated.runs
 
 
 @pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
 @pytest.mark.parametrize("num_packed", [15, 1])
 def test_with_packed_weights(saved, emulated, num_packed, monkeypatch):
-    """Those that `attach(..., pack_weights="auto", compile=True)` packs: here all, or only the head."""
+    """Those that `attach` packs: here all, or only the head."""
 
     def seconds(unit):
         is_packed = num_packed == 15 or unit.layers[0].out_features == tiny.VOCAB
         return {"plain": [2.0, 2.0], "blocked": [1.0, 1.0] if is_packed else [3.0, 3.0]}
 
     monkeypatch.setattr("hf_speculative.models.packing.seconds_of", seconds)
-    assert f"made in 0 s, {num_packed} linear layer" in run(saved, "--pack-weights")
+    assert f"made in 0 s, {num_packed} linear layer" in run(saved)
     assert emulated.num_made == 1
-    model = hs.attach(
-        tiny.llama(), tiny.noisy_copy(tiny.llama()), config=hs.SpeculativeConfig(pack_weights="auto", compile=True)
-    )
+    run_as(monkeypatch, packs="auto", compile=True)
+    model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()))
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     assert model.generate(**call).tolist() == tiny.llama().generate(**call).tolist()
     assert emulated.num_made == 1 and emulated.runs and len(packed_of(model)) == num_packed
-
-
-def test_refused(saved, emulated, monkeypatch):
-    monkeypatch.setattr("hf_speculative.models.packing.dtypes", lambda: ())
-    result = CliRunner().invoke(app, ["compile", *saved[:1], "--pack-weights"], env={"COLUMNS": "400"})
-    assert result.exit_code != 0
-    assert "has no effect: LlamaForCausalLM runs on a CPU" in result.output + str(result.exception)

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, set_seed
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
+from hf_speculative.call.optimize import Execution
 from hf_speculative.drafting.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers, exchanged
@@ -265,18 +266,18 @@ def test_early_exit_is_neither_compiled_nor_captured():
     model = deep()
     with (
         tiny.CountForwards(model) as forwards,
-        pytest.raises(ValueError, match=r"`compile=True`.*`assistant_early_exit`"),
+        pytest.raises(ValueError, match=r"`optimize=True`.*`assistant_early_exit`"),
     ):
         hs.generate(
             model,
             **tiny.prompts(1),
             assistant_early_exit=1,
-            speculative_config=hs.SpeculativeConfig(compile=True),
+            speculative_config=hs.SpeculativeConfig(optimize=True),
             max_new_tokens=2,
         )
     assert not forwards.lengths
-    with pytest.raises(ValueError, match=r"`cuda_graphs=True`.*`assistant_early_exit`"):
-        check_passes(hs.SpeculativeConfig(cuda_graphs=True), EarlyExitSource(1), model)
+    with pytest.raises(ValueError, match=r"`optimize=True`.*`assistant_early_exit`"):
+        check_passes(Execution(compile=True, captures=True), EarlyExitSource(1), model)
 
 
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):

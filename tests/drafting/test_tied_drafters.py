@@ -298,11 +298,11 @@ def test_passes_compiled_ahead_of_time_give_states_as_well(make, name, tmp_path,
         call = arguments | {"speculative_config": SpeculativeConfig(schedule=Constant(3))}
         eager = same_as_plain(model, tiny.prompts(num_rows), **call)
         assert not emulated.runs
-        compiled = same_as_plain(model, tiny.prompts(num_rows), **call, compile=True)
+        compiled = same_as_plain(model, tiny.prompts(num_rows), **call, optimize=True)
         assert len(emulated.runs) >= compiled.num_target_forwards == eager.num_target_forwards
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
         emulated.runs.clear()
-    reproduces_plain(model, (3, 2), **arguments, compile=True)
+    reproduces_plain(model, (3, 2), **arguments, optimize=True)
     assert emulated.num_made == 1
 
 
@@ -310,11 +310,11 @@ def test_passes_compiled_ahead_of_time_give_states_as_well(make, name, tmp_path,
 def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
     model, arguments = make(name)
     by = type(arguments["draft_model"]).__name__ if "draft_model" in arguments else "use_mtp"
-    message = f"`compile=True` has no effect on drafts by `{by}`, .* has hooks"
+    message = f"`optimize=True` has no effect on drafts by `{by}`, .* has hooks"
     call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
     hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
     with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):  # by a hook
-        hs.generate(model, **call, speculative_config=hs.SpeculativeConfig(compile=True))
+        hs.generate(model, **call, speculative_config=hs.SpeculativeConfig(optimize=True))
     assert not forwards.lengths
 
 

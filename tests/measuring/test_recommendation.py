@@ -99,7 +99,7 @@ def test_compiled_passes_may_cost_less_than_plain_ones():
     evaluation = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12))
     evaluation.header["is_compiled"] = True
     assert str(evaluation.totals(A2).speedup) == "2.47x"
-    assert Setting(draft_model="a", num_draft_tokens=2, compile=True).is_compiled and not A2.is_compiled
+    assert Setting(draft_model="a", num_draft_tokens=2, optimize=True).is_compiled and not A2.is_compiled
 
 
 def test_the_speedup_is_over_what_both_have_done():

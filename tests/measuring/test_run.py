@@ -195,9 +195,9 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
 
 def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
     options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
-    options |= {"options": {"compile": False}}  # which takes minutes
+    options |= {"options": {"optimize": False}}  # which takes minutes
     assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
-    target = hs.attach(copy.deepcopy(model), small, config=hs.SpeculativeConfig(compile=True))
+    target = hs.attach(copy.deepcopy(model), small, optimize=True)
     with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
         hs.evaluate(target, small, TEXTS[:1], **options)
 

@@ -1,13 +1,15 @@
 import pytest
 
 import hf_speculative as hs
+from tests.support.execution import run_as
 from tests.support.packed import num_packed
 
 
 @pytest.fixture
-def packed(model):
+def packed(model, monkeypatch):
     """A model of which all linear layers are packed."""
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+    run_as(monkeypatch, packs=True)
+    hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 15
     yield model
     hs.detach(model)

@@ -39,7 +39,7 @@ def emulated(tmp_path, monkeypatch):
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
     call = tiny.prompts(num_rows, width) | SETTINGS
     options = {"draft_model": draft, "num_draft_tokens": 3} | options
-    found = hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(compile=compile), **options)
+    found = hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(optimize=compile), **options)
     assert found.tolist() == target.generate(**call).tolist()
 
 
@@ -75,7 +75,7 @@ def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft
         rows,
         draft_model=draft,
         batch_size=2,
-        speculative_config=hs.SpeculativeConfig(compile=True),
+        speculative_config=hs.SpeculativeConfig(optimize=True),
         num_draft_tokens=3,
         **options,
     )
@@ -166,7 +166,9 @@ class TestAuto:
         def kinds():
             return [kind for pairs in measured_costs._known[target].values() for kind in pairs]
 
-        call = tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "compile": "auto", "max_new_tokens": 64})
+        call = (
+            tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "optimize": "auto", "max_new_tokens": 64})
+        )
         for _ in range(2):
             hs.generate(target, **call)
         assert len(kinds()) == 1
@@ -174,7 +176,7 @@ class TestAuto:
         for _ in range(2):
             hs.generate(target, **call)
         assert len(kinds()) == 2 and emulated.runs
-        hs.generate(target, **call | as_keywords({"compile": False}))
+        hs.generate(target, **call | as_keywords({"optimize": False}))
         assert len(kinds()) == 3
 
     def test_makes_nothing_where_it_would_not_pay(self, target, draft, started, monkeypatch):
@@ -185,7 +187,7 @@ class TestAuto:
     def test_is_eager_with_drafts_that_need_it(self, target, started):
         call = tiny.prompts(1) | SETTINGS
         found = hs.generate(
-            target, **call, assistant_early_exit=1, speculative_config=hs.SpeculativeConfig(compile="auto")
+            target, **call, assistant_early_exit=1, speculative_config=hs.SpeculativeConfig(optimize="auto")
         )
         assert found.tolist() == target.generate(**call).tolist() and not started
 

@@ -16,6 +16,7 @@ from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, order_of, orders_of, packed_of
 from tests.support import tiny
 from tests.support.emulated_compiler import install
+from tests.support.execution import run_as
 
 pytestmark = [
     pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
@@ -34,10 +35,13 @@ def model():
     return tiny.llama()
 
 
-def attached(model, draft=None, compile=True, pack_weights=True):
-    return hs.attach(
-        model, draft or tiny.noisy_copy(model), config=hs.SpeculativeConfig(pack_weights=pack_weights, compile=compile)
-    )
+@pytest.fixture(autouse=True)
+def packs_and_compiles_all(monkeypatch):
+    run_as(monkeypatch, packs=True, compile=True)
+
+
+def attached(model, draft=None):
+    return hs.attach(model, draft or tiny.noisy_copy(model))
 
 
 def generate(model, batch=1, **options):
@@ -207,7 +211,7 @@ class TestMemory:
             **tiny.prompts(1),
             **KWARGS,
             draft_model=tiny.noisy_copy(model),
-            speculative_config=hs.SpeculativeConfig(compile=True),
+            speculative_config=hs.SpeculativeConfig(optimize=True),
         )
         assert emulated.runs
         attached(model)
@@ -262,7 +266,8 @@ class TestTheName:
         commands = []
         monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
         monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
-        attached(model, compile="auto")
+        run_as(monkeypatch, packs=True, compile="auto")
+        attached(model)
         assert generate(model) and not emulated.runs
         monkeypatch.setattr(packing, "seconds_of", lambda unit: pytest.fail("timed at the lowest priority"))
         artifact_process.main(artifact_process.Path(commands[0][-1]))
@@ -286,13 +291,17 @@ def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch
         return {"plain": [2e-3] * 2, order: [1e-3 if is_head else 1.99e-3] * 2}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)
-    hs.attach(model, tiny.noisy_copy(model), config=hs.SpeculativeConfig(pack_weights="auto"))
+    run_as(monkeypatch, packs="auto")
+    attached(model)
     eager = generate(model)
     assert len(packed_of(model)) == 1 and not emulated.runs
-    assert generate(model, speculative_config=hs.SpeculativeConfig(compile=True)) == eager
+    run_as(monkeypatch, packs="auto", compile=True)
+    assert generate(model) == eager
     assert len(packed_of(model)) == 15 and emulated.num_made == 1 and emulated.runs
+    run_as(monkeypatch, packs="auto")
     assert generate(model) == eager and len(packed_of(model)) == 15, "nothing is packed anew from call to call"
-    again = attached(tiny.llama(), pack_weights="auto")
+    run_as(monkeypatch, packs="auto", compile=True)
+    again = attached(tiny.llama())
     assert len(packed_of(again)) == 15
     generate(again)
     assert emulated.num_made == 1

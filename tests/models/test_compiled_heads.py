@@ -13,6 +13,7 @@ from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
 from tests.support.cases import slow_but
 from tests.support.emulated_compiler import Package, install
+from tests.support.execution import run_as
 from tests.support.plain import plain, reproduces_plain, same_as_plain
 
 SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
@@ -45,11 +46,11 @@ def test_drafts_are_those_of_eager_passes(name, attention, emulated):
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
         eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
         assert compiled.num_draft_forwards == eager.num_draft_forwards == emulated.runs_of_heads
         emulated.runs_of_heads = 0
-    reproduces_plain(target, (3, 2), **call, compile=True)
+    reproduces_plain(target, (3, 2), **call, optimize=True)
     assert emulated.runs_of_heads and emulated.num_made == 2
 
 
@@ -62,7 +63,7 @@ def test_rows_that_take_the_place_of_others(emulated):
         rows,
         draft_model=head,
         batch_size=2,
-        speculative_config=hs.SpeculativeConfig(compile=True),
+        speculative_config=hs.SpeculativeConfig(optimize=True),
         num_draft_tokens=3,
         **options,
     )
@@ -73,10 +74,10 @@ def test_rows_that_take_the_place_of_others(emulated):
 
 def test_auto_takes_a_file_that_is_there(emulated):
     target, head = made("llama")
-    same_as_plain(target, tiny.prompts(2), draft_model=head, compile="auto")
+    same_as_plain(target, tiny.prompts(2), draft_model=head, optimize="auto")
     assert not emulated.runs
     artifacts.make(head)
-    same_as_plain(target, tiny.prompts(2), draft_model=head, compile="auto", tree_top_k=1)
+    same_as_plain(target, tiny.prompts(2), draft_model=head, optimize="auto", tree_top_k=1)
     assert emulated.runs_of_heads == len(emulated.runs) > 0, "the target's is not there"
 
 
@@ -85,17 +86,18 @@ def test_trees_are_drafted_eagerly(emulated):
     artifacts.make(head)
     options = {"num_draft_tokens": 6, "tree_top_k": 3}
     eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
-    partly = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, compile="auto")
+    partly = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, optimize="auto")
     assert partly.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
     assert 0 < emulated.runs_of_heads < partly.num_draft_forwards
 
 
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
 @pytest.mark.usefixtures("order")
-def test_on_packed_weights(emulated):
+def test_on_packed_weights(emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     target, head = made("llama")
-    hs.attach(target, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
+    run_as(monkeypatch, packs=True, compile=True)
+    hs.attach(target, head)
     call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12, "num_draft_tokens": 3}
 
     class Looks:
@@ -130,7 +132,7 @@ class TestGreedyChains:
         call = {"draft_model": draft, **self.CALL}
         eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
         monkeypatch.setattr(ProcessedSampler, "draft_scores", lambda *args: pytest.fail("scores of a draft"))
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
         assert compiled.num_draft_forwards == eager.num_draft_forwards
 
@@ -141,7 +143,7 @@ class TestGreedyChains:
         target, draft = pair
         call = {"draft_model": draft, **self.CALL, **options}
         eager = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, optimize=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens
 
     @pytest.mark.parametrize("name", ["min_new_tokens", "min_length", "suppress_tokens"])
@@ -157,7 +159,7 @@ class TestGreedyChains:
         unused = next(token for token in range(tiny.VOCAB) if token not in text)
         for token in (unused, max(text, key=text.count)):
             options = {name: [token] if name == "suppress_tokens" else 24, "eos_token_id": token}
-            stats = same_as_plain(target, inputs | options, draft_model=draft, **self.CALL, compile=True)
+            stats = same_as_plain(target, inputs | options, draft_model=draft, **self.CALL, optimize=True)
             assert stats.num_accepted_draft_tokens > 0
             assert token != unused or not processed
 
@@ -174,7 +176,7 @@ class TestGreedyChains:
 
     def test_sampled(self, pair, emulated):
         target, draft = pair
-        reproduces_plain(target, (2, 2), draft_model=draft, **self.CALL, compile=True)
+        reproduces_plain(target, (2, 2), draft_model=draft, **self.CALL, optimize=True)
 
     def test_a_pass_that_ends_within_a_chain(self, pair, emulated, monkeypatch):
         """Somebody has asked for its weights: the chain is drafted again, eagerly."""
@@ -187,7 +189,7 @@ class TestGreedyChains:
             return run(package, inputs) if next(num_runs) < 15 else None
 
         monkeypatch.setattr(Package, "run", ends)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
         assert next(num_runs) > 15
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
 
@@ -196,7 +198,7 @@ class TestGreedyChains:
         draft = tiny.noisy_copy(tiny.llama(vocab_size=tiny.VOCAB + 3))
         with torch.no_grad():
             draft.lm_head.weight[tiny.VOCAB :] *= 9  # often the largest
-        same_as_plain(target, tiny.prompts(2), draft_model=draft, **self.CALL, compile=True)
+        same_as_plain(target, tiny.prompts(2), draft_model=draft, **self.CALL, optimize=True)
         assert emulated.runs
 
     def test_embeddings_of_another_type(self, emulated):
@@ -204,7 +206,7 @@ class TestGreedyChains:
         head = head.double()
         call = {"draft_model": head, **self.CALL}
         eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
         assert emulated.runs_of_heads
 
@@ -231,11 +233,12 @@ def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
         eager = same_as_plain(target, tiny.prompts(num_rows), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows), **call, compile=True)
+        compiled = same_as_plain(target, tiny.prompts(num_rows), **call, optimize=True)
         assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
     if not packing.packing_unsupported_reason(target):
-        hs.attach(target, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
+        run_as(monkeypatch, packs=True, compile=True)
+        hs.attach(target, head)
         assert packing.are_packed(target) and packing.are_packed(head), "nothing of the compiler's has the weights"
         same_as_plain(target, tiny.prompts(2), num_draft_tokens=3)
         assert "-packed-" in artifacts.path_of(head).name and pool.kept(head).artifacts

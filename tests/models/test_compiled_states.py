@@ -9,6 +9,7 @@ from hf_speculative.models import artifacts, attention, exported, packing, pool,
 from hf_speculative.schedules import Constant
 from tests.support import fitted, tiny
 from tests.support.emulated_compiler import install
+from tests.support.execution import run_as
 from tests.support.plain import reproduces_plain, same_as_plain
 
 PROMPT = [3, 7, 11, 5]
@@ -41,9 +42,9 @@ def test_states_are_kept_where_eager_passes_keep_them(pair, emulated):
     call = {"draft_model": head, "speculative_config": SpeculativeConfig(schedule=Constant(3)), **CHAINS}
     inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
     eager = same_as_plain(model, inputs, **call)
-    compiled = same_as_plain(model, inputs, **call, compile=True)
+    compiled = same_as_plain(model, inputs, **call, optimize=True)
     assert emulated.runs and compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 3
-    reproduces_plain(model, (3, 2), **call, compile=True)
+    reproduces_plain(model, (3, 2), **call, optimize=True)
     assert emulated.num_made == 2, "the target's and the head's"
 
 
@@ -56,7 +57,7 @@ def test_rows_that_take_the_place_of_others(pair, emulated):
         rows,
         draft_model=head,
         batch_size=2,
-        speculative_config=hs.SpeculativeConfig(compile=True),
+        speculative_config=hs.SpeculativeConfig(optimize=True),
         num_draft_tokens=3,
         **options,
     )
@@ -71,8 +72,8 @@ def test_a_file_for_each_choice_of_states(pair, emulated, tmp_path):
     draft = tiny.noisy_copy(model)
     for _ in range(2):
         same_as_plain(model, tiny.prompts(2), draft_model=head)  # eagerly, by transformers' hooks
-        same_as_plain(model, tiny.prompts(2), draft_model=head, compile=True)
-        same_as_plain(model, tiny.prompts(2), draft_model=draft, compile=True)
+        same_as_plain(model, tiny.prompts(2), draft_model=head, optimize=True)
+        same_as_plain(model, tiny.prompts(2), draft_model=draft, optimize=True)
     assert emulated.num_made == 3 and pool.kept(model).artifacts.keys() == {(), RECORDED}
     assert sum("-states2_3_5" in path.name for path in tmp_path.glob("*.pt2")) == 1
 
@@ -81,10 +82,10 @@ def test_auto_moves_over(pair, emulated, monkeypatch):
     model, head = pair
     commands = []
     monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
-    same_as_plain(model, tiny.prompts(2), draft_model=head, compile="auto")
+    same_as_plain(model, tiny.prompts(2), draft_model=head, optimize="auto")
     assert len(commands) == 1 and not emulated.runs
     artifacts.make(model, recorded=RECORDED)
-    same_as_plain(model, tiny.prompts(2), draft_model=head, compile="auto")
+    same_as_plain(model, tiny.prompts(2), draft_model=head, optimize="auto")
     assert emulated.runs
 
 
@@ -96,15 +97,16 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkey
 
     monkeypatch.setattr(exported, "compile_to", refuse)
     with pytest.warns(UserWarning, match="that give hidden states cannot be compiled here, and run eagerly"):
-        same_as_plain(model, tiny.prompts(2), draft_model=head, compile=True)
+        same_as_plain(model, tiny.prompts(2), draft_model=head, optimize=True)
 
 
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
 @pytest.mark.usefixtures("order")
-def test_on_packed_weights(pair, emulated):
+def test_on_packed_weights(pair, emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     model, head = pair
-    hs.attach(model, head, config=hs.SpeculativeConfig(pack_weights=True, compile=True))
+    run_as(monkeypatch, packs=True, compile=True)
+    hs.attach(model, head)
     call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
     expected = model.generate(**call, draft_model=None)
 
@@ -159,7 +161,7 @@ def test_with_the_compiler_itself(pair, tmp_path, monkeypatch):
     pool._kept.clear()
     model, head = pair
     for num_rows in (1, 3):
-        same_as_plain(model, tiny.prompts(num_rows), draft_model=head, compile=True)
-    reproduces_plain(model, (3, 2), draft_model=head, compile=True)
+        same_as_plain(model, tiny.prompts(num_rows), draft_model=head, optimize=True)
+    reproduces_plain(model, (3, 2), draft_model=head, optimize=True)
     assert {*tmp_path.glob("*.pt2")} == {artifacts.path_of(model, RECORDED), artifacts.path_of(head)}
     assert pool.kept(model).artifacts.keys() == {RECORDED}

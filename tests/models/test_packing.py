@@ -14,6 +14,7 @@ import hf_speculative as hs
 from hf_speculative.models import packing
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
 from tests.support import tiny
+from tests.support.execution import run_as
 from tests.support.packed import have_equal_weights, num_packed, weights
 
 pytestmark = [
@@ -21,6 +22,11 @@ pytestmark = [
     pytest.mark.usefixtures("order"),
 ]
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def packs_all(monkeypatch):
+    run_as(monkeypatch, packs=True)
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
     model = tiny.build(kind)
     draft, before, prompts = tiny.noisy_copy(model), weights(model), tiny.prompts(batch)
     expected = model.generate(**prompts, **KWARGS).tolist()
-    hs.attach(model, draft, config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, draft)
     for call in ({"draft_model": None}, {}, {"num_draft_tokens": 4}):
         found = num_packed(model), num_packed(draft)
         assert model.generate(**prompts, **KWARGS, **call).tolist() == expected
@@ -73,7 +79,7 @@ LOOKS = {
 @pytest.mark.parametrize("look", LOOKS)
 def test_who_looks_at_a_weight_sees_it(model, look):
     before = weights(model)
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, draft_model="suffix")
     seen = LOOKS[look](model)
     assert not is_packed(model.lm_head)
     assert torch.equal(model.lm_head.weight, before["lm_head.weight"])
@@ -87,7 +93,7 @@ def test_copies_files_and_pickles_are_plain(packed, tmp_path):
 
     def again():  # each of them asked for the weights
         hs.detach(packed)
-        return hs.attach(packed, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+        return hs.attach(packed, draft_model="suffix")
 
     for copied in (copy.deepcopy(again()), pickle.loads(pickle.dumps(again()))):
         assert type(copied.lm_head) is nn.Linear
@@ -116,7 +122,7 @@ def test_weights_that_change(change):
     """The next call runs on what the weights are then, packed again or not."""
     changed, packed = (
         tiny.llama(),
-        hs.attach(tiny.llama(), draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True)),
+        hs.attach(tiny.llama(), draft_model="suffix"),
     )
     prompts = tiny.prompts(2)
     packed.generate(**prompts, **KWARGS)
@@ -203,7 +209,7 @@ def test_what_is_garbage_holds_no_weights(model):
 def test_a_shared_head_is_a_checked_copy(write):
     """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
     model, changed = (tiny.build("llama", tie_word_embeddings=True) for _ in range(2))
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, draft_model="suffix")
     assert "a second copy" in packing.describe(model)
     expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
     assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
@@ -245,7 +251,7 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
     head = model.lm_head
     forward = head.forward
     head.forward = lambda input: calls.append(1) or forward(input)
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 14
     model.generate(**tiny.prompts(1), **KWARGS)
     assert calls
@@ -259,7 +265,8 @@ def test_only_what_is_faster(model, monkeypatch, order):
         return {"plain": [2e-3, 2e-3], order: [1e-3, 1e-3 if is_head else 2e-3]}
 
     monkeypatch.setattr(packing, "seconds_of", seconds)
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights="auto"))
+    run_as(monkeypatch, packs="auto")
+    hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 1
     assert is_packed(model.lm_head)
     assert "14 stay plain, not faster packed" in packing.describe(model)
@@ -273,43 +280,27 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
         one.register_forward_pre_hook(lambda *args: None)  # with which nothing is compiled ahead of time
     draft = tiny.noisy_copy(model)
     expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
-    hs.attach(model, draft, config=hs.SpeculativeConfig(pack_weights=True))
-    assert (
-        model.generate(**tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(compile=True)).tolist()
-        == expected
-    )
-    assert num_packed(model) == num_packed(draft) == 0
+    run_as(monkeypatch, packs=True, compile=True)
+    hs.attach(model, draft)
     places = [weight.data_ptr() for weight in model.parameters()]
-    assert (
-        model.generate(**tiny.prompts(1), **KWARGS, speculative_config=hs.SpeculativeConfig(compile=True)).tolist()
-        == expected
-    )
-    assert [weight.data_ptr() for weight in model.parameters()] == places
-    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
-    assert num_packed(model) == 15
+    for _ in range(2):
+        assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+        assert num_packed(model) == num_packed(draft) == 0
+        assert [weight.data_ptr() for weight in model.parameters()] == places
 
 
 def test_another_attach(model):
     first, second = tiny.noisy_copy(model), tiny.noisy_copy(model, seed=2)
-    hs.attach(model, first, config=hs.SpeculativeConfig(pack_weights=True))
-    hs.attach(model, second, config=hs.SpeculativeConfig(pack_weights=True))
+    hs.attach(model, first)
+    hs.attach(model, second)
     assert (num_packed(model), num_packed(first), num_packed(second)) == (15, 0, 15)
-    hs.attach(model, second, config=hs.SpeculativeConfig(pack_weights=False))
+    hs.attach(model, second, optimize=False)
     assert (num_packed(model), num_packed(second)) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("value", "settings", "message"),
-    [
-        ("yes", {}, "give True or False, or 'auto'"),
-        (True, {"compile": True}, "passes that are captured, or compiled in the process, which take plain weights"),
-        (True, {"cuda_graphs": True}, "passes that are captured"),
-    ],
-)
-def test_refused(model, value, settings, message):
-    model.model.register_forward_hook(lambda *args: None)
-    with pytest.raises(ValueError, match=message):
-        hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=value, **settings))
+def test_other_words_are_refused(model):
+    with pytest.raises(ValueError, match=r"`optimize='yes'` is not known: give True or False, or 'auto'"):
+        hs.attach(model, draft_model="suffix", optimize="yes")
     assert "generate" not in vars(model)
 
 
@@ -317,9 +308,7 @@ def test_models_elsewhere_are_left_alone(model):
     on_meta = tiny.llama().to("meta")
     assert packing.packing_unsupported_reason(on_meta) == "is on meta, and packed weights are for CPUs"
     model.lm_head._hf_hook = object()
-    with pytest.raises(ValueError, match="is offloaded, or spread over devices"):
-        hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights=True))
-    hs.attach(model, draft_model="suffix", config=hs.SpeculativeConfig(pack_weights="auto"))
+    hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 0
     assert packing.describe(model) == "not packed: is offloaded, or spread over devices"
 
@@ -327,6 +316,6 @@ def test_models_elsewhere_are_left_alone(model):
 def test_check_says_so(packed):
     answer = hs.check(packed, tiny.llama())
     assert answer.target.weights.startswith("15 of 15 linear layers are packed")
-    assert answer.draft.weights == "plain; `SpeculativeConfig(pack_weights='auto')` in `attach` packs them"
+    assert answer.draft.weights == "plain; `attach` packs them, unless `optimize=False`"
     packed.lm_head.weight.sum()
     assert "1 more when the next call begins" in hs.check(packed).target.weights

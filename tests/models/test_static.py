@@ -17,6 +17,7 @@ from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_rea
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
+from tests.support.execution import run_as
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -70,11 +71,15 @@ def recorded(monkeypatch):
     return capture
 
 
-def unequal(model, draft, num_rows=3, compile=False, **kwargs):
+def unequal(model, draft, num_rows=3, optimize=False, **kwargs):
     """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
     inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
     ours = hs.generate(
-        model, **inputs, draft_model=draft, num_draft_tokens=3, speculative_config=hs.SpeculativeConfig(compile=compile)
+        model,
+        **inputs,
+        draft_model=draft,
+        num_draft_tokens=3,
+        speculative_config=hs.SpeculativeConfig(optimize=optimize),
     )
     return ours, model.generate(**inputs)
 
@@ -261,7 +266,7 @@ class TestCompile:
         monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend=backend))
         model = tiny.llama(layers=1)
         draft = tiny.noisy_copy(model)
-        config = SpeculativeConfig(compile=True, num_draft_tokens=3)
+        config = SpeculativeConfig(optimize=True, num_draft_tokens=3)
 
         def both(num_rows, width, max_new_tokens):
             inputs = tiny.prompts(num_rows, width=width) | GREEDY | {"max_new_tokens": max_new_tokens}
@@ -285,7 +290,7 @@ class TestCompile:
         for is_hooked in (False, True, False):
             if is_hooked:
                 hook = model.get_submodule(path).register_forward_hook(reverse)
-            found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+            found, expected = unequal(model, model, 1, max_new_tokens=9, optimize=True)
             assert found.tolist() == expected.tolist()
             texts.append(found.tolist())
             if is_hooked:
@@ -295,7 +300,7 @@ class TestCompile:
     def test_layers_that_read_the_keys_of_others(self, monkeypatch):
         monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
         model = build("causal", "gemma4_text")
-        found, expected = unequal(model, model, 1, max_new_tokens=9, compile=True)
+        found, expected = unequal(model, model, 1, max_new_tokens=9, optimize=True)
         assert found.tolist() == expected.tolist()
 
 
@@ -309,11 +314,12 @@ def test_models_that_cannot_say_why(target):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
-def test_cuda_graphs(compile):
+def test_cuda_graphs(compile, monkeypatch):
+    run_as(monkeypatch, compile=compile, captures=True)
     model = tiny.llama().cuda()
     draft = tiny.noisy_copy(model)
     inputs = {name: value.cuda() for name, value in tiny.prompts(3, width=12).items()} | GREEDY | {"max_new_tokens": 40}
-    config = SpeculativeConfig(num_draft_tokens=3, cuda_graphs=True, compile=compile)
+    config = SpeculativeConfig(num_draft_tokens=3, optimize=True)
     for _ in range(2):
         found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
         assert found.tolist() == model.generate(**inputs).tolist()

@@ -8,7 +8,7 @@ from itertools import islice
 
 from torch.func import functional_call
 
-from hf_speculative.models import artifacts, exported, pool
+from hf_speculative.models import artifacts, execution, exported, pool
 from hf_speculative.models.packed_layers import layout_of
 from hf_speculative.models.traced import HeadPass
 
@@ -65,5 +65,6 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "open_package", compiler.open_package)
     monkeypatch.setattr(artifacts, "_started", set())
+    monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)
     pool._kept.clear()
     return compiler

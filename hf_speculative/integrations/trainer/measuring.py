@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import torch
@@ -99,10 +99,13 @@ class Measured(Attached):
         if own_generate(self.model) is not self:  # attached or detached by somebody else since
             return
         _restore(self.model, self.found)
-        # Training needs the memory; compiled and captured passes took too long to make for that.
-        if self.found is None and not (self.config.compile or self.config.cuda_graphs):
-            for model in self.models:
-                pool.release(model)
+        if self.found is not None:
+            return
+        if self.config.optimize:  # compiled and captured passes took long to make, and are kept
+            self.unpack()
+            return
+        for model in self.models:  # training needs the memory
+            pool.release(model)
 
     def take(self) -> Counts:
         """The counts since the last time."""
@@ -174,7 +177,8 @@ def measure(
     target = checks.unwrap(model, "model")
     attached = found = own_generate(target)
     if draft_model is not None or config is not None:
-        config = replace(config or SpeculativeConfig(), pack_weights=None)  # in training, weights change
+        # Weights that training changes would be packed anew in each evaluation.
+        config = (config or SpeculativeConfig()).over(SpeculativeConfig(optimize=False))
         attach(target, draft_model, config=config)
         attached = target.generate
         _restore(target, found)

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...call.configuration import SpeculativeConfig
 from ...embedded import embedded_pair
 from ...embedded.examples import example_pair
 from ...generation import attach, attached_to
@@ -123,7 +122,7 @@ def stage() -> Stage:
         said = f"SmolLM2 is not here: {error}\nSo this is a target of 8 million weights that writes what looks like Python."
         return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE, is_chat=False)
     choose_threads(target)
-    attach(target, draft, config=SpeculativeConfig(pack_weights="auto"))
+    attach(target, draft)
     said = "SmolLM2-135M-Instruct answers three questions. Its draft is a table of what it wrote before."
     return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT, is_chat=True)
 

@@ -1,0 +1,51 @@
+"""`optimize`: how passes run on a device, and the packed weights of an attached model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from ..models import artifacts, packing
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the passes of a call run.
+
+    Attributes:
+        packs: linear layers of an attached model lie packed; "auto": those whose products are faster so.
+        compile: passes are compiled; "auto": where a file for them is there, and one is made in the background.
+        captures: passes are captured as CUDA graphs.
+    """
+
+    packs: bool | str = False
+    compile: bool | str = False
+    captures: bool = False
+
+
+EAGER = Execution()
+
+
+def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:
+    """What `optimize` means on `device`; `None` and False are the model's own eager passes.
+
+    On a GPU "auto" is eager: compiled and captured passes have not been measured there.
+    """
+    is_auto = optimize == "auto"
+    if not optimize or (is_auto and (device.type != "cpu" or os.environ.get(artifacts.FOLDER) == artifacts.OFF)):
+        return EAGER
+    if device.type == "cuda":
+        return Execution(compile=True, captures=True)
+    return Execution(packs="auto", compile="auto" if is_auto else True)
+
+
+def pack(model: PreTrainedModel, execution: Execution) -> None:
+    """Pack the weights of `model` as a call reads them, those that were read since again."""
+    if not execution.packs:
+        return
+    is_ahead = bool(execution.compile) and artifacts.unsupported_reason(model) is None
+    if not execution.captures and (execution.compile is not True or is_ahead):
+        packing.pack_weights(model, only_if_faster=execution.packs == "auto", is_compiled=is_ahead)

@@ -1,0 +1,65 @@
+"""Plain decoding of an attached model on its compiled passes: rounds without a draft, where those are faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..drafting.nothing import Nothing
+from ..models import has_compiled_passes
+from ..schedules import Constant
+from . import checks
+from .configuration import Options, SpeculativeConfig
+from .generation_settings import setting_of
+from .optimize import execution_of
+from .option_table import ROWS
+from .preparation import checked
+
+#: nothing is drafted, so there is nothing to measure either
+NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
+#: what a call may give beside settings of `GenerationConfig`; all else is for transformers' own steps
+TAKEN = {
+    "inputs",
+    "input_ids",
+    "attention_mask",
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "streamer",
+    "tokenizer",
+    *ROWS["draft_model"].names,
+}
+#: outputs of steps, which plain decoding goes on computing for rows that have ended
+OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def on_own_passes(
+    model: PreTrainedModel, plain_generate, kwargs: dict[str, Any], config: SpeculativeConfig | None
+) -> tuple[Options, dict[str, Any]] | None:
+    """The options of a plain call, and what transformers' `generate` is given, if the model's passes are compiled.
+
+    Args:
+        config: what was attached; `None` if nothing was.
+    """
+    if config is None or not config.optimize:
+        return None
+    target = checks.unwrap(model, "model")
+    execution = execution_of(config.optimize, target.device)
+    if not execution.compile or execution.captures:
+        return None
+    known = vars(GenerationConfig())
+    if any(name not in TAKEN and name not in known for name, value in kwargs.items() if value is not None):
+        return None
+    if any(setting_of(model, kwargs, name) for name in OF_STEPS):
+        return None
+    if not has_compiled_passes(target, waits=execution.compile is True):
+        return None
+    own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
+    call = {name: value for name, value in kwargs.items() if name not in ROWS["draft_model"].names}
+    call |= NO_DRAFT | {"speculative_config": own}
+    try:
+        options, prepared = checked(model, plain_generate, call, None, None)
+    except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can
+        return None
+    return None if options is None else (options, prepared)
