@@ -160,21 +160,13 @@ def test_caches_of_one_length_go_in_batches(architecture):
     for ids in prompts:
         whole = model.generate(torch.tensor([ids]), pad_token_id=0, **kwargs)[0].tolist()
         reference.append(whole[1:] if model.config.is_encoder_decoder else whole[len(ids) :])
-    batches = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, given: batches.append(given["decoder_input_ids" if mapping == "seq2seq" else "input_ids"]),
-        with_kwargs=True,
-    )
-    if model.config.is_encoder_decoder:
-        model.get_encoder().register_forward_pre_hook(
-            lambda module, args, given: batches.append(given["input_ids"]), with_kwargs=True
-        )
-    rows = list(
-        hs.generate_batches(model, prompts, batch_size=3, draft_model=tiny.noisy_copy(model), window=5, **kwargs)
-    )
-    hook.remove()
-    assert [row.new_ids for row in rows] == reference
-    assert max(len(ids) for ids in batches) == 3
+    sizes = []
+    for part in (model.get_decoder(), model.get_encoder()) if model.config.is_encoder_decoder else (model,):
+        note = lambda module, args, given: sizes.append(len(given["input_ids"]))  # noqa: E731
+        part.register_forward_pre_hook(note, with_kwargs=True)
+    kwargs |= {"batch_size": 3, "window": 5, "draft_model": tiny.noisy_copy(model)}
+    assert [row.new_ids for row in hs.generate_batches(model, prompts, **kwargs)] == reference
+    assert max(sizes) == 3
 
 
 def test_guidance_goes_in_batches(target, draft):
@@ -248,20 +240,12 @@ class Alternating(LogitsProcessor):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_processors_with_a_memory_start_afresh_in_each_row(target, draft, batch_size):
-    reference = [
-        alone(target, [ids], logits_processor=LogitsProcessorList([Alternating()]), repetition_penalty=1.2)[0]
-        for ids in PROMPTS
-    ]
-    own = Alternating()
-    found = refilled(
-        target,
-        batch_size=batch_size,
-        window=5,
-        draft_model=draft,
-        logits_processor=LogitsProcessorList([own]),
-        repetition_penalty=1.2,
-    )
-    assert found == reference and own.num_calls == 0
+    own, settings = Alternating(), {"repetition_penalty": 1.2, "batch_size": batch_size, "window": 5}
+    found = refilled(target, draft_model=draft, logits_processor=LogitsProcessorList([own]), **settings)
+    for ids, row in zip(PROMPTS, found, strict=True):
+        processors = LogitsProcessorList([Alternating()])
+        assert alone(target, [ids], logits_processor=processors, repetition_penalty=1.2) == [row]
+    assert own.num_calls == 0
 
 
 class After(StoppingCriteria):
@@ -278,16 +262,8 @@ class After(StoppingCriteria):
 @pytest.mark.parametrize("window", [1, None])
 def test_criteria_with_a_memory_and_a_flag_from_outside(target, draft, window):
     criterion = After(6)
-    rows = hs.generate_batches(
-        target,
-        PROMPTS,
-        batch_size=2,
-        window=window,
-        draft_model=draft,
-        do_sample=False,
-        max_new_tokens=30,
-        stopping_criteria=StoppingCriteriaList([criterion]),
-    )
+    settings = {"batch_size": 2, "window": window, "do_sample": False, "max_new_tokens": 30, "draft_model": draft}
+    rows = hs.generate_batches(target, PROMPTS, **settings, stopping_criteria=StoppingCriteriaList([criterion]))
     assert [len(next(rows).new_ids) for _ in range(5)] == [6] * 5
     criterion.is_over = True
     assert all(len(row.new_ids) <= 6 for row in rows) and criterion.num_calls == 0
@@ -312,9 +288,11 @@ def test_it_takes_fewer_target_passes_than_batches_of_fixed_rows(target, draft, 
     with hs.record() as static:
         for first in range(0, len(PROMPTS), 3):
             inputs = padded(PROMPTS[first : first + 3])
-            hs.generate(target, **inputs, draft_model=draft, pad_token_id=0, **GREEDY)
-    with hs.record() as stats:
-        refilled(target, draft_model=draft)
+            hs.generate(target, **inputs, draft_model=draft, num_draft_tokens=4, pad_token_id=0, **GREEDY)
+    with hs.record() as stats, tiny.CountForwards(target) as forwards:
+        refilled(target, draft_model=draft, num_draft_tokens=4)
+    # Wider than a round's five columns are the passes that read prompts: each prompt goes through one of them at most.
+    assert sum(rows for rows, columns in forwards.lengths if columns > 5) <= len(PROMPTS)
     # Three rows a pass, apart from the passes that read newcomers and from the end.
     assert stats.num_rounds / 3 <= stats.num_target_forwards < static.num_target_forwards
 
@@ -342,13 +320,6 @@ def test_a_beginning_that_is_read_otherwise_in_a_long_text_is_not_shared(monkeyp
     assert refilled(model, prompts, 1, prompt_lookup_num_tokens=1, **settings) == expected
     monkeypatch.setattr("hf_speculative.models.ragged.reads_length", lambda model: False)
     assert refilled(model, prompts, 1, prompt_lookup_num_tokens=1, **settings) != expected, "the test can tell"
-
-
-def test_newcomers_are_read_without_the_rows_that_run(target, draft):
-    with tiny.CountForwards(target) as forwards:
-        refilled(target, draft_model=draft, num_draft_tokens=4)
-    # Wider than a round's five columns are the passes that read prompts: each prompt goes through one of them at most.
-    assert sum(rows for rows, columns in forwards.lengths if columns > 5) <= len(PROMPTS)
 
 
 @torch.no_grad()
@@ -465,14 +436,9 @@ def test_an_attached_model_and_every_kind_of_prompt(target, draft):
     text = letters[3:9]
     ids = tokenizer(text).input_ids
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    prompts = [
-        text,
-        ids,
-        torch.tensor(ids),
-        {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)},
-        tokenizer(text),
-        [{"role": "user", "content": text[:2]}, {"role": "user", "content": text[2:]}],
-    ]
+    masked = {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)}
+    chat = [{"role": "user", "content": part} for part in (text[:2], text[2:])]
+    prompts = [text, ids, torch.tensor(ids), masked, tokenizer(text), chat]
     hs.attach(target, draft)
     try:
         with hs.record() as stats:

@@ -23,6 +23,7 @@ from tests.support.execution import run_as
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 8}
 THREE = {"num_draft_tokens": 3}
 SAMPLED = THREE | {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
+CAPTURED = SETTINGS | THREE | as_keywords({"optimize": True})
 TARGET = tiny.llama(layers=1)
 DRAFT = tiny.noisy_copy(TARGET)
 DEEPER = tiny.llama()
@@ -69,40 +70,31 @@ def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
     return found
 
 
-def of_draft(draft) -> dict:
-    return {"draft_model": draft}
-
-
-def of_beams(draft) -> dict:
-    drafter = DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
-    return {"num_draft_tokens": 5, "draft_model": drafter}
-
-
-def of_nothing(draft) -> dict:
-    return {}
+def beams(draft):
+    return DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
 
 
 PROCESSORS = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4, "eos_token_id": [5, 9]}
-#: whose drafts, and the other options of a call
+#: options of calls; whose options name no source have a draft model
 ONE_READ = {
-    "greedy": (of_draft, THREE),
-    "length chosen": (of_draft, {}),
-    "block rule": (of_draft, SAMPLED),
-    "token rule": (of_draft, SAMPLED | as_keywords({"rule": "token"})),
-    "sampled rule": (of_draft, SAMPLED | as_keywords({"rule": "sampled"})),
-    "reproducible": (of_draft, SAMPLED | {"reproducible": True}),
-    "copies of a prompt": (of_draft, SAMPLED | {"num_return_sequences": 2}),
-    "processors": (of_draft, THREE | PROCESSORS),
-    "scores": (of_draft, THREE | {"return_dict_in_generate": True, "output_scores": True}),
-    "guidance": (of_draft, THREE | {"guidance_scale": 1.5}),
-    "early exit": (of_nothing, {"assistant_early_exit": 1}),
-    "prompt lookup": (of_nothing, {"prompt_lookup_num_tokens": 3}),
-    "text": (of_nothing, {"draft_model": "suffix"}),
-    "recycling, trees": (of_nothing, {"draft_model": "recycling"}),
-    "auto, trees": (of_nothing, {"draft_model": "auto"}),
-    "beams, trees": (of_beams, {}),
-    "graphs": (of_draft, THREE | as_keywords({"optimize": True})),
-    "graphs, sampled": (of_draft, SAMPLED | as_keywords({"optimize": True})),
+    "greedy": THREE,
+    "length chosen": {},
+    "block rule": SAMPLED,
+    "token rule": SAMPLED | as_keywords({"rule": "token"}),
+    "sampled rule": SAMPLED | as_keywords({"rule": "sampled"}),
+    "reproducible": SAMPLED | {"reproducible": True},
+    "copies of a prompt": SAMPLED | {"num_return_sequences": 2},
+    "processors": THREE | PROCESSORS,
+    "scores": THREE | {"return_dict_in_generate": True, "output_scores": True},
+    "guidance": THREE | {"guidance_scale": 1.5},
+    "early exit": {"assistant_early_exit": 1},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "text": {"draft_model": "suffix"},
+    "recycling, trees": {"draft_model": "recycling"},
+    "auto, trees": {"draft_model": "auto"},
+    "beams, trees": {"draft_model": beams, "num_draft_tokens": 5},
+    "graphs": THREE | as_keywords({"optimize": True}),
+    "graphs, sampled": SAMPLED | as_keywords({"optimize": True}),
 }
 
 
@@ -112,16 +104,21 @@ SLOW = ("token rule", "copies of a prompt", "scores", "guidance", "early exit", 
 
 @pytest.mark.parametrize("name", slow_but(ONE_READ, *(name for name in ONE_READ if name not in SLOW)))
 def test_a_round_reads_once(name, gpus, monkeypatch):
-    drafts, options = ONE_READ[name]
+    options = ONE_READ[name]
     model = DEEPER if name == "early exit" else TARGET
     target, draft = on("cuda:0", model, DRAFT)
     results = []
-    call = prompts("cuda:0") | SETTINGS | options | drafts(draft)
-    found = waits_by_round(monkeypatch, gpus, lambda: results.append(hs.generate(target, **call)))
+
+    def call(place, draft):
+        given = {} if {"assistant_early_exit", "prompt_lookup_num_tokens"} & options.keys() else {"draft_model": draft}
+        given = prompts(place) | SETTINGS | given | options
+        return given | ({"draft_model": beams(draft)} if name == "beams, trees" else {})
+
+    found = waits_by_round(monkeypatch, gpus, lambda: results.append(hs.generate(target, **call("cuda:0", draft))))
     for waits in found[name == "guidance" :]:  # whose first round prepares another prompt
         assert [wait.kind for wait in waits] == ["read"], waits
-    if not call["do_sample"]:
-        on_host = prompts("cpu") | SETTINGS | options | drafts(DRAFT)
+    on_host = call("cpu", DRAFT)
+    if not on_host["do_sample"]:
         on_host.pop("speculative_config", None)
         assert ids(results[0]) == ids(hs.generate(model, **on_host))
 
@@ -223,9 +220,7 @@ def test_a_target_spread_over_two_devices(draft_place, gpus):
 
 
 @pytest.mark.parametrize("dtype", slow_but([torch.float16, torch.bfloat16], torch.float16))
-@pytest.mark.parametrize(
-    "options", [THREE, SAMPLED, THREE | as_keywords({"optimize": True})], ids=["greedy", "sampled", "graphs"]
-)
+@pytest.mark.parametrize("options", [THREE, SAMPLED, CAPTURED], ids=["greedy", "sampled", "graphs"])
 def test_half_precision(dtype, options, gpus):
     target, draft = (model.to(dtype) for model in on("cuda:0", TARGET, DRAFT))
     with hs.record() as stats:
@@ -238,27 +233,13 @@ class TestGraphs:
         """Over several calls, batches and pools: a graph over memory that has gone, or that another one spoiled, shows."""
         target, draft = on("cuda:0", TARGET, DRAFT)
         for num_rows in (2, 1, 2):
-            found = hs.generate(
-                target,
-                **prompts("cuda:0", num_rows),
-                **SETTINGS,
-                **THREE,
-                draft_model=draft,
-                speculative_config=hs.SpeculativeConfig(optimize=True),
-            )
+            found = hs.generate(target, **prompts("cuda:0", num_rows), **CAPTURED, draft_model=draft)
             assert ids(found) == ids(TARGET.generate(**prompts("cpu", num_rows), **SETTINGS))
         assert gpus.num_replays > len(gpus.graphs) > 0
 
     def test_a_device_that_is_not_the_current_one(self, gpus):
         target, draft = on("cuda:1", TARGET, DRAFT)
-        found = hs.generate(
-            target,
-            **prompts("cuda:1"),
-            **SETTINGS,
-            **THREE,
-            draft_model=draft,
-            speculative_config=hs.SpeculativeConfig(optimize=True),
-        )
+        found = hs.generate(target, **prompts("cuda:1"), **CAPTURED, draft_model=draft)
         assert ids(found) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
         assert gpus.num_replays > 0 and gpus.timed == {1}, "captured, and timed, where the models are"
 

@@ -24,6 +24,7 @@ from transformers.generation import utils
 
 import hf_speculative as hs
 from tests.support import tiny
+from tests.support.plain import agrees
 
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
@@ -43,15 +44,14 @@ def speculates(call) -> bool:
 
 @pytest.mark.parametrize("name", ["draft_model", "assistant_model"])
 def test_generate(target, draft, name):
-    expected = target.generate(**tiny.prompts(3), **KWARGS)
-    assert hs.generate(target, **tiny.prompts(3), **KWARGS, **{name: draft}).tolist() == expected.tolist()
+    agrees(target, tiny.prompts(3) | KWARGS, **{name: draft})
     ids = tiny.prompts(1)["input_ids"]
     assert hs.generate(target, ids, **KWARGS, **{name: draft}).tolist() == target.generate(ids, **KWARGS).tolist()
 
 
 def test_generate_without_a_draft_is_plain(target):
-    assert not speculates(lambda: hs.generate(target, **tiny.prompts(2), **KWARGS))
-    assert not speculates(lambda: hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=None))
+    for source in ({}, {"draft_model": None}):
+        assert not speculates(lambda source=source: hs.generate(target, **tiny.prompts(2), **KWARGS, **source))
 
 
 def test_generate_returns_what_transformers_returns(target, draft):
@@ -69,9 +69,7 @@ def test_generate_returns_what_transformers_returns(target, draft):
 def test_a_generation_config_object(target, draft):
     config = GenerationConfig(max_new_tokens=9, do_sample=False, pad_token_id=0, num_assistant_tokens=2)
     before = config.to_dict()
-    with hs.record() as stats:
-        out = hs.generate(target, **tiny.prompts(2), generation_config=config, draft_model=draft)
-    assert out.tolist() == target.generate(**tiny.prompts(2), generation_config=config).tolist()
+    stats = agrees(target, tiny.prompts(2) | {"generation_config": config}, draft_model=draft)
     assert len(stats.acceptance_histogram) <= 3 and config.to_dict() == before
 
 
@@ -181,9 +179,7 @@ def test_a_wrapper_around_an_attached_model(attached):
 
 def test_a_draft_by_name(target, draft, tmp_path):
     draft.save_pretrained(tmp_path)
-    expected = target.generate(**tiny.prompts(2), **KWARGS)
-    out = hs.generate(target, **tiny.prompts(2), **KWARGS, draft_model=str(tmp_path))
-    assert out.tolist() == expected.tolist()
+    agrees(target, tiny.prompts(2) | KWARGS, draft_model=str(tmp_path))
     model = hs.attach(tiny.llama(), str(tmp_path))
     assert speculates(lambda: model.generate(**tiny.prompts(2), **KWARGS))
 
@@ -373,6 +369,4 @@ def tokenizers():
 
 def test_tokenizers_that_agree_are_accepted(target, draft, tokenizers):
     alike = {"tokenizer": tokenizers[0], "assistant_tokenizer": copy.deepcopy(tokenizers[0])}
-    with hs.record() as stats:
-        out = hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft, **alike)
-    assert out.tolist() == target.generate(**tiny.prompts(1), **KWARGS).tolist() and stats.num_accepted_draft_tokens
+    assert agrees(target, tiny.prompts(1) | KWARGS, draft_model=draft, **alike).num_accepted_draft_tokens

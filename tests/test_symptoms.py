@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from transformers import StoppingCriteria, set_seed
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.plain import ours, plain
+from tests.support.plain import agrees, ours, plain, same_as_plain
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -15,8 +15,7 @@ def test_sliding_window(attention):
     model = tiny.build("mistral", attention=attention)
     inputs = tiny.prompts(1, width=6)
     for kwargs in ({"draft_model": tiny.noisy_copy(model)}, {"draft_model": model}, {"prompt_lookup_num_tokens": 3}):
-        found = hs.generate(model, **inputs, **kwargs, max_new_tokens=40, do_sample=False, pad_token_id=0)
-        assert found.tolist() == model.generate(**inputs, max_new_tokens=40, do_sample=False, pad_token_id=0).tolist()
+        same_as_plain(model, inputs, {"max_new_tokens": 40}, **kwargs)
 
 
 def test_rows_of_a_batch_equal_their_own_runs(target, draft):
@@ -51,8 +50,7 @@ def test_two_devices():
     for target_device, draft_device in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
         target = model.to(target_device)
         inputs = {name: value.to(target_device) for name, value in tiny.prompts(3).items()}
-        found = ours(target, inputs, draft_model=draft.to(draft_device))
-        assert found.tolist() == plain(target, inputs).tolist()
+        same_as_plain(target, inputs, draft_model=draft.to(draft_device))
 
 
 def test_int32_ids(target, draft):
@@ -66,18 +64,13 @@ def test_learned_positions_where_every_row_is_padded():
     for row, pad in enumerate((16, 19, 22)):
         inputs["attention_mask"][row, :pad] = 0
     for num_draft_tokens in (5, 8):
-        found = ours(model, inputs, draft_model=tiny.noisy_copy(model), num_draft_tokens=num_draft_tokens)
-        assert found.tolist() == plain(model, inputs).tolist()
+        same_as_plain(model, inputs, draft_model=tiny.noisy_copy(model), num_draft_tokens=num_draft_tokens)
 
 
 def test_num_return_sequences_beyond_the_drafts_context(target):
     short = tiny.build("gpt2", n_positions=8)
     settings = tiny.prompts(1, width=12) | {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 4}
-    settings["pad_token_id"] = 0
-    set_seed(0)
-    expected = target.generate(**settings)
-    set_seed(0)
-    assert hs.generate(target, **settings, draft_model=short, reproducible=True).tolist() == expected.tolist()
+    agrees(target, settings | {"pad_token_id": 0}, draft_model=short)
 
 
 class Raises(StoppingCriteria, BaseStreamer, hs.Drafter, hs.Schedule, hs.Rule):
@@ -107,5 +100,4 @@ def test_errors_of_the_users_are_shown_as_they_are(target, draft, place, error):
         settings = {place: part if place == "streamer" else [part], "draft_model": draft}
     with hs.record(), pytest.raises(type(error), match="the user's"):
         ours(target, tiny.prompts(1), **settings)
-    # and both models still work
-    assert ours(target, tiny.prompts(1), draft_model=draft).tolist() == plain(target, tiny.prompts(1)).tolist()
+    same_as_plain(target, tiny.prompts(1), draft_model=draft)  # both models still work

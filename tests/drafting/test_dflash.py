@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DFlash, DynamicTreeDrafter
 from hf_speculative.drafting.raw_embedding import raw_embedding
 from hf_speculative.heads import load_head
@@ -161,7 +160,7 @@ def test_greedy_and_reproducible(kind, folders, target):
 @pytest.mark.parametrize(
     "kind", slow_but(["DFlash 2", "DSpark, rnn", "JetSpec", "DSpark, gated"], "DFlash 2", "DSpark, rnn")
 )
-def test_trees_of_a_block(kind, folders, target):
+def test_trees_of_a_block(kind, folders, target, monkeypatch):
     """Levels come from the block, corrected by what is on the way to each node."""
     head = load_head(folders / kind)
     plain, seen, original = blocks.Plain(folders / kind, target), [], DFlash.level
@@ -182,22 +181,12 @@ def test_trees_of_a_block(kind, folders, target):
                 seen.append(len(path))
         return logits
 
-    DFlash.level = level
-    try:
-        config = {
-            "draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=2, depth=3),
-            "speculative_config": SpeculativeConfig(num_draft_tokens=5),
-        }
-        settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, **tiny.prompts(3)}
-        with torch.no_grad():
-            found = hs.generate(target, **settings, **config)
-        assert found.tolist() == target.generate(**settings).tolist() and max(seen) == 2
-    finally:
-        DFlash.level = original
-    config = {
-        "draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=3, depth=4),
-        "speculative_config": SpeculativeConfig(num_draft_tokens=6),
-    }
+    config = {"draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=2, depth=3), "num_draft_tokens": 5}
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(DFlash, "level", level)
+        same_as_plain(target, tiny.prompts(3), {"max_new_tokens": 8}, **config)
+    assert max(seen) == 2
+    config = {"draft_model": DynamicTreeDrafter(DFlash(head, target), top_k=3, depth=4), "num_draft_tokens": 6}
     assert same_as_plain(target, tiny.prompts(4), **config).draft_acceptance_rate > 0.05
 
 

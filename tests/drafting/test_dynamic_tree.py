@@ -23,11 +23,8 @@ def test_the_drafts_cache_is_right_after_every_round(model_type):
     draft = tiny.noisy_copy(model)
     for top_k, num_nodes in ((2, 12), (4, 5)):
         compared = compared_model(draft)
-        config = {
-            "draft_model": DynamicTreeDrafter(compared, top_k, depth=4),
-            "speculative_config": SpeculativeConfig(num_draft_tokens=num_nodes),
-        }
-        same_as_plain(model, tiny.prompts(4), **config)
+        drafter = DynamicTreeDrafter(compared, top_k, depth=4)
+        same_as_plain(model, tiny.prompts(4), draft_model=drafter, num_draft_tokens=num_nodes)
         assert compared.num_levels > 2 * compared.num_steps > 10
 
 
@@ -38,10 +35,7 @@ def test_rows_that_wait_take_lanes_between_beams():
     settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
     plain = [model.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     compared = compared_model(tiny.noisy_copy(model))
-    config = {
-        "draft_model": DynamicTreeDrafter(compared, top_k=3),
-        "speculative_config": SpeculativeConfig(num_draft_tokens=8),
-    }
+    config = {"draft_model": DynamicTreeDrafter(compared, top_k=3), "num_draft_tokens": 8}
     rows = hs.generate_batches(model, prompts, batch_size=3, **config, **settings)
     assert [row.prompt_ids + row.new_ids for row in rows] == plain
     assert compared.num_levels > 10
@@ -93,10 +87,7 @@ def test_the_tree_is_that_of_the_drafts_processed_distributions(target, draft, p
     if settings:
         penalty, n = settings["repetition_penalty"], settings["no_repeat_ngram_size"]
         applied = [RepetitionPenaltyLogitsProcessor(penalty), NoRepeatNGramLogitsProcessor(n)]
-    config = {
-        "draft_model": Written(DraftModel(RaggedModel(draft)), 3, depth=4),
-        "speculative_config": SpeculativeConfig(num_draft_tokens=7),
-    }
+    config = {"draft_model": Written(DraftModel(RaggedModel(draft)), 3, depth=4), "num_draft_tokens": 7}
     kwargs = tiny.prompts(3) | {"max_new_tokens": 20, "pad_token_id": 0, "do_sample": False}
     hs.generate(target, **kwargs, logits_processor=applied, **config)
     assert num_trees > 20
@@ -111,8 +102,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_sampling_reproduces_plain(target, beams, processors):
-    config = {"draft_model": beams, "speculative_config": SpeculativeConfig(num_draft_tokens=7)}
-    reproduces_plain(target, (1, 3), PROCESSORS[processors], **config)
+    reproduces_plain(target, (1, 3), PROCESSORS[processors], draft_model=beams, num_draft_tokens=7)
     assert beams.num_trees > 4 and not beams.num_chains
 
 
@@ -136,9 +126,8 @@ def test_a_tree_is_accepted_further_than_a_chain_of_as_many_tokens(target, mode)
         settings |= {"do_sample": True, "temperature": 0.2, "reproducible": True}
     for drafter in (DraftModel(RaggedModel(draft)), DynamicTreeDrafter(DraftModel(RaggedModel(draft)))):
         torch.manual_seed(0)
-        config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=8)}
         with hs.record() as statistics:
-            hs.generate(target, **tiny.prompts(8), **settings, **config)
+            hs.generate(target, **tiny.prompts(8), **settings, draft_model=drafter, num_draft_tokens=8)
         lengths.append(statistics.mean_acceptance_length)
     assert lengths[1] > 1.1 * lengths[0]
 
@@ -167,8 +156,7 @@ def test_where_a_tree_does_not_fit_it_is_a_chain(target, beams, why):
 
 def test_a_draft_whose_context_ends_goes_plain(target, draft):
     short = Watched(DraftModel(RaggedModel(draft), max_positions=16))
-    config = {"draft_model": short, "speculative_config": SpeculativeConfig(num_draft_tokens=6)}
-    same_as_plain(target, tiny.prompts(2), **config)
+    same_as_plain(target, tiny.prompts(2), draft_model=short, num_draft_tokens=6)
     assert short.num_trees > 0
 
 
@@ -177,9 +165,8 @@ def test_a_block_known_at_once_has_its_tree():
     model, draft = tied.with_dflash()
     lengths = []
     for drafter in (DFlash(draft, model), Watched(DFlash(draft, model), depth=4)):
-        config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=4)}
-        statistics = same_as_plain(model, tiny.prompts(4), **config)
-        lengths.append(statistics.mean_acceptance_length)
+        config = {"draft_model": drafter, "num_draft_tokens": 4}
+        lengths.append(same_as_plain(model, tiny.prompts(4), **config).mean_acceptance_length)
     reproduces_plain(model, (1, 3), {"repetition_penalty": 1.2}, **config)
     assert drafter.num_trees > 10 and lengths[1] > lengths[0]
 

@@ -6,10 +6,9 @@ from collections import defaultdict
 
 import pytest
 import torch
-from transformers import GenerationConfig, set_seed
+from transformers import GenerationConfig
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.call.checks import check_passes
 from hf_speculative.call.optimize import Execution
 from hf_speculative.drafting.early_exit import EarlyExitSource
@@ -18,7 +17,7 @@ from hf_speculative.models.shallow import decoder_layers, exchanged
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
-from tests.support.plain import NEW, reproduces_plain, same_as_plain, state_of
+from tests.support.plain import NEW, agrees, ours, plain, reproduces_plain, same_as_plain, state_of
 
 LAYERS, EXIT = 4, 2
 DEEP = {
@@ -69,13 +68,9 @@ def test_early_exit_greedy_on_every_architecture(model_type, attention):
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_early_exit_at_every_layer(batch_size, exit_layer):
     model = deep(factor=0.6)
-    accepted = [
-        same_as_plain(
-            model, tiny.prompts(batch_size), assistant_early_exit=exit_layer, num_draft_tokens=k
-        ).num_accepted_draft_tokens
-        for k in (1, 2, 7)
-    ]
-    assert all(accepted)
+    for k in (1, 2, 7):
+        drafts = {"assistant_early_exit": exit_layer, "num_draft_tokens": k}
+        assert same_as_plain(model, tiny.prompts(batch_size), **drafts).num_accepted_draft_tokens > 0
 
 
 def test_early_exit_reproduces_sampling():
@@ -106,10 +101,8 @@ class CountColumns:
             layer.register_forward_pre_hook(hook_for(index), with_kwargs=True)
             for index, layer in enumerate(self.layers)
         ]
-        (
-            probe.fits_ragged(self.model),
-            probe.fits_early_exit(self.model, EXIT),
-        )  # a model with hooks on its layers is tried
+        probe.fits_ragged(self.model)  # a model with hooks on its layers is tried
+        probe.fits_early_exit(self.model, EXIT)
         self.widths.clear()
         return self
 
@@ -178,25 +171,16 @@ def test_early_exit_keeps_caches_scores_and_shared_prompts():
     first = hs.generate(model, **inputs, **settings, assistant_early_exit=EXIT)
     torch.testing.assert_close(torch.stack(first.scores), torch.stack(plain.scores), rtol=1e-4, atol=1e-4)
     ids = torch.cat([first.sequences, torch.tensor([[3, 4, 5]])], 1)
-    with CountColumns(model) as counted:
-        second = hs.generate(
-            model,
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=first.past_key_values,
-            assistant_early_exit=EXIT,
-            **settings,
-        )
-    assert counted.widths[0][0] == counted.widths[EXIT][0] == 4
     settings["attention_mask"] = torch.ones_like(ids)
+    with CountColumns(model) as counted:
+        second = hs.generate(model, ids, past_key_values=first.past_key_values, assistant_early_exit=EXIT, **settings)
+    assert counted.widths[0][0] == counted.widths[EXIT][0] == 4
     assert second.sequences.tolist() == model.generate(ids, **settings).sequences.tolist()
 
     sampled = tiny.prompts(2) | {"do_sample": True, "max_new_tokens": 12, "pad_token_id": 0, "num_return_sequences": 3}
-    set_seed(3)
-    expected = model.generate(**sampled)
-    set_seed(3)
+    agrees(model, sampled, seed=3, assistant_early_exit=EXIT)
     with CountColumns(model) as counted:
-        assert hs.generate(model, **sampled, assistant_early_exit=EXIT, reproducible=True).tolist() == expected.tolist()
+        hs.generate(model, **sampled, assistant_early_exit=EXIT, reproducible=True)
     assert counted.widths[0][0] == 7 and set(counted.widths[0][1:]) == {1}
 
 
@@ -231,15 +215,11 @@ def test_early_exit_under_accelerate():
     """Device hooks replace `forward` on the modules: the halves must not run the whole model through them."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    model = deep()
-    expected = model.generate(**tiny.prompts(2), do_sample=False, max_new_tokens=12, pad_token_id=0)
-    hooked = copy.deepcopy(model)
+    hooked = deep()
     for module in (hooked, hooked.model, hooked.model.layers[0], hooked.model.layers[3]):
         add_hook_to_module(module, AlignDevicesHook(execution_device="cpu", io_same_device=True))
-    found = hs.generate(
-        hooked, **tiny.prompts(2), do_sample=False, max_new_tokens=12, pad_token_id=0, assistant_early_exit=EXIT
-    )
-    assert found.tolist() == expected.tolist()
+    found = ours(hooked, tiny.prompts(2), assistant_early_exit=EXIT)
+    assert found.tolist() == plain(deep(), tiny.prompts(2)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -264,17 +244,9 @@ def test_early_exit_refusals(kwargs, error, message):
 
 def test_early_exit_is_neither_compiled_nor_captured():
     model = deep()
-    with (
-        tiny.CountForwards(model) as forwards,
-        pytest.raises(ValueError, match=r"`optimize=True`.*`assistant_early_exit`"),
-    ):
-        hs.generate(
-            model,
-            **tiny.prompts(1),
-            assistant_early_exit=1,
-            speculative_config=hs.SpeculativeConfig(optimize=True),
-            max_new_tokens=2,
-        )
+    message = r"`optimize=True`.*`assistant_early_exit`"
+    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+        ours(model, tiny.prompts(1), assistant_early_exit=1, optimize=True)
     assert not forwards.lengths
     with pytest.raises(ValueError, match=r"`optimize=True`.*`assistant_early_exit`"):
         check_passes(Execution(compile=True, captures=True), EarlyExitSource(1), model)
@@ -319,9 +291,7 @@ def test_exchanged_modules_leave_the_original_alone():
 
 def test_early_exit_with_a_confidence_stop():
     model = deep()
-    stats = same_as_plain(
-        model, tiny.prompts(3), assistant_early_exit=EXIT, num_draft_tokens=6, assistant_confidence_threshold=0.3
-    )
-    config = SpeculativeConfig(num_draft_tokens=6)
-    whole = same_as_plain(model, tiny.prompts(3), assistant_early_exit=EXIT, speculative_config=config)
+    drafts = {"assistant_early_exit": EXIT, "num_draft_tokens": 6}
+    stats = same_as_plain(model, tiny.prompts(3), **drafts, assistant_confidence_threshold=0.3)
+    whole = same_as_plain(model, tiny.prompts(3), **drafts)
     assert 0 < stats.num_draft_tokens < whole.num_draft_tokens

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
@@ -12,7 +11,7 @@ from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
 from tests.support import distributions, tiny
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import agrees, reproduces_plain, same_as_plain
 
 CHAINS = {1: {0: 1.0, 1: 1.1, 8: 1.8}}
 GUESSES = Costs({1: {0: 1.0, 4: 1.02, 16: 1.05}})
@@ -47,13 +46,10 @@ def turns(monkeypatch):
     return counts
 
 
-def both(draft, **settings):
+def both(draft):
     """A call's options, at costs that are given."""
     schedule = HybridSchedule(AdaptiveTree(8, 12, 4, costs=COSTS), 16, costs=COSTS)
-    return {
-        "draft_model": [draft, "auto"],
-        "speculative_config": SpeculativeConfig(schedule=schedule, **settings),
-    }
+    return {"draft_model": [draft, "auto"], "speculative_config": SpeculativeConfig(schedule=schedule)}
 
 
 @pytest.mark.parametrize("mode", ["greedy", "reproducible", "copies of a prompt", "a tree by its number"])
@@ -64,10 +60,7 @@ def test_tokens_are_those_of_plain_decoding(turns, mode):
         reproduces_plain(target, (1, 3), {"temperature": 0.1}, **both(draft))
     elif mode == "copies of a prompt":
         call = tiny.prompts(2) | SETTINGS | {"do_sample": True, "temperature": 0.1, "num_return_sequences": 2}
-        set_seed(1)
-        expected = target.generate(**call).tolist()
-        set_seed(1)
-        assert hs.generate(target, **call, **both(draft, reproducible=True)).tolist() == expected
+        agrees(target, call, seed=1, **both(draft))
     elif mode == "greedy":
         same_as_plain(target, tiny.prompts(4, width=12), **both(draft))
     else:

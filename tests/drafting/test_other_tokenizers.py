@@ -10,7 +10,6 @@ from transformers import (
     StoppingCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
-    set_seed,
 )
 
 import hf_speculative as hs
@@ -22,6 +21,7 @@ from tests.architectures import check as architectures
 from tests.support import tiny, tongues
 from tests.support.cases import slow_but
 from tests.support.distributions import SETTINGS, VOCAB, assert_exact
+from tests.support.plain import agrees
 
 TARGET, DRAFT, TOKENIZER = tongues.pair()
 TEXTS = ["def main():\n    ", "import os\nimport sys\n\nclass Foo(", "x = [1, 2,", "def run(self, "]
@@ -70,10 +70,9 @@ def test_greedy_equals_plain(name, mapping):
     target, inputs, draft, least = call(name, mapping)
     settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
     draft["num_draft_tokens"] = 5  # the clock of a busy machine may say that none pays
-    with hs.record() as stats:
-        found = hs.generate(target, **inputs, **settings, **draft)
-    assert found.tolist() == target.generate(**inputs, **settings).tolist()
+    stats = agrees(target, inputs | settings, **draft)
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate >= least
+    found = hs.generate(target, **inputs, **settings, **draft)
     for row in range(4):
         alone = tiny.unpadded(inputs, row)
         single = hs.generate(target, **alone, **settings, **draft)[0]
@@ -85,15 +84,10 @@ def test_greedy_equals_plain(name, mapping):
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_reproducible_sampling_equals_plain(name, mapping):
-    target, inputs, draft, least = call(name, mapping, reproducible=True)
+    target, inputs, draft, least = call(name, mapping)
+    settings = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 24, "pad_token_id": 0}
     for seed in range(3):
-        settings = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 24, "pad_token_id": 0}
-        set_seed(seed)
-        expected = target.generate(**inputs, **settings)
-        set_seed(seed)
-        with hs.record() as stats:
-            assert hs.generate(target, **inputs, **settings, **draft).tolist() == expected.tolist()
-        assert stats.draft_acceptance_rate >= least / 4
+        assert agrees(target, inputs | settings, seed, **draft).draft_acceptance_rate >= least / 4
 
 
 @pytest.mark.parametrize(("do_sample", "kind"), [(False, StringMatch), (True, TokenIntersection)])
@@ -300,9 +294,7 @@ def test_a_prompt_with_a_hole(mapping):
     inputs["attention_mask"][3] = 0
     for rows in (slice(None), slice(3, None)):
         some = {name: value[rows] for name, value in inputs.items()}
-        with hs.record() as stats:
-            found = hs.generate(target, **some, **settings, **draft)
-        assert found.tolist() == target.generate(**some, **settings).tolist() and stats.num_draft_tokens > 0
+        assert agrees(target, some | settings, **draft).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
@@ -318,32 +310,16 @@ def test_everything_on_the_targets_side_goes_on_working(mapping):
     for extra in ({}, {"stopping_criteria": [NoDigits()]}):
         found = hs.generate(target, **inputs, **settings, **extra, **draft)
         assert found.tolist() == target.generate(**inputs, **settings, **extra, tokenizer=TOKENIZER).tolist()
-    settings = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
-    set_seed(1)
-    expected = target.generate(**inputs, **settings)
-    draft = tongues.speaking(draft["draft_model"], TOKENIZER, SPACED, mapping, reproducible=True)
-    set_seed(1)
-    with hs.record() as stats:
-        assert hs.generate(target, **inputs, **settings, **draft).tolist() == expected.tolist()
-    assert stats.num_draft_tokens > 0
+    sampled = inputs | {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
+    assert agrees(target, sampled, seed=1, **draft).num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
-def test_a_draft_with_a_shorter_context_falls_back_to_plain(kind):
-    target = tiny.llama(vocab_size=len(SMALL))
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_a_draft_with_a_shorter_context_falls_back_to_plain(mapping):
     draft = tiny.build("gpt2", vocab_size=len(BIG), n_positions=24)
-    config = {"draft_model": draft, "tokenizer": SMALL, "assistant_tokenizer": BIG}
-    mapping = "strings" if kind is StringMatch else "intersection"
     settings = {"do_sample": False, "max_new_tokens": 50, "pad_token_id": 0}
-    with hs.record() as stats:
-        found = hs.generate(
-            target,
-            **prompts(SMALL),
-            **settings,
-            **config,
-            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping),
-        )
-    assert found.tolist() == target.generate(**prompts(SMALL), **settings).tolist()
+    target, drafts = tiny.llama(vocab_size=len(SMALL)), tongues.speaking(draft, SMALL, BIG, mapping)
+    stats = agrees(target, prompts(SMALL) | settings, **drafts)
     assert 0 < stats.num_spec_steps < stats.num_rounds
 
 
@@ -372,55 +348,40 @@ def test_tokenizers_can_be_attached():
         hs.detach(target)
 
 
+#: what of the call is said otherwise, and what the error says
 REFUSED = {
-    "no target tokenizer": (
-        {"tokenizer": None},
-        ValueError,
-        "`draft_tokenizer` .`assistant_tokenizer` in a call. has no effect without `tokenizer`",
-    ),
+    "no target tokenizer": ({"tokenizer": None}, "in a call. has no effect without `tokenizer`"),
     "no tokenizers": (
         {"tokenizer": None, "assistant_tokenizer": None, "vocabulary_mapping": "strings"},
-        ValueError,
         "`vocabulary_mapping='strings'` has no effect without",
     ),
-    "unknown mapping": ({"vocabulary_mapping": "tokens"}, ValueError, "'tokens'` is not one of intersection, strings"),
-    "not a tokenizer": (
-        {"assistant_tokenizer": print},
-        TypeError,
-        "`assistant_tokenizer` is of type builtin_function_or_method",
-    ),
+    "unknown mapping": ({"vocabulary_mapping": "tokens"}, "'tokens'` is not one of intersection, strings"),
+    "not a tokenizer": ({"assistant_tokenizer": print}, "`assistant_tokenizer` is of type builtin_function_or_method"),
     "nothing in common": (
         {"assistant_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
-        ValueError,
         "cannot draft through `draft_tokenizer`: they have no token of text in common.*another draft",
     ),
     "no text": (
         {"assistant_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},
-        ValueError,
         "the draft's tokenizer loses most of a text",
     ),
     "lookbehind without text": (
         {"assistant_lookbehind": 4, "vocabulary_mapping": "intersection"},
-        ValueError,
         "`assistant_lookbehind` has no effect on a draft that proposes tokens.*vocabulary_mapping='strings'",
     ),
-    "lookbehind of nothing": (
-        {"target_lookbehind": 0, "vocabulary_mapping": "strings"},
-        ValueError,
-        "`target_lookbehind=0`",
-    ),
+    "lookbehind of nothing": ({"target_lookbehind": 0, "vocabulary_mapping": "strings"}, "`target_lookbehind=0`"),
     "prompt lookup": (
         {"draft_model": None, "prompt_lookup_num_tokens": 2},
-        ValueError,
         "`assistant_tokenizer` has no effect on drafts by `prompt_lookup_num_tokens`, only on those by `draft_model`",
     ),
-    "no draft": ({"draft_model": None}, ValueError, "`assistant_tokenizer` has no effect without a draft"),
+    "no draft": ({"draft_model": None}, "`assistant_tokenizer` has no effect without a draft"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_before_the_first_forward(name):
-    kwargs, error, message = REFUSED[name]
+    kwargs, message = REFUSED[name]
+    error = TypeError if name == "not a tokenizer" else ValueError
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
     settings = {"draft_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer} | kwargs
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
@@ -441,12 +402,8 @@ def test_lookbehinds_are_honoured():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_speculative.drafting.draft_model.Translation", Noted)
         kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, "strings")
-        expected = target.generate(**prompts(tokenizer), do_sample=False, max_new_tokens=16)
         for lookbehinds in ({}, {"target_lookbehind": 3, "assistant_lookbehind": 2}):
-            found = hs.generate(
-                target, **prompts(tokenizer), **kwargs, **lookbehinds, do_sample=False, max_new_tokens=16
-            )
-            assert found.tolist() == expected.tolist()
+            agrees(target, prompts(tokenizer) | {"do_sample": False, "max_new_tokens": 16}, **kwargs, **lookbehinds)
     assert seen == [(10, 10), (3, 2)]
 
 
@@ -472,14 +429,7 @@ def test_a_draft_on_the_universal_path(model_type, mapping):
     letters = "".join(map(chr, [10, *range(0x20, 0x7F), *range(0x4E00, 0x4E00 + target.config.vocab_size - 96)]))
     tokenizer, draft_tokenizer = tongues.characters(letters), tongues.characters("äöü" + letters[::-1])
     draft = tongues.moved(tiny.noisy_copy(target, noise=0.02), tokenizer, draft_tokenizer)
-    inputs = architectures.prompts("causal", target, 3)
-    settings = inputs | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    with hs.record() as stats:
-        found = hs.generate(
-            target,
-            **settings,
-            draft_model=draft,
-            tokenizer=tokenizer,
-            speculative_config=SpeculativeConfig(vocabulary_mapping=mapping, draft_tokenizer=draft_tokenizer),
-        )
-    assert found.tolist() == target.generate(**settings).tolist() and stats.draft_acceptance_rate > 0.3
+    settings = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    drafts = tongues.speaking(draft, tokenizer, draft_tokenizer, mapping)
+    call = architectures.prompts("causal", target, 3) | settings
+    assert agrees(target, call, **drafts).draft_acceptance_rate > 0.3

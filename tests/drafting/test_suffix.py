@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
@@ -14,6 +13,7 @@ from hf_speculative.drafting.suffix.automaton import SuffixAutomaton
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
 from tests.support.drafters import suffix_drafter
+from tests.support.plain import agrees
 
 
 def followers(text, context):
@@ -80,6 +80,8 @@ def test_repetitive_text_is_not_quadratic():
 
 # Calls
 
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+
 
 def config_of(store=None, length=6, **settings):
     return {
@@ -91,18 +93,9 @@ def config_of(store=None, length=6, **settings):
 def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
     """Batches with stops; what was answered once is known by heart."""
     store = SuffixStore()
-    call = tiny.prompts(4, width=9) | {
-        "do_sample": False,
-        "max_new_tokens": 40,
-        "pad_token_id": 0,
-        "eos_token_id": [7, 11],
-    }
+    call = tiny.prompts(4, width=9) | GREEDY | {"max_new_tokens": 40, "eos_token_id": [7, 11]}
     expected = target.generate(**call)
-    passes = []
-    for _ in range(2):
-        with hs.record() as stats:
-            assert hs.generate(target, **call, **config_of(store)).tolist() == expected.tolist()
-        passes.append(stats.num_target_forwards)
+    passes = [agrees(target, call, **config_of(store)).num_target_forwards for _ in range(2)]
     assert store.num_documents == 8 and passes[1] <= 2 + -(-(expected.shape[1] - 9) // 6) < passes[0]
     answers = [row[: 1 + next((i for i, t in enumerate(row) if t in (7, 11)), 39)] for row in expected[:, 9:].tolist()]
     for row, answer in enumerate(answers):
@@ -111,10 +104,8 @@ def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
 
 
 def test_refill_equals_plain_and_learns_from_rows_that_are_done(target):
-    store, ids = (
-        SuffixStore(),
-        [tiny.unpadded(tiny.prompts(5, seed=3), row)["input_ids"][0].tolist() for row in range(5)],
-    )
+    store, inputs = SuffixStore(), tiny.prompts(5, seed=3)
+    ids = [tiny.unpadded(inputs, row)["input_ids"][0].tolist() for row in range(5)]
     settings = {"batch_size": 2, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": 7}
     plain = [completion.new_ids for completion in hs.generate_batches(target, ids, **settings)]
     with hs.record() as stats:
@@ -130,31 +121,16 @@ def test_reproducible_sampling_equals_plain(target, num_return_sequences):
     for seed in range(6):
         call = tiny.prompts(2, width=12, seed=seed % 2) | {"do_sample": True, "temperature": 0.4, "pad_token_id": 0}
         call |= {"max_new_tokens": 20, "num_return_sequences": num_return_sequences}
-        set_seed(seed)
-        expected = target.generate(**call)
-        set_seed(seed)
-        with hs.record() as stats:
-            found = hs.generate(target, **call, **config_of(store, reproducible=True))
-        assert found.tolist() == expected.tolist()
+        stats = agrees(target, call, seed, **config_of(store))
     assert stats.num_accepted_draft_tokens > 0
 
 
 def test_rows_of_one_prompt_share_what_was_read(target, monkeypatch):
     """`num_return_sequences`: the prompt is read once, and each copy goes its own way."""
-    read = []
-    extend = SuffixAutomaton.extend
-    monkeypatch.setattr(
-        SuffixAutomaton, "extend", lambda self, tokens: (read.append(len(tokens)), extend(self, tokens))[1]
-    )
-    call = {
-        "input_ids": torch.randint(1, tiny.VOCAB, (1, 50)),
-        "do_sample": True,
-        "max_new_tokens": 8,
-        "pad_token_id": 0,
-    }
-    drafters = suffix_drafter()
-    config = {"draft_model": drafters, "speculative_config": hs.SpeculativeConfig(schedule=Constant(2))}
-    hs.generate(target, **call, num_return_sequences=4, **config)
+    read, extend = [], SuffixAutomaton.extend
+    monkeypatch.setattr(SuffixAutomaton, "extend", lambda self, ids: read.append(len(ids)) or extend(self, ids))
+    call = {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0, "num_return_sequences": 4}
+    hs.generate(target, torch.randint(1, tiny.VOCAB, (1, 50)), **call, **config_of(length=2))
     assert read.count(50) == 1 and max(read[1:]) < 8
 
 
@@ -180,16 +156,21 @@ def test_rows_draft_from_their_own_texts():
     assert drafted([*prompt, 6, 7, 6, 3, 4, 5, 6]) == [[7, 6]]
 
 
-def test_answers_to_the_same_prompt_come_first(target):
+SAMPLER = type("Sampler", (), {"vocab_size": tiny.VOCAB})
+
+
+def first_draft(drafter, prompts, num_tokens):
+    batch = hs.Batch(torch.tensor(prompts), [0] * len(prompts), max_length=40)
+    drafter.begin(batch, SAMPLER)
+    return drafter.propose(batch, [num_tokens] * len(prompts), Constant(num_tokens), SAMPLER)
+
+
+def test_answers_to_the_same_prompt_come_first():
     """Of two continuations of one context, that of this very prompt is drafted."""
     store = SuffixStore()
-    batch = hs.Batch(torch.tensor([[9, 1, 2], [8, 1, 2]]), [0, 0], max_length=20)
-    drafter = suffix_drafter(store)
     store.add([1, 2, 30, 31], prompt=[8, 1, 2])
     store.add([1, 2, 40, 41], prompt=[9, 1, 2])
-    sampler = type("Sampler", (), {"vocab_size": tiny.VOCAB})
-    drafter.begin(batch, sampler)
-    draft = drafter.propose(batch, [3, 3], Constant(3), sampler)
+    draft = first_draft(suffix_drafter(store), [[9, 1, 2], [8, 1, 2]], 3)
     assert draft.tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
 
 
@@ -204,11 +185,7 @@ def test_answers_to_the_same_prompt_come_first(target):
     ],
 )
 def test_the_length_of_a_draft(settings, expected):
-    history = [2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]
-    batch = hs.Batch(torch.tensor([history]), [0], max_length=40)
-    drafter, sampler = suffix_drafter(**settings), type("Sampler", (), {"vocab_size": tiny.VOCAB})
-    drafter.begin(batch, sampler)
-    draft = drafter.propose(batch, [5], Constant(5), sampler)
+    draft = first_draft(suffix_drafter(**settings), [[2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4]], 5)
     assert draft.tokens.tolist() == [expected] and draft.probs is None
 
 
@@ -230,62 +207,41 @@ def test_settings_of_a_drafter(settings, message):
 
 def test_a_method_needs_no_model(target):
     """In the call and attached: the same tokens, and drafts that are kept."""
-    call = tiny.prompts(3, width=12) | {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}
+    call = tiny.prompts(3, width=12) | GREEDY | {"max_new_tokens": 60}
+    assert agrees(target, call, draft_model="suffix").num_accepted_draft_tokens > 0
     expected = target.generate(**call).tolist()
-    ways = [
-        lambda: hs.generate(target, **call, draft_model="suffix"),
-        lambda: hs.attach(target, "suffix").generate(**call),
-    ]
-    counts = []
-    for way in ways:
-        try:
-            with hs.record() as stats:
-                assert way().tolist() == expected
-        finally:
-            hs.detach(target)
-        counts.append(stats.num_target_forwards)
-    assert min(counts) > 0
+    try:
+        with hs.record() as stats:
+            assert hs.attach(target, "suffix").generate(**call).tolist() == expected
+    finally:
+        hs.detach(target)
+    assert stats.num_accepted_draft_tokens > 0
 
 
 def test_what_is_attached_is_about_its_own_source(target, draft):
-    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
+    call, store = tiny.prompts(1) | GREEDY | {"max_new_tokens": 6}, SuffixStore()
     expected = target.generate(**call).tolist()
-    store = SuffixStore()
+    own = as_keywords({"corpus": store})
     try:
-        hs.attach(
-            target, draft_model="suffix", config=hs.SpeculativeConfig(corpus=store, suffix_decoding_min_token_prob=0.2)
-        )
-        assert target.generate(**call).tolist() == expected and store.num_documents == 1
-        for source in ({"draft_model": draft}, {"prompt_lookup_num_tokens": 2}, {"draft_model": None}):
-            assert target.generate(**call, **source).tolist() == expected
-        assert store.num_documents == 1
-        assert (
-            target.generate(**call, speculative_config=hs.SpeculativeConfig(suffix_decoding_max_tree_depth=4)).tolist()
-            == expected
-        )
-        assert store.num_documents == 2
+        hs.attach(target, "suffix", config=hs.SpeculativeConfig(corpus=store, suffix_decoding_min_token_prob=0.2))
+        for source, num_documents in (
+            ({}, 1),
+            ({"draft_model": draft}, 1),
+            ({"prompt_lookup_num_tokens": 2}, 1),
+            ({"draft_model": None}, 1),
+            (as_keywords({"suffix_decoding_max_tree_depth": 4}), 2),
+        ):
+            assert target.generate(**call, **source).tolist() == expected and store.num_documents == num_documents
         hs.attach(target, draft)
-        assert (
-            target.generate(
-                **call, draft_model="suffix", speculative_config=hs.SpeculativeConfig(corpus=store)
-            ).tolist()
-            == expected
-            and store.num_documents == 3
-        )
+        assert target.generate(**call, draft_model="suffix", **own).tolist() == expected and store.num_documents == 3
         with pytest.raises(ValueError, match=r"`corpus` has no effect on drafts by `draft_model`, only on those by"):
-            target.generate(**call, speculative_config=hs.SpeculativeConfig(corpus=store))
+            target.generate(**call, **own)
     finally:
         hs.detach(target)
 
 
 def test_answers_that_are_kept_with_the_model(target):
-    call = tiny.prompts(1, seed=8) | {
-        "do_sample": False,
-        "max_new_tokens": 30,
-        "pad_token_id": 0,
-        "draft_model": "suffix",
-    }
-    call |= {"num_draft_tokens": 5}
+    call = tiny.prompts(1, seed=8) | GREEDY | {"max_new_tokens": 30, "draft_model": "suffix", "num_draft_tokens": 5}
 
     def num_passes(**settings):
         with hs.record() as stats:
@@ -301,7 +257,7 @@ def test_answers_that_are_kept_with_the_model(target):
 @pytest.mark.parametrize("kind", ["file", "folder", "texts", "texts and a file", "saved"])
 def test_a_corpus(target, tmp_path, kind):
     """What the model is about to say stands in a file: few passes, and the corpus is read once and does not grow."""
-    call = {"input_ids": torch.tensor([[3, 4, 5]]), "do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
+    call = GREEDY | {"input_ids": torch.tensor([[3, 4, 5]]), "max_new_tokens": 30}
     expected = target.generate(**call)
     letters = tongues.characters("".join(map(chr, range(0x3041, 0x3041 + tiny.VOCAB))))
     assert len(letters) >= tiny.VOCAB
@@ -323,9 +279,7 @@ def test_a_corpus(target, tmp_path, kind):
     }[kind]
     settings = {"draft_model": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
     for _ in range(2):
-        with hs.record() as stats:
-            assert hs.generate(target, **as_keywords(call | settings)).tolist() == expected.tolist()
-        assert stats.num_target_forwards < 10
+        assert agrees(target, call, **settings).num_target_forwards < 10
         path.write_text("", encoding="utf-8")
 
 

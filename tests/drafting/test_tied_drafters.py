@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import DynamicCache, set_seed
+from transformers import DynamicCache
 from transformers.cache_utils import DFlashCache, MtpCache
 
 import hf_speculative as hs
@@ -29,7 +29,7 @@ from hf_speculative.verification import BlockVerification, SampledVerification, 
 from tests.support import distributions, tied, tiny
 from tests.support.cases import slow_but
 from tests.support.emulated_compiler import install
-from tests.support.plain import reproduces_plain, same_as_plain, state_of
+from tests.support.plain import agrees, reproduces_plain, same_as_plain, state_of
 
 SMALL = {"vocab_size": distributions.VOCAB}
 
@@ -83,9 +83,7 @@ def test_every_tied_drafter_is_tested():
 def test_greedy(make, name, attention):
     """Three unequal rows, each of which drafts and accepts what it does alone; nothing is changed in either model."""
     model, arguments = make(name, attention)
-    arguments = arguments | {
-        "num_assistant_tokens_schedule": "constant"
-    }  # the length of a row alone is that in a batch
+    arguments = arguments | {"num_assistant_tokens_schedule": "constant"}  # a row alone drafts as many as in a batch
     same_as_plain(model, tiny.prompts(1), **arguments)  # loads, and installs transformers' own hooks for hidden states
     models = [model, *([arguments["draft_model"]] if "draft_model" in arguments else [])]
     before = [state_of(each) for each in models]
@@ -104,10 +102,8 @@ def test_greedy(make, name, attention):
 def test_every_rule_and_schedule(make, name, rule, schedule):
     model, arguments = make(name)
     arguments = {key: value for key, value in arguments.items() if key != "num_draft_tokens"}
-    made = {"constant": Constant(2), "heuristic": Heuristic(2), "confidence": ConfidenceStop(Constant(3), 0.2)}[
-        schedule
-    ]
-    config = SpeculativeConfig(rule=rule(), schedule=made)
+    made = {"constant": Constant(2), "heuristic": Heuristic(2), "confidence": ConfidenceStop(Constant(3), 0.2)}
+    config = SpeculativeConfig(rule=rule(), schedule=made[schedule])
     assert same_as_plain(model, tiny.prompts(3), **arguments, speculative_config=config).num_draft_tokens > 0
     if rule is SampledVerification:
         reproduces_plain(model, (3, 2), **arguments, speculative_config=config)
@@ -209,15 +205,11 @@ def test_proposals_equal_those_of_a_fresh_pass(make, name, monkeypatch):
         return draft
 
     monkeypatch.setattr(KINDS[name], "propose", propose)
-    inputs = tiny.prompts(4)
-    plain = model.generate(**inputs, do_sample=False, max_new_tokens=30, pad_token_id=0)
-    eos = plain[2, 16].item()  # rows end at different times
-    schedule = Heuristic(2)
+    settings = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
+    plain = model.generate(**tiny.prompts(4), **settings)
+    settings["eos_token_id"] = plain[2, 16].item()  # rows end at different times
     kwargs = {key: value for key, value in arguments.items() if key != "num_draft_tokens"}
-    config = SpeculativeConfig(schedule=schedule)
-    settings = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "eos_token_id": eos}
-    found = hs.generate(model, **inputs, **settings, **kwargs, speculative_config=config)
-    assert found.tolist() == model.generate(**inputs, **settings).tolist()
+    same_as_plain(model, tiny.prompts(4), settings, **kwargs, schedule=Heuristic(2))
     assert len(compared) > 10 and sum(compared) > 15
 
 
@@ -261,11 +253,8 @@ def test_a_drafter_of_ones_own_reads_hidden_states(model_type, monkeypatch):
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_num_return_sequences(make, name):
     model, arguments = make(name)
-    kwargs = tiny.prompts(2) | {"do_sample": True, "max_new_tokens": 12, "pad_token_id": 0, "num_return_sequences": 3}
-    set_seed(3)
-    expected = model.generate(**kwargs)
-    set_seed(3)
-    assert hs.generate(model, **kwargs, reproducible=True, **arguments).tolist() == expected.tolist()
+    settings = {"do_sample": True, "max_new_tokens": 12, "pad_token_id": 0, "num_return_sequences": 3}
+    agrees(model, tiny.prompts(2) | settings, seed=3, **arguments)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -321,11 +310,8 @@ def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
 def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):
     asked = []
     original = AutoregressiveDrafter.propose
-    monkeypatch.setattr(
-        AutoregressiveDrafter,
-        "propose",
-        lambda self, batch, n, *args: asked.append(n) or original(self, batch, n, *args),
-    )
+    noted = lambda self, batch, n, *args: asked.append(n) or original(self, batch, n, *args)  # noqa: E731
+    monkeypatch.setattr(AutoregressiveDrafter, "propose", noted)
     settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(1)}
     for name, longest in (("glm4_moe x3", 3), ("dflash", 4)):
         model, arguments = make(name)
@@ -365,9 +351,8 @@ def test_a_draft_given_by_name(make, tmp_path):
     settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(2)}
     model, arguments = make("dflash")
     arguments["draft_model"].save_pretrained(tmp_path)
-    with hs.record() as stats:
-        found = hs.generate(model, **settings, draft_model=str(tmp_path), speculation_type="dflash")
-    assert found.tolist() == model.generate(**settings).tolist() and stats.num_accepted_draft_tokens > 0
+    drafts = {"draft_model": str(tmp_path), "speculation_type": "dflash"}
+    assert agrees(model, settings, **drafts).num_accepted_draft_tokens > 0
 
 
 def test_refusals(make):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import set_seed
 
 import hf_speculative as hs
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.sources import source_of
 from hf_speculative.call.timings import PLAIN, Session, Timings
 from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
@@ -15,6 +15,7 @@ from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
+from tests.support.plain import agrees
 
 SAMPLER = type("Sampler", (), {"vocab_size": 10})
 #: a pass over many columns costs as much as one over one
@@ -120,9 +121,8 @@ def test_recycling_keeps_what_the_target_found_likeliest(target):
     """For each token that it was shown, in the last place where it was; in greedy decoding, the next token is the first one."""
     recycling = Recycling()
     call = {"input_ids": torch.tensor([[5, 9, 3]]), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-    config = {"draft_model": TreeDrafter([recycling]), "speculative_config": hs.SpeculativeConfig(schedule=Constant(6))}
-    text = hs.generate(target, **call, **config)[0].tolist()
-    assert text == target.generate(**call)[0].tolist()
+    agrees(target, call, draft_model=TreeDrafter([recycling]), schedule=Constant(6))
+    text = target.generate(**call)[0].tolist()
     logits = target(torch.tensor([text])).logits[0]
     last = max(i for i, token in enumerate(text[:-1]) if token == text[2])
     assert recycling.table[text[2]].tolist() == logits[last].topk(8).indices.tolist()
@@ -144,20 +144,14 @@ def test_calls_give_plain_tokens(proposers, mode):
     model = tiny.build("mistral") if mode == "windows" else tiny.llama()
     drafter = TreeDrafter(GUESSERS[proposers]())
     call = tiny.prompts(4, width=14) | {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
-    options = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(schedule=BestNodes(12, costs=FREE))}
     if mode in ("reproducible", "prompts repeated"):
         call |= {"do_sample": True, "temperature": 0.1}
-        options["reproducible"] = True
     if mode == "prompts repeated":
         call["num_return_sequences"] = 3
     if mode == "penalties":
         call |= {"repetition_penalty": 1.1, "no_repeat_ngram_size": 6, "eos_token_id": [3, 44]}
     for seed in range(2):
-        set_seed(seed)
-        expected = model.generate(**call)
-        set_seed(seed)
-        with hs.record() as statistics:
-            assert hs.generate(model, **call, **options).tolist() == expected.tolist()
+        statistics = agrees(model, call, seed, draft_model=drafter, schedule=BestNodes(12, costs=FREE))
     assert statistics.num_accepted_draft_tokens > 0
 
 
@@ -165,10 +159,7 @@ def test_rows_that_wait_get_guesses_of_their_own(target):
     prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
     settings = {"batch_size": 3, "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": [7, 20]}
     plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
-    config = {
-        "draft_model": TreeDrafter(GUESSERS["all"]()),
-        "speculative_config": hs.SpeculativeConfig(schedule=BestNodes(12, costs=FREE)),
-    }
+    config = as_keywords({"draft_model": TreeDrafter(GUESSERS["all"]()), "schedule": BestNodes(12, costs=FREE)})
     assert [row.new_ids for row in hs.generate_batches(target, prompts, **config, **settings)] == plain
 
 
@@ -200,10 +191,8 @@ def test_sampled_text_keeps_its_distribution():
 @pytest.mark.parametrize("method", ["auto", "recycling", ["recycling", "ngram"], "ngram+suffix"])
 def test_a_method_needs_no_model(target, method):
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    assert agrees(target, call, draft_model=method, num_draft_tokens=4).num_accepted_draft_tokens > 0
     expected = target.generate(**call).tolist()
-    with hs.record() as stats:
-        assert hs.generate(target, **call, draft_model=method, num_draft_tokens=4).tolist() == expected
-    assert stats.num_accepted_draft_tokens > 0
     with hs.patch_transformers(draft_model=method):
         assert target.generate(**call).tolist() == expected
         assert target.generate(**call, draft_model=None).tolist() == expected
@@ -213,10 +202,9 @@ def test_attached_alone_a_model_drafts_for_itself(target):
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     expected = target.generate(**call).tolist()
     try:
-        hs.attach(target)
         with hs.record() as stats:
-            assert target.generate(**call, num_draft_tokens=4).tolist() == expected
-            assert target.generate(**call).tolist() == expected
+            for length in ({"num_draft_tokens": 4}, {}):
+                assert hs.attach(target).generate(**call, **length).tolist() == expected
     finally:
         hs.detach(target)
     assert stats.num_accepted_draft_tokens > 0
@@ -233,19 +221,14 @@ def test_mtp_layers_come_first(target, monkeypatch):
 def test_models_on_the_universal_path_get_chains():
     model = build("causal", "bloom")
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    with hs.record() as stats:
-        found = hs.generate(model, **call, draft_model="auto", num_draft_tokens=3)
-    assert found.tolist() == model.generate(**call).tolist() and stats.num_accepted_draft_tokens > 0
+    assert agrees(model, call, draft_model="auto", num_draft_tokens=3).num_accepted_draft_tokens > 0
 
 
 def test_what_is_learned_stays_with_the_model():
     """The second call starts with what the first found out, and another model knows nothing of it."""
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
-    passes, one, other = [], tiny.llama(), tiny.llama()
-    for model in (one, one, other):
-        with hs.record() as stats:
-            hs.generate(model, **call, draft_model="recycling", num_draft_tokens=6)
-        passes.append(stats.num_target_forwards)
+    one, other, drafts = tiny.llama(), tiny.llama(), {"draft_model": "recycling", "num_draft_tokens": 6}
+    passes = [agrees(model, call, **drafts).num_target_forwards for model in (one, one, other)]
     assert passes[1] < passes[0] == passes[2]
 
 

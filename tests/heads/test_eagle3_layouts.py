@@ -33,16 +33,11 @@ def test_speculators_layout_there_and_back(name, tmp_path):
     assert same(head, again) and heads.fields_of(again) == heads.fields_of(head)
     fields, published = (json.loads((p / "config.json").read_text()) for p in (tmp_path, heads.FIXTURES / name))
     if "speculators" in name:
-        assert (
-            load_file(tmp_path / "model.safetensors").keys()
-            == load_file(heads.FIXTURES / name / "model.safetensors").keys()
-        )
+        one, other = (load_file(p / "model.safetensors") for p in (tmp_path, heads.FIXTURES / name))
+        assert one.keys() == other.keys()
         assert fields.keys() - published.keys() == {"has_embed_tokens", "mask_token_id"}
-        assert all(
-            fields[key] == value
-            for key, value in published.items()
-            if key not in ("auto_map", "transformer_layer_config")
-        )
+        kept = published.keys() - {"auto_map", "transformer_layer_config"}
+        assert {key: fields[key] for key in kept} == {key: published[key] for key in kept}
 
 
 @pytest.mark.parametrize(
@@ -136,10 +131,8 @@ def test_a_whole_vocabulary_in_another_order(tmp_path):
     head = heads.eagle3(tiny.llama())
     write_head(head, tmp_path, "speculators")
     tensors = load_file(tmp_path / "model.safetensors")
-    for d2t, message in ((torch.zeros(61, dtype=torch.long), None), (60 - 2 * torch.arange(61), "d2t .* reorders")):
-        save_file(tensors | {"d2t": d2t}, tmp_path / "model.safetensors")
-        if message is None:
-            assert same(load_head(tmp_path), head)
-        else:
-            with pytest.raises(ValueError, match=message):
-                load_head(tmp_path)
+    save_file(tensors | {"d2t": torch.zeros(61, dtype=torch.long)}, tmp_path / "model.safetensors")
+    assert same(load_head(tmp_path), head)
+    save_file(tensors | {"d2t": 60 - 2 * torch.arange(61)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"d2t .* reorders"):
+        load_head(tmp_path)

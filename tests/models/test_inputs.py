@@ -16,7 +16,7 @@ from hf_speculative.models import Inputs, inputs_for_draft
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.plain import same
+from tests.support.plain import agrees, same
 
 # Mllama's own, in older transformers
 pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
@@ -90,11 +90,8 @@ def test_inputs_embeds(target, draft, with_ids):
     given = {"inputs_embeds": embeds, "attention_mask": inputs["attention_mask"]}
     if with_ids:
         given["input_ids"] = inputs["input_ids"]
-    expected = target.generate(**given, **NEW)
     for source in ({"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
-        with hs.record() as stats:
-            assert hs.generate(target, **given, **NEW, **source).tolist() == expected.tolist()
-        assert stats.num_draft_tokens > 0
+        assert agrees(target, given | NEW, **source).num_draft_tokens > 0
 
 
 def test_inputs_embeds_ask_for_everything_back(target, draft):
@@ -109,11 +106,7 @@ def test_inputs_embeds_ask_for_everything_back(target, draft):
 
 def test_inputs_embeds_several_sequences_a_prompt(target, draft):
     embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
-    settings = NEW | {"inputs_embeds": embeds, "do_sample": True, "num_return_sequences": 3}
-    set_seed(0)
-    expected = target.generate(**settings)
-    set_seed(0)
-    assert hs.generate(target, **settings, draft_model=draft, reproducible=True).tolist() == expected.tolist()
+    agrees(target, NEW | {"inputs_embeds": embeds, "do_sample": True, "num_return_sequences": 3}, draft_model=draft)
 
 
 def test_a_universal_draft_needs_the_ids():
@@ -204,11 +197,7 @@ def test_masks_that_hide_more_than_left_padding(name, source):
             call = {"input_ids": ODD_IDS[rows], "attention_mask": ODD_MASKS[rows]}
             assert hs.generate(model, **call, **greedy, **drafts).tolist() == model.generate(**call, **greedy).tolist()
     assert stats.num_draft_tokens > 0
-    sampled = NEW | {"do_sample": True, "num_return_sequences": 2}
-    set_seed(0)
-    expected = model.generate(**call, **sampled)
-    set_seed(0)
-    assert hs.generate(model, **call, **sampled, **drafts, reproducible=True).tolist() == expected.tolist()
+    agrees(model, call | NEW | {"do_sample": True, "num_return_sequences": 2}, **drafts)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -219,8 +208,7 @@ def test_a_pad_id_inside_the_prompt(target, draft, batch_size):
     expected = target.generate(ids, **NEW)
     assert expected.tolist() != target.generate(ids, attention_mask=torch.ones_like(ids), **NEW).tolist()
     for source in ({"draft_model": target}, {"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
-        with hs.record() as stats:
-            assert hs.generate(target, ids, **NEW, **source).tolist() == expected.tolist()
+        stats = agrees(target, NEW | {"inputs": ids}, **source)
         assert source.get("draft_model") is not target or stats.draft_acceptance_rate == 1
     for shown in (draft, build("causal", "bloom")):  # and not from the draft alone
         prepared = inputs_for_draft(shown, target, Inputs(ids, GenerationConfig(max_length=30), {}), {}, ids)
@@ -235,19 +223,16 @@ def test_drafts_that_read_the_targets_own_cache_need_left_padding(target):
 def test_positions_of_the_users_own():
     """A gap in them, say for a prompt cut in the middle: plain decoding counts on from the last."""
     target = tiny.build("gpt2")
-    draft = tiny.noisy_copy(target)
     inputs = tiny.prompts(1) | {"position_ids": torch.tensor([[0, 1, 2, 3, 9, 10, 11]])}
     expected = target.generate(**inputs, **NEW)
     assert expected.tolist() != target.generate(**tiny.prompts(1), **NEW).tolist()
-    assert hs.generate(target, **inputs, **NEW, draft_model=draft).tolist() == expected.tolist()
+    agrees(target, inputs | NEW, draft_model=tiny.noisy_copy(target))
 
 
 def test_a_prompt_in_chunks(decoder):
     model, inputs = decoder
-    given = inputs(3)
     with tiny.CountForwards(model) as forwards:
-        found = hs.generate(model, **given, **NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=96))
-    assert found.tolist() == model.generate(**given, **NEW).tolist()
+        agrees(model, inputs(3) | NEW, prefill_chunk_size=3, draft_model=tiny.llama(vocab_size=96))
     assert (3, 3) in forwards.lengths
 
 
@@ -264,10 +249,7 @@ def test_guidance(decoder, negative, do_sample):
     set_seed(0)
     unguided = model.generate(**inputs(3), **NEW | {"do_sample": do_sample})
     assert expected.tolist() != unguided.tolist(), "guidance changes something"
-    set_seed(0)
-    extra = {"reproducible": True} if do_sample else {}
-    found = hs.generate(model, **inputs(3), **settings, draft_model=tiny.noisy_copy(model, 0.05), **extra)
-    assert found.tolist() == expected.tolist()
+    agrees(model, inputs(3) | settings, draft_model=tiny.noisy_copy(model, 0.05))
 
 
 def test_guidance_with_padded_negative_prompts_and_rows_that_stop():
@@ -327,11 +309,5 @@ OPTIONS = {
 def test_options_on_every_path(option, do_sample):
     for mapping, name in (("causal", "llama"), ("causal", "qwen3_next"), ("seq2seq", "bart")):
         model = build(mapping, name)
-        settings = NEW | {"do_sample": do_sample} | OPTIONS[option]
-        inputs = prompts(mapping, model, 3)
-        set_seed(1)
-        expected = model.generate(**inputs, **settings)
-        set_seed(1)
-        extra = {"reproducible": True} if do_sample else {}
-        found = hs.generate(model, **inputs, **settings, draft_model=tiny.noisy_copy(model), **extra)
-        assert found.tolist() == expected.tolist(), name
+        call = prompts(mapping, model, 3) | NEW | {"do_sample": do_sample} | OPTIONS[option]
+        agrees(model, call, seed=1, draft_model=tiny.noisy_copy(model))

@@ -72,30 +72,26 @@ def recorded(monkeypatch):
 
 
 def unequal(model, draft, num_rows=3, optimize=False, **kwargs):
-    """Prompts of unequal length whose rows end at different times; the result of both ways to decode."""
+    """Prompts of unequal length whose rows end at different times, decoded both ways: what plain decoding gives."""
     inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
-    ours = hs.generate(
-        model,
-        **inputs,
-        draft_model=draft,
-        num_draft_tokens=3,
-        speculative_config=hs.SpeculativeConfig(optimize=optimize),
-    )
-    return ours, model.generate(**inputs)
+    drafts = {"draft_model": draft, "num_draft_tokens": 3}
+    found = hs.generate(model, **inputs, **drafts, speculative_config=hs.SpeculativeConfig(optimize=optimize))
+    expected = model.generate(**inputs)
+    assert inputs["do_sample"] or found.tolist() == expected.tolist()
+    return expected
 
 
 def test_replays_give_what_plain_decoding_gives(target, draft, recorded):
     for num_rows in (1, 3, 2, 1):
-        found, expected = unequal(target, draft, num_rows)
-        assert found.tolist() == expected.tolist()
+        unequal(target, draft, num_rows)
     assert recorded.num_replays > 5 * recorded.num_captures
 
 
 def test_nothing_is_captured_twice(target, draft, recorded):
     unequal(target, draft)
     num_captures = recorded.num_captures
-    found, expected = unequal(target, draft)
-    assert found.tolist() == expected.tolist() and recorded.num_captures == num_captures
+    unequal(target, draft)
+    assert recorded.num_captures == num_captures
 
 
 def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
@@ -103,15 +99,14 @@ def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeyp
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
     plain = target.generate(**tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40)
     ends = sorted({int(row[length]) for row, length in zip(plain, (20, 33, 45), strict=True)})
-    found, expected = unequal(target, draft, eos_token_id=ends)
-    assert found.tolist() == expected.tolist()
+    expected = unequal(target, draft, eos_token_id=ends)
     assert len({(expected[row] == 0).sum().item() for row in range(3)}) > 1  # rows really end apart
 
 
 def test_rows_that_take_the_place_of_others(target, draft, recorded):
     rows = [tiny.unpadded(tiny.prompts(7, width=12), row)["input_ids"][0] for row in range(7)]
     options = {"draft_model": draft, "num_draft_tokens": 3, "max_new_tokens": 20} | GREEDY
-    completions = list(hs.generate_batches(target, rows, batch_size=2, eos_token_id=[5, 9, 17], **options))
+    completions = hs.generate_batches(target, rows, batch_size=2, eos_token_id=[5, 9, 17], **options)
     for row, completion in zip(rows, completions, strict=True):
         plain = target.generate(row[None], **GREEDY, max_new_tokens=20, eos_token_id=[5, 9, 17])
         assert completion.new_ids == plain[0, len(row) :].tolist()
@@ -125,26 +120,19 @@ def test_weights_that_moved_are_not_replayed(target, draft, recorded):
     with torch.no_grad():
         for parameter in target.parameters():
             parameter.data = parameter.data + 0.05 * torch.randn_like(parameter)
-    found, expected = unequal(target, draft)
-    assert found.tolist() == expected.tolist() and recorded.num_captures > num_captures
-
-
-def test_weights_that_changed_in_place_are_seen(target, draft, recorded):
-    target = copy.deepcopy(target)
     unequal(target, draft)
-    with torch.no_grad():
+    assert recorded.num_captures > num_captures
+    with torch.no_grad():  # in place, they are seen without
         for parameter in target.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    found, expected = unequal(target, draft)
-    assert found.tolist() == expected.tolist()
+    unequal(target, draft)
 
 
 def test_modules_that_changed_mode_are_seen(recorded):
     target = tiny.build("llama", attention_dropout=0.5)
     draft = tiny.noisy_copy(target)
-    unequal(target.train(), draft)
-    found, expected = unequal(target.eval(), draft)
-    assert found.tolist() == expected.tolist()
+    hs.generate(target.train(), **tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40, draft_model=draft)
+    unequal(target.eval(), draft)
 
 
 def test_capturing_spends_no_randomness(target, draft, recorded):
@@ -162,8 +150,7 @@ def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, r
 
     monkeypatch.setattr(Recorded, "__call__", refuse)
     with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly in this call: operation"):
-        found, expected = unequal(target, draft)
-    assert found.tolist() == expected.tolist()
+        unequal(target, draft)
     assert not pool._kept[target].idle.captured and not pool._kept[draft].idle.captured, (
         "what belongs to a call went with it"
     )
@@ -172,8 +159,7 @@ def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, r
 @pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "gpt2"])
 def test_sliding_windows_and_learned_positions(kind, recorded):
     model = tiny.build(kind)
-    found, expected = unequal(model, tiny.noisy_copy(model), max_new_tokens=30)
-    assert found.tolist() == expected.tolist()
+    unequal(model, tiny.noisy_copy(model), max_new_tokens=30)
 
 
 @pytest.mark.parametrize("num_slots", [1, 255, 256, 257, 1024, 1025, 5000, 40_000])
@@ -198,15 +184,13 @@ class TestThePool:
         for layer in pool._kept[target].idle.layers:
             layer.keys[:, :, : pool._kept[target].idle.used] = torch.nan
             layer.values[:, :, -1] = torch.inf
-        found, expected = unequal(target, draft)
-        assert found.tolist() == expected.tolist()
+        unequal(target, draft)
 
     @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
     def test_a_call_in_another_mode_gets_other_memory(self, target, draft, mode):
         with mode():
             unequal(target, draft)
-        found, expected = unequal(target, draft)
-        assert found.tolist() == expected.tolist()
+        unequal(target, draft)
 
     def test_a_much_larger_request_does_not_stay(self, target, draft, monkeypatch):
         monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 16)
@@ -220,8 +204,7 @@ class TestThePool:
         model = tiny.build("mistral", sliding_window=windows[0])
         before = unequal(model, model)
         model.config.sliding_window = windows[1]
-        found, expected = unequal(model, model)
-        assert found.tolist() == expected.tolist() != before[1].tolist()
+        assert unequal(model, model).tolist() != before.tolist()
 
     def test_two_calls_at_once_have_two_caches(self, target):
         first, second = RaggedModel(target), RaggedModel(target)
@@ -290,9 +273,7 @@ class TestCompile:
         for is_hooked in (False, True, False):
             if is_hooked:
                 hook = model.get_submodule(path).register_forward_hook(reverse)
-            found, expected = unequal(model, model, 1, max_new_tokens=9, optimize=True)
-            assert found.tolist() == expected.tolist()
-            texts.append(found.tolist())
+            texts.append(unequal(model, model, 1, max_new_tokens=9, optimize=True).tolist())
             if is_hooked:
                 hook.remove()
         assert texts[0] == texts[2] != texts[1]
@@ -300,8 +281,7 @@ class TestCompile:
     def test_layers_that_read_the_keys_of_others(self, monkeypatch):
         monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
         model = build("causal", "gemma4_text")
-        found, expected = unequal(model, model, 1, max_new_tokens=9, optimize=True)
-        assert found.tolist() == expected.tolist()
+        unequal(model, model, 1, max_new_tokens=9, optimize=True)
 
 
 def test_models_that_cannot_say_why(target):
@@ -330,8 +310,7 @@ class TestAllDraftTokensInOneReplay:
         unequal(target, draft)
         before = recorded.num_replays
         with hs.record() as statistics:
-            found, expected = unequal(target, draft)
-        assert found.tolist() == expected.tolist()
+            unequal(target, draft)
         num_rounds = statistics.num_target_forwards
         assert statistics.num_draft_forwards > 2 * num_rounds  # three tokens a round, one after the other
         assert recorded.num_replays - before <= 2 * num_rounds

@@ -12,7 +12,6 @@ from transformers import (
     WhisperConfig,
     WhisperForCausalLM,
     WhisperForConditionalGeneration,
-    set_seed,
 )
 
 import hf_speculative as hs
@@ -23,6 +22,7 @@ from hf_speculative.schedules import AlignRows, Constant
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, ALiBi, positions from the cache's length,
 #: local attention, convolutions, recurrences with attention and without
@@ -52,11 +52,8 @@ def test_greedy_equals_plain_for_any_draft(family):
     """Drafts that partly agree, always agree, never agree; rows of unequal length, past any window."""
     model, inputs = family
     assert choose(model).name == "universal"
-    expected = model.generate(**inputs(3), **NEW).tolist()
     for draft in (tiny.noisy_copy(model), model, tiny.noisy_copy(model, noise=3)):
-        with hs.record() as stats:
-            found = hs.generate(model, **inputs(3), **NEW, draft_model=draft)
-        assert found.tolist() == expected and stats.num_draft_tokens > 0
+        assert agrees(model, inputs(3) | NEW, draft_model=draft).num_draft_tokens > 0
 
 
 def test_stops_inside_a_block(family):
@@ -68,24 +65,10 @@ def test_stops_inside_a_block(family):
     assert found.tolist() == expected.tolist() and expected.shape[1] < plain.shape[1]
 
 
-def test_reproducible_sampling_equals_plain(family):
+@pytest.mark.parametrize("settings", [{"top_k": 20, "temperature": 1.3}, {"num_return_sequences": 3}], ids=str)
+def test_reproducible_sampling_equals_plain(family, settings):
     model, inputs = family
-    settings = NEW | {"do_sample": True, "top_k": 20, "temperature": 1.3}
-    set_seed(4)
-    expected = model.generate(**inputs(3), **settings)
-    set_seed(4)
-    found = hs.generate(model, **inputs(3), **settings, draft_model=tiny.noisy_copy(model), reproducible=True)
-    assert found.tolist() == expected.tolist()
-
-
-def test_several_sequences_a_prompt(family):
-    model, inputs = family
-    settings = NEW | {"do_sample": True, "num_return_sequences": 3}
-    set_seed(4)
-    expected = model.generate(**inputs(2), **settings)
-    set_seed(4)
-    found = hs.generate(model, **inputs(2), **settings, draft_model=tiny.noisy_copy(model), reproducible=True)
-    assert found.tolist() == expected.tolist()
+    agrees(model, inputs(3) | NEW | {"do_sample": True} | settings, 4, draft_model=tiny.noisy_copy(model))
 
 
 def test_a_model_that_drafts_for_itself_loses_no_token(family):
@@ -150,8 +133,7 @@ def test_an_image_as_long_as_the_text_is_not_cut():
     width = model.generate(**inputs, **NEW, return_dict_in_generate=True).past_key_values.layers[1].get_seq_length()
     text = tiny.prompts(1, width=width, vocab_size=60)
     inputs |= text | {"cross_attention_mask": inputs["cross_attention_mask"][:, :1].expand(-1, width, -1, -1)}
-    expected = model.generate(**inputs, **NEW).tolist()
-    assert hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model)).tolist() == expected
+    agrees(model, inputs | NEW, draft_model=tiny.noisy_copy(model))
 
 
 def test_rows_that_are_far_ahead_wait():
@@ -189,17 +171,16 @@ def test_a_mask_that_hides_some_of_the_decoders_prompt(model_type):
     decoder = tiny.prompts(2, width=6, vocab_size=60)
     inputs |= {"decoder_input_ids": decoder["input_ids"], "decoder_attention_mask": decoder["attention_mask"]}
     if model_type != "led":
-        assert (
-            hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
-        )
+        agrees(model, inputs | NEW, draft_model=draft)
         return
     for _ in range(2):
         with pytest.raises(
             ValueError, match=r"`model`: LEDFor.*under a `decoder_attention_mask` that hides.*leave the mask out"
         ):
             hs.generate(model, **inputs, **NEW, draft_model=draft)
-    inputs["decoder_attention_mask"] = torch.ones_like(decoder["attention_mask"])
-    assert hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == model.generate(**inputs, **NEW).tolist()
+    agrees(
+        model, inputs | NEW | {"decoder_attention_mask": torch.ones_like(decoder["attention_mask"])}, draft_model=draft
+    )
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "jamba"])
@@ -250,18 +231,13 @@ def test_any_kind_drafts_for_any_kind():
     """A ragged target with a universal draft and the other way round."""
     bloom, llama = build("causal", "bloom"), build("causal", "llama")
     for target, draft in ((bloom, llama), (llama, bloom), (llama, build("causal", "mamba2"))):
-        inputs = prompts("causal", target, 3)
-        expected = target.generate(**inputs, **NEW)
-        assert hs.generate(target, **inputs, **NEW, draft_model=draft).tolist() == expected.tolist()
+        agrees(target, prompts("causal", target, 3) | NEW, draft_model=draft)
 
 
 def test_a_draft_with_a_shorter_context_falls_back_to_plain():
     target, draft = build("seq2seq", "bart"), build("seq2seq", "bart")
     draft.config.max_position_embeddings = 12  # Whisper's config calls it max_target_positions
-    inputs = prompts("seq2seq", target, 2)
-    with hs.record() as stats:
-        found = hs.generate(target, **inputs, **NEW, draft_model=draft)
-    assert found.tolist() == target.generate(**inputs, **NEW).tolist()
+    stats = agrees(target, prompts("seq2seq", target, 2) | NEW, draft_model=draft)
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate == 1 and stats.num_target_forwards > 12
 
 
@@ -285,8 +261,7 @@ def test_a_decoder_prompt_near_the_last_position():
     inputs = prompts("seq2seq", model, 1)
     ids = torch.randint(3, 60, (1, positions - 3), generator=torch.Generator().manual_seed(0))
     ids[0, 0] = model.generation_config.decoder_start_token_id
-    inputs |= {"decoder_input_ids": ids, "max_length": positions, "do_sample": False}
-    assert hs.generate(model, **inputs, draft_model=model).tolist() == model.generate(**inputs).tolist()
+    agrees(model, inputs | {"decoder_input_ids": ids, "max_length": positions, "do_sample": False}, draft_model=model)
 
 
 def test_what_the_drafts_own_generation_config_asks_for():
@@ -295,41 +270,20 @@ def test_what_the_drafts_own_generation_config_asks_for():
     draft = tiny.noisy_copy(model)
     draft.generation_config.num_beams, draft.generation_config.stop_strings = 4, ["x"]
     before = draft.generation_config.to_dict()
-    inputs = prompts("seq2seq", model, 3)
-    found = hs.generate(model, **inputs, **NEW, draft_model=draft)
-    assert found.tolist() == model.generate(**inputs, **NEW).tolist()
+    agrees(model, prompts("seq2seq", model, 3) | NEW, draft_model=draft)
     assert draft.generation_config.to_dict() == before
 
 
-def whisper(decoder_layers=2, cls=None, **overrides):
-    config = WhisperConfig(
-        vocab_size=61,
-        num_mel_bins=8,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=decoder_layers,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=30,
-        max_target_positions=64,
-        decoder_start_token_id=1,
-        eos_token_id=60,
-        pad_token_id=0,
-        bos_token_id=1,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        tie_word_embeddings=False,
-        **overrides,
-    )
+def whisper(decoder_layers=2):
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": decoder_layers, "num_mel_bins": 8, "vocab_size": 61}
+    sizes |= {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
+    sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 30, "max_target_positions": 64}
+    ids = {"decoder_start_token_id": 1, "eos_token_id": 60, "pad_token_id": 0, "bos_token_id": 1}
+    none = {"suppress_tokens": None, "begin_suppress_tokens": None, "tie_word_embeddings": False}
     torch.manual_seed(0)
-    model = tiny._spread((cls or WhisperForConditionalGeneration)(config).eval())
-    generation = GenerationConfig(
-        decoder_start_token_id=1, eos_token_id=60, pad_token_id=0, bos_token_id=1, max_length=64
-    )
-    generation.is_multilingual, generation.no_timestamps_token_id = False, 59
-    model.generation_config = generation
+    model = tiny._spread(WhisperForConditionalGeneration(WhisperConfig(**sizes, **ids, **none)).eval())
+    model.generation_config = GenerationConfig(**ids, max_length=64)
+    model.generation_config.is_multilingual, model.generation_config.no_timestamps_token_id = False, 59
     return model
 
 
@@ -353,11 +307,8 @@ def test_whisper(kind):
         "smaller": lambda: whisper(1),
         "decoder only": lambda: decoder_only(model),
     }
-    draft = make[kind]()
     settings = {"max_new_tokens": 20, "eos_token_id": None, "suppress_tokens": [60]}
-    with hs.record() as stats:
-        found = hs.generate(model, **FEATURES, **settings, draft_model=draft)
-    assert found.tolist() == model.generate(**FEATURES, **settings).tolist()
+    stats = agrees(model, FEATURES | settings, draft_model=make[kind]())
     assert stats.num_draft_tokens > 0 and (kind == "smaller" or stats.draft_acceptance_rate > 0.3)
 
 
@@ -390,9 +341,8 @@ def test_features_of_unequal_draft_encoders():
 def test_a_static_cache_is_taken_as_one_that_can_be_taken_back(model_type):
     mapping, _ = FAMILIES[model_type]
     model = build(mapping, model_type)
-    inputs = prompts(mapping, model, 2)
-    found = hs.generate(model, **inputs, **NEW, cache_implementation="static", draft_model=tiny.noisy_copy(model))
-    assert found.tolist() == model.generate(**inputs, **NEW).tolist()
+    settings = {"cache_implementation": "static", "draft_model": tiny.noisy_copy(model)}
+    agrees(model, prompts(mapping, model, 2) | NEW, **settings)
 
 
 def test_a_cache_object_of_a_kind_that_cannot_be_taken_back():

@@ -6,15 +6,14 @@ import random
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LogitsProcessor, set_seed
+from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
 
-import hf_speculative as hs
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.types import Batch, Tree
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.plain import NEW, ours, plain
+from tests.support.plain import NEW, agrees, ours, plain, same_as_plain
 from tests.support.trees import depth_of, path_to, random_parents
 
 
@@ -66,13 +65,6 @@ def test_a_processor_with_a_memory(target, draft, period, source, kind):
         assert processor.widths == list(range(7, 7 + NEW))  # and saw its prefixes in order
 
 
-@pytest.mark.parametrize("period", [2, 3])
-def test_a_processor_with_a_memory_in_a_batch(target, draft, period):
-    inputs = tiny.prompts(3)
-    expected = plain(target, inputs, logits_processor=[Alternate(period)])
-    assert ours(target, inputs, logits_processor=[Alternate(period)], draft_model=draft).tolist() == expected.tolist()
-
-
 class RowBias(LogitsProcessor):
     """Different rows of the call are treated differently."""
 
@@ -82,48 +74,34 @@ class RowBias(LogitsProcessor):
         return scores
 
 
-def test_a_processor_that_knows_its_rows(target, draft):
-    inputs = tiny.prompts(4)
-    expected = plain(target, inputs, logits_processor=[RowBias()])
-    assert ours(target, inputs, logits_processor=[RowBias()], draft_model=draft).tolist() == expected.tolist()
-
-
 def test_prefix_allowed_tokens_fn_gets_its_batch_id(target, draft):
     def allowed(batch_id, ids):
         return [1 + batch_id, 10 + len(ids) % 5, int(ids[-1]) % 40 + 1]
 
-    inputs = tiny.prompts(3)
-    expected = plain(target, inputs, prefix_allowed_tokens_fn=allowed)
-    found = ours(target, inputs, prefix_allowed_tokens_fn=allowed, draft_model=draft)
-    assert found.tolist() == expected.tolist()
+    same_as_plain(target, tiny.prompts(3), {"prefix_allowed_tokens_fn": allowed}, draft_model=draft)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.8},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 20, "eos_token_id": 9},
-        {"forced_eos_token_id": 9, "eos_token_id": 9},
-        {"forced_bos_token_id": 9},
-        {"exponential_decay_length_penalty": (5, 1.5), "eos_token_id": 9},
-        {"bad_words_ids": [[3], [4, 5], [6, 7, 8]]},
-        {"sequence_bias": [[[4], 3.0], [[5, 6], -8.0]]},
-        {"suppress_tokens": [1, 2, 3], "begin_suppress_tokens": [4, 5]},
-        {"encoder_repetition_penalty": 1.5},
-        {"remove_invalid_values": True, "renormalize_logits": True},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_each_position_sees_its_own_prefix(target, draft, settings):
-    for inputs in (tiny.prompts(1), tiny.prompts(3)):
-        expected = plain(target, inputs, **settings)
-        assert ours(target, inputs, draft_model=draft, **settings).tolist() == expected.tolist()
-        sampled = inputs | settings | {"do_sample": True, "max_new_tokens": NEW, "pad_token_id": 0}
-        set_seed(2)
-        expected = target.generate(**sampled)
-        set_seed(2)
-        assert hs.generate(target, **sampled, draft_model=draft, reproducible=True).tolist() == expected.tolist()
+OPTIONS = {
+    "repetition penalty": {"repetition_penalty": 1.8},
+    "bigrams": {"no_repeat_ngram_size": 2},
+    "a least length": {"min_new_tokens": 20, "eos_token_id": 9},
+    "a forced end": {"forced_eos_token_id": 9, "eos_token_id": 9},
+    "a forced beginning": {"forced_bos_token_id": 9},
+    "length penalty": {"exponential_decay_length_penalty": (5, 1.5), "eos_token_id": 9},
+    "bad words": {"bad_words_ids": [[3], [4, 5], [6, 7, 8]]},
+    "bias": {"sequence_bias": [[[4], 3.0], [[5, 6], -8.0]]},
+    "suppressed": {"suppress_tokens": [1, 2, 3], "begin_suppress_tokens": [4, 5]},
+    "encoder's penalty": {"encoder_repetition_penalty": 1.5},
+    "cleaned": {"remove_invalid_values": True, "renormalize_logits": True},
+}
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_position_sees_its_own_prefix(target, draft, name, do_sample):
+    for batch_size in (1, 3):
+        call = tiny.prompts(batch_size) | {"max_new_tokens": NEW, "pad_token_id": 0, "do_sample": do_sample}
+        agrees(target, call | OPTIONS[name], seed=2, draft_model=draft)
 
 
 class Shared:
@@ -143,15 +121,9 @@ class Counts(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_processors_that_share_a_memory(target, draft, batch_size):
-    def processors():
-        shared = Shared()
-        return [Counts(shared, 1), Counts(shared, 2)]
-
-    inputs = tiny.prompts(batch_size)
-    expected = plain(target, inputs, logits_processor=processors())
-    assert ours(target, inputs, logits_processor=processors(), draft_model=draft).tolist() == expected.tolist()
+def two_that_share():
+    shared = Shared()
+    return [Counts(shared, 1), Counts(shared, 2)]
 
 
 class KeepsHistory(LogitsProcessor):
@@ -169,10 +141,23 @@ class KeepsHistory(LogitsProcessor):
         return scores
 
 
-def test_rollback_is_never_called_with_0(target, draft):
-    inputs = tiny.prompts(1)
-    expected = plain(target, inputs, logits_processor=[KeepsHistory()])
-    assert ours(target, inputs, logits_processor=[KeepsHistory()], draft_model=draft).tolist() == expected.tolist()
+#: each made anew for a call
+WITH_A_MEMORY = {
+    "alternate": lambda: [Alternate(3)],
+    "knows its rows": lambda: [RowBias()],
+    "two that share": two_that_share,
+    "of one row": lambda: [KeepsHistory()],
+}
+
+
+@pytest.mark.parametrize(
+    "name, batch_size",
+    [("of one row", 1), ("two that share", 1), *((name, 4) for name in WITH_A_MEMORY if name != "of one row")],
+)
+def test_memories(target, draft, name, batch_size):
+    inputs = tiny.prompts(batch_size)
+    expected = plain(target, inputs, logits_processor=WITH_A_MEMORY[name]())
+    assert ours(target, inputs, logits_processor=WITH_A_MEMORY[name](), draft_model=draft).tolist() == expected.tolist()
 
 
 #: transformers' own that look at the prefix: settings with an effect between 0 and 14 columns

@@ -86,13 +86,8 @@ def test_the_output_has_exactly_the_targets_distribution(rule):
 
 def test_control_a_choice_that_looks_at_the_draft_is_caught():
     """What turns out not to be the likeliest is judged as if it had been set."""
-    assert (
-        max(
-            distance(distribution_of(TokenVerification, p, q, 4, peeks=True)[0], plain_sequences(p, 4))
-            for p, q in PAIRS
-        )
-        > 1e-3
-    )
+    found = [(distribution_of(TokenVerification, p, q, 4, peeks=True)[0], plain_sequences(p, 4)) for p, q in PAIRS]
+    assert max(distance(*both) for both in found) > 1e-3
 
 
 class Keeps(hs.Rule):
@@ -149,9 +144,8 @@ def test_the_better_one_is_chosen(flattened):
         if flattened:
             target.lm_head.weight.mul_(40.0)
             draft.lm_head.weight.mul_(4.0)
-    drawn, likeliest, chosen = (
-        length_of(target, draft, draft_sample_method=method) for method in ("probabilistic", "greedy", "auto")
-    )
+    methods = ("probabilistic", "greedy", "auto")
+    drawn, likeliest, chosen = (length_of(target, draft, draft_sample_method=method) for method in methods)
     best, worst = max(drawn, likeliest), min(drawn, likeliest)
     assert (likeliest > drawn) == flattened and best - worst > 0.3
     assert chosen > worst + 0.6 * (best - worst)
@@ -194,6 +188,5 @@ NEW = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 def test_other_rules_learn_nothing(target, draft):
     """`rule="sampled"` reads no distribution, and keeps none."""
     assert not SampledVerification.reads_draft_probs
-    assert length_of(target, draft, rule="sampled") == length_of(
-        target, draft, rule="sampled", draft_sample_method="probabilistic"
-    )
+    drawn = length_of(target, draft, rule="sampled", draft_sample_method="probabilistic")
+    assert length_of(target, draft, rule="sampled") == drawn

@@ -5,7 +5,7 @@ import torch
 from transformers import set_seed
 
 import hf_speculative as hs
-from hf_speculative.verification import SampledVerification, TokenVerification
+from hf_speculative.call.configuration import as_keywords
 from tests.support import tiny
 from tests.support.plain import NEW, LastToken, ours, plain
 
@@ -13,15 +13,8 @@ from tests.support.plain import NEW, LastToken, ours, plain
 def test_a_draft_left_with_nothing_to_say_never_emits_what_is_forbidden():
     """Every allowed token is past the draft's vocabulary: its distribution was NaN, and token 0 came out."""
     target, narrow = tiny.llama(vocab_size=64), tiny.llama(vocab_size=61)
-    out = hs.generate(
-        target,
-        **tiny.prompts(4),
-        draft_model=narrow,
-        do_sample=True,
-        suppress_tokens=list(range(61)),
-        max_new_tokens=40,
-        pad_token_id=0,
-    )
+    settings = {"do_sample": True, "suppress_tokens": list(range(61)), "max_new_tokens": 40, "pad_token_id": 0}
+    out = hs.generate(target, **tiny.prompts(4), **settings, draft_model=narrow)
     assert out[:, 7:].min() >= 61
 
 
@@ -44,11 +37,8 @@ def broken(model):
 
 SOURCES = {
     "block": lambda draft: {"draft_model": draft},
-    "token": lambda draft: {"draft_model": draft, "speculative_config": hs.SpeculativeConfig(rule=TokenVerification())},
-    "sampled": lambda draft: {
-        "draft_model": draft,
-        "speculative_config": hs.SpeculativeConfig(rule=SampledVerification()),
-    },
+    "token": lambda draft: as_keywords({"draft_model": draft, "rule": "token"}),
+    "sampled": lambda draft: as_keywords({"draft_model": draft, "rule": "sampled"}),
     "reproducible": lambda draft: {"draft_model": draft, "reproducible": True},
     "prompt lookup": lambda draft: {"prompt_lookup_num_tokens": 3},
 }
@@ -62,10 +52,7 @@ def test_no_distribution_to_draw_from(target, draft, source):
         "logits are NaN": (broken(target), {}),
         "all is suppressed": (target, {"suppress_tokens": list(range(tiny.VOCAB))}),
         "a processor allows nothing": (target, {"logits_processor": [lambda ids, s: torch.full_like(s, -torch.inf)]}),
-        "a logit is infinite": (
-            target,
-            {"logits_processor": [lambda ids, s: s.index_fill(1, torch.tensor(3), torch.inf)]},
-        ),
+        "one is infinite": (target, {"logits_processor": [lambda ids, s: s.index_fill(1, torch.tensor(3), torch.inf)]}),
     }
     for name, (model, settings) in cases.items():
         with pytest.raises(RuntimeError, match="probability tensor"):
@@ -105,19 +92,10 @@ def test_no_distribution_in_a_batch_keeps_what_is_done(target, draft):
     prompts = [[3, 4, 5], [6, 7, 8, 9]]
     first, second = (plain(target, {"input_ids": torch.tensor([ids])})[0, len(ids) :][:8].tolist() for ids in prompts)
     token = next(token for token in second[:-1] if token not in first)
-    done = []
+    done, settings = [], {"batch_size": 1, "max_new_tokens": 8, "do_sample": True, "top_k": 1, "draft_model": draft}
     with pytest.raises(RuntimeError, match="row 1: there is no distribution"):
-        for completion in hs.generate_batches(
-            target,
-            prompts,
-            batch_size=1,
-            max_new_tokens=8,
-            do_sample=True,
-            top_k=1,
-            draft_model=draft,
-            logits_processor=[nothing_after(token)],
-        ):
-            done.append(completion.index)
+        for row in hs.generate_batches(target, prompts, **settings, logits_processor=[nothing_after(token)]):
+            done.append(row.index)
     assert done == [0]
 
 

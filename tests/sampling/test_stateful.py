@@ -28,6 +28,7 @@ STATES = {
     "deque": (lambda: deque([0]), lambda held: held.append(1), lambda held: len(held) > 1),
     "tensor": (lambda: torch.zeros(1), lambda held: held.add_(1), bool),
     "array": (lambda: np.zeros(1), lambda held: held.fill(1), bool),
+    "with a lock": (lambda: [threading.Lock()], lambda held: held.append(1), lambda held: len(held) > 1),
     "object": (lambda: SimpleNamespace(stop=0), lambda held: setattr(held, "stop", 1), lambda held: held.stop),
 }
 

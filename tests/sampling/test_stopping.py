@@ -1,14 +1,12 @@
 """Stops: inside a block, by row, by the user's own criteria, each asked about every token once."""
 
-import threading
-
 import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.plain import NEW, Collect, LastToken, ours, plain
+from tests.support.plain import NEW, Collect, LastToken, agrees, ours, plain, same_as_plain
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -17,17 +15,13 @@ def test_eos_inside_an_accepted_block(target, twin, as_list):
     new = plain(target, inputs)[0, 7:].tolist()
     for position in range(1, 9):
         eos = [1, new[position]] if as_list else new[position]
-        expected = plain(target, inputs, eos_token_id=eos)
-        assert (
-            ours(target, inputs, draft_model=twin, num_draft_tokens=6, eos_token_id=eos).tolist() == expected.tolist()
-        )
+        same_as_plain(target, inputs, {"eos_token_id": eos}, draft_model=twin, num_draft_tokens=6)
 
 
 def test_eos_ends_each_row_on_its_own(target, draft):
     inputs = tiny.prompts(4)
     eos = plain(target, inputs)[1, 12].item()
-    expected = plain(target, inputs, eos_token_id=eos)
-    assert ours(target, inputs, draft_model=draft, eos_token_id=eos).tolist() == expected.tolist()
+    same_as_plain(target, inputs, {"eos_token_id": eos}, draft_model=draft)
 
 
 def test_a_users_criterion_inside_an_accepted_block(target, twin):
@@ -35,14 +29,8 @@ def test_a_users_criterion_inside_an_accepted_block(target, twin):
     token = plain(target, inputs)[0, 9].item()
     criterion, streamer = LastToken(token), Collect()
     expected = plain(target, inputs, stopping_criteria=StoppingCriteriaList([LastToken(token)]))
-    found = ours(
-        target,
-        inputs,
-        draft_model=twin,
-        num_draft_tokens=6,
-        stopping_criteria=StoppingCriteriaList([criterion]),
-        streamer=streamer,
-    )
+    settings = {"draft_model": twin, "num_draft_tokens": 6, "stopping_criteria": StoppingCriteriaList([criterion])}
+    found = ours(target, inputs, **settings, streamer=streamer)
     assert found.tolist() == expected.tolist() and found.shape[1] < 7 + NEW
     assert torch.cat([piece.flatten() for piece in streamer.pieces]).tolist() == found[0].tolist()
     assert streamer.ended and criterion.calls == list(range(8, found.shape[1] + 1))
@@ -89,20 +77,10 @@ def test_rows_write_on_where_there_is_no_end_token(target, twin, lengths, path):
     inputs, streamer = tiny.prompts(3), Collect()
     chunks = {"prefill_chunk_size": 4} if path == "universal" else {}
     kwargs = chunks | {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    expected = target.generate(
-        **inputs, do_sample=False, max_new_tokens=NEW, stopping_criteria=[AtLengths(lengths)], **kwargs
-    )
-    found = hs.generate(
-        target,
-        **inputs,
-        do_sample=False,
-        max_new_tokens=NEW,
-        stopping_criteria=[AtLengths(lengths)],
-        **kwargs,
-        draft_model=twin,
-        num_draft_tokens=5,
-        streamer=streamer,
-    )
+    kwargs |= inputs | {"do_sample": False, "max_new_tokens": NEW}
+    expected = target.generate(**kwargs, stopping_criteria=[AtLengths(lengths)])
+    kwargs |= {"draft_model": twin, "num_draft_tokens": 5, "streamer": streamer}
+    found = hs.generate(target, **kwargs, stopping_criteria=[AtLengths(lengths)])
     assert expected.sequences.shape[1] == min(max(lengths), 7 + NEW)
     assert found.sequences.tolist() == expected.sequences.tolist()
     for name in ("scores", "logits"):
@@ -122,11 +100,9 @@ def test_stop_strings_without_an_end_token():
     kwargs |= {"eos_token_id": None, "pad_token_id": None}
     target.generation_config.eos_token_id, before = None, target.generation_config.eos_token_id
     try:
-        expected = target.generate(**inputs, **kwargs)
-        found = hs.generate(target, **inputs, **kwargs, draft_model=draft)
+        agrees(target, inputs | kwargs, draft_model=draft)
     finally:
         target.generation_config.eos_token_id = before
-    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -135,18 +111,16 @@ def test_stop_strings(batch_size):
     texts = ["def add(a, b):\n", "import os, sys\n\n", "class A:\n    x = 1\n"][:batch_size]
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
     kwargs = {"stop_strings": ["\n\n", "self.", "rn"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
-    expected = target.generate(**inputs, **kwargs)
-    assert expected.shape[1] < inputs["input_ids"].shape[1] + 48
-    assert hs.generate(target, **inputs, **kwargs, draft_model=draft, num_draft_tokens=6).tolist() == expected.tolist()
+    assert target.generate(**inputs, **kwargs).shape[1] < inputs["input_ids"].shape[1] + 48
+    agrees(target, inputs | kwargs, draft_model=draft, num_draft_tokens=6)
 
 
 def test_stop_strings_from_the_generation_config():
     target, draft, tokenizer = hs.embedded_pair()
     target.generation_config.stop_strings = [":\n"]
     ids = tokenizer("def add(a, b", return_tensors="pt").input_ids
-    expected = target.generate(ids, tokenizer=tokenizer, max_new_tokens=40, do_sample=False)
-    found = hs.generate(target, ids, tokenizer=tokenizer, max_new_tokens=40, do_sample=False, draft_model=draft)
-    assert found.tolist() == expected.tolist()
+    call = {"inputs": ids, "tokenizer": tokenizer, "max_new_tokens": 40, "do_sample": False}
+    agrees(target, call, draft_model=draft)
     assert target.generation_config.stop_strings == [":\n"]
     with pytest.raises(ValueError, match="pass `tokenizer=`"):
         hs.generate(target, ids, draft_model=draft)
@@ -154,27 +128,6 @@ def test_stop_strings_from_the_generation_config():
 
 def test_max_time_stops(target, draft):
     assert ours(target, tiny.prompts(1), draft_model=draft, max_time=0.0).shape[1] == 8
-
-
-class StopButton(StoppingCriteria):
-    def __init__(self):
-        self.stop, self.lock = False, threading.Lock()  # a lock cannot be copied
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((input_ids.shape[0],), self.stop)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_stop_button_pressed_from_outside(target, draft, batch_size):
-    button = StopButton()
-
-    class Presses(Collect):
-        def put(self, value):
-            super().put(value)
-            button.stop |= len(self.pieces) > 5
-
-    out = ours(target, tiny.prompts(batch_size), draft_model=draft, stopping_criteria=[button], streamer=Presses())
-    assert out.shape[1] < 7 + NEW
 
 
 def test_a_criterion_is_asked_about_the_last_token_too(target, draft):

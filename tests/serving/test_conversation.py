@@ -86,16 +86,8 @@ def test_settings_that_are_none(line, words, pair, tokenizer):
 
 
 def test_lines(pair, tokenizer, monkeypatch, tmp_path):
-    lines = [
-        "hello",
-        "/set max_new_tokens 3",
-        "/settings",
-        "",
-        "/nonsense",
-        f"/save {tmp_path / 'c.json'}",
-        "/clear",
-        "/help",
-    ]
+    lines = ["hello", "/set max_new_tokens 3", "/settings", "", "/nonsense"]
+    lines += [f"/save {tmp_path / 'c.json'}", "/clear", "/help"]
     monkeypatch.setattr(sys, "stdin", StringIO("\n".join(lines)))
     out = StringIO()
     talk = conversation(pair, tokenizer)

@@ -20,25 +20,34 @@ def ours(model, inputs, **kwargs):
     return hs.generate(model, **inputs, do_sample=False, max_new_tokens=NEW, pad_token_id=0, **as_keywords(kwargs))
 
 
-def same_as_plain(model, inputs, **kwargs):
-    settings = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
-    expected = model.generate(**inputs, **settings)
+def agrees(model, call, seed=0, **drafts):
+    """`call` gives plain `generate`'s tokens with drafts; sampled, under a seed, which leaves the generator as plain does.
+
+    Args:
+        drafts: what only the call with drafts is given; settings by name, as fields of a config.
+    """
+    own = {"reproducible": True} if call.get("do_sample") else {}
+    set_seed(seed)
+    expected, rand = model.generate(**call), torch.rand(1)
+    set_seed(seed)
     with hs.record() as stats:
-        found = hs.generate(model, **inputs, **settings, **as_keywords(kwargs))
+        found = hs.generate(model, **call, **as_keywords(drafts), **own)
     assert found.tolist() == expected.tolist()
+    assert not own or torch.rand(1) == rand
     return stats
 
 
+def same_as_plain(model, inputs, settings=None, **kwargs):
+    """Greedy; both get `settings`."""
+    call = inputs | {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0} | (settings or {})
+    return agrees(model, call, **kwargs)
+
+
 def reproduces_plain(model, batch_sizes=(1, 3), settings=None, **kwargs):
-    """Sampled output is plain `generate`'s, seed for seed; both get `settings`."""
+    """Sampled, for a seed each; both get `settings`."""
     common = {"do_sample": True, "max_new_tokens": 14, "pad_token_id": 0} | (settings or {})
     for seed, batch_size in enumerate(batch_sizes):
-        settings = tiny.prompts(batch_size, seed=seed) | common
-        set_seed(seed)
-        expected, rand = model.generate(**settings), torch.rand(1)
-        set_seed(seed)
-        found = hs.generate(model, **settings, **as_keywords(kwargs), reproducible=True)
-        assert found.tolist() == expected.tolist() and torch.rand(1) == rand
+        agrees(model, tiny.prompts(batch_size, seed=seed) | common, seed, **kwargs)
 
 
 def state_of(model):
