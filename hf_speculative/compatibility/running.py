@@ -13,9 +13,8 @@ from ..call.prompts import settings_of_rows
 from ..call.sources import SOURCES, source_of
 from ..measuring.decoder import Decoder
 from ..measuring.drafts import NamedDraft
-from ..measuring.journal import Journal, Recorder
-from ..measuring.plan import header_of
-from ..measuring.processes import Processes
+from ..measuring.journal import Recorder
+from ..measuring.plan import journal_of
 from ..measuring.results import Evaluation
 from ..measuring.runner import Runner, Unwatched, Watcher
 from ..measuring.settings import Setting, with_baselines
@@ -79,9 +78,8 @@ def short_evaluation(
     start, batches = clock(), _batches(prompts, batch_size)
     num_tokens = _length(target, tokenizer, batches[0], seconds / len(compared))
     decoder = _decoder(target, tokenizer, drafts, num_tokens)
-    dataset = dict.fromkeys(("config", "split", "limit")) | {"name": "a few prompts"}
-    header = header_of(decoder, compared, batch_size, 1, Processes())
-    journal = Journal(header | {"dataset": dataset, "num_rows": 0, "prompts": "", "spread": QUARTILES})
+    journal = journal_of(decoder, compared, batch_size, name="a few prompts")
+    journal.header["spread"] = QUARTILES
     runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, watcher=watcher)
     runner.check()
     for setting in compared:
@@ -90,8 +88,7 @@ def short_evaluation(
     for number, ids in enumerate(batches):
         before = clock()
         runner.run(number, list(range(number * batch_size, (number + 1) * batch_size)), ids)
-        header = journal.header
-        header["num_rows"] += batch_size
+        journal.header["num_rows"] += batch_size
         if clock() + (clock() - before) > start + seconds:
             break
     return Evaluation(journal)

@@ -15,9 +15,8 @@ from ..call.prompts import prompt_ids, settings_of_rows
 from ..tokenizers.pieces import Pieces
 from .decoder import Decoder
 from .drafts import NamedDraft
-from .journal import Journal, Recorder, Row
-from .plan import header_of
-from .processes import Processes
+from .journal import Recorder, Row
+from .plan import journal_of
 from .results import Evaluation
 from .rows import Prompt
 from .runner import Runner
@@ -73,9 +72,7 @@ class Comparison:
         options = settings_of_rows(target, tokenizer, kwargs)
         self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
         self.decoder.check(setting)
-        header = header_of(self.decoder, self.settings, batch_size, repeats, Processes())
-        dataset = dict.fromkeys(("config", "split", "limit")) | {"name": "the prompts"}
-        self.journal = Journal(header | {"dataset": dataset, "num_rows": num_prompts, "prompts": ""})
+        self.journal = journal_of(self.decoder, self.settings, batch_size, repeats, num_prompts)
         self.runner = Runner(self.decoder, self.settings, Recorder(self.journal, None), repeats)
         self.num_batches = self.num_prompts = 0
 

@@ -178,6 +178,21 @@ def header_of(
     }
 
 
+def journal_of(
+    decoder: Decoder,
+    settings: list[Setting],
+    batch_size: int,
+    repeats: int = 1,
+    num_rows: int = 0,
+    name: str = "the prompts",
+    processes: Processes | None = None,
+) -> Journal:
+    """An empty journal about prompts that come from no data set."""
+    header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
+    dataset = {"name": name, "config": None, "split": None, "limit": None}
+    return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
+
+
 def _is_compiled(model: PreTrainedModel) -> bool:
     """By what is attached; a setting may ask for it, too."""
     _, config = attached_to(model)

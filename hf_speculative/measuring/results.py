@@ -198,7 +198,7 @@ class Evaluation:
         """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
         found: dict[int, bool] = {}
         if setting.is_exact and not setting.is_plain:
-            theirs = self.calls[setting.baseline.name]
+            theirs = self.calls.get(setting.baseline.name, {})
             for batch, call in self.calls[setting.name].items():
                 expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
                 for row in call.rows:
@@ -232,7 +232,7 @@ class Evaluation:
         self, setting: Setting, other: Setting, part: Part = lambda call: call.work
     ) -> Iterator[tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""
-        ours, theirs = self.calls[setting.name], self.calls[other.name]
+        ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
         both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
         return ((own, plain) for own, plain in both if own is not None and plain is not None)
 

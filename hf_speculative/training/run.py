@@ -17,7 +17,6 @@ from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
 from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
-from ..models.model_state import keeping
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
@@ -276,8 +275,7 @@ class Run:
         result.seconds, result.best_step = time.monotonic() - clock, 1
         self.watch.part("measuring acceptance")
         for step, draft in enumerate(("auto", TablesSource(tables))):
-            with keeping(self.target, {}):
-                result.add(step, meter(self.target, draft))
+            result.add(step, meter(self.target, draft))
         if self.processes.rank == 0:
             tables.save(self.folder)
             self._publish(result)
@@ -320,6 +318,7 @@ class Run:
             batch_size=settings.batch_size,
             seed=settings.seed,
             most_seconds=self.deadline.of_a_measurement,
+            processes=self.processes,
         )
 
     def notes(self, num_answers: int, num_steps: int) -> list[str]:
