@@ -22,15 +22,22 @@ Found: TypeAlias = "Evaluation | Mapping[str, Evaluation]"
 
 @dataclass(frozen=True)
 class Line:
-    """A setting and its figures, one for each column."""
+    """What a row is about, such as a setting, and its figures, one for each column.
 
-    setting: Setting
+    Attributes:
+        is_best: it is recommended.
+        tone: of its speedup, `gain` or `loss`; empty where it is neither.
+    """
+
+    label: str
     figures: list[str]
+    is_best: bool = False
+    tone: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Settings as rows; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
+    """Figures by row and column; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
 
     columns: list[str]
     lines: list[Line]
@@ -48,12 +55,31 @@ class Section:
     @property
     def table(self) -> Table:
         """What each setting brings."""
-        return totals(self.evaluation, self.totals)
+        figures = {t.setting: _figures(self.evaluation, t) for t in self.totals}
+        if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
+            for of_setting in figures.values():
+                del of_setting["prompts"]
+        return self._table(figures)
 
     @property
     def scores(self) -> Table:
         """What the task score gives each setting; without columns where there is none."""
-        return _table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+        return self._table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+
+    def _table(self, figures: Mapping[Setting, Mapping[str, str]]) -> Table:
+        """Columns without any figure are left out."""
+        names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
+        columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
+        best = self.recommendation and self.recommendation.setting
+        return Table(
+            columns,
+            [
+                Line(
+                    t.setting.label, [figures[t.setting].get(name, "") for name in columns], t.setting == best, tone(t)
+                )
+                for t in self.totals
+            ],
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -86,21 +112,10 @@ def sections(found: Found) -> list[Section]:
     ]
 
 
-def totals(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
-    """What each setting brings; columns without any figure are left out."""
-    figures = {of_setting.setting: _figures(evaluation, of_setting) for of_setting in found}
-    if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
-        for of_setting in figures.values():
-            del of_setting["prompts"]
-    return _table(figures)
-
-
-def _table(figures: dict[Setting, dict[str, str]]) -> Table:
-    names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
-    columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
-    return Table(
-        columns, [Line(s, [of_setting.get(name, "") for name in columns]) for s, of_setting in figures.items()]
-    )
+def tone(totals: Totals) -> str:
+    """Whether a setting is clearly faster than plain decoding, clearly slower, or neither."""
+    speedup = totals.speedup
+    return "" if speedup is None else "gain" if speedup.is_gain else "loss" if speedup.is_loss else ""
 
 
 def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
@@ -124,9 +139,9 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
     """For each position in a round, how often its draft token was kept."""
-    rates = {t.setting: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
+    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
     width = max(map(len, rates.values()), default=0)
-    lines = [Line(setting, [*map(percent, known), *[""] * (width - len(known))]) for setting, known in rates.items()]
+    lines = [Line(label, [*map(percent, known), *[""] * (width - len(known))]) for label, known in rates.items()]
     return Table([str(position + 1) for position in range(width)], lines if width else [])
 
 
@@ -137,7 +152,7 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
         values = list(evaluation.speedups(setting).values())
         gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
         figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
-        lines.append(Line(setting, [*figures, f"{gains:,} of {len(values):,}"]))
+        lines.append(Line(setting.label, [*figures, f"{gains:,} of {len(values):,}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
