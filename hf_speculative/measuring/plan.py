@@ -22,6 +22,7 @@ from .journal import FORMAT, Journal
 from .processes import Processes
 from .results import Evaluation
 from .settings import Setting, with_baselines
+from .totals import FEWEST_TOKENS
 
 #: what has to be the same for a file of results to be continued
 FIXED = (
@@ -169,6 +170,7 @@ def header_of(
         "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
         "batch_size": batch_size,
         "repeats": repeats,
+        "fewest_tokens": FEWEST_TOKENS,
         "seed": decoder.seed,
         "generate": _described(decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Meter:
         num_draft_tokens: in every round.
         most_seconds: of one way to decode: batches that come later are left out, but for the first.
         processes: share the batches.
+        ends: keywords of `generate` about the tokens that end an answer.
     """
 
     prompts: list[list[int]]
@@ -47,6 +49,7 @@ class Meter:
     seed: int = 0
     most_seconds: float = math.inf
     processes: Processes = field(default_factory=Processes)
+    ends: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ways(self) -> dict[str, float]:
@@ -73,7 +76,7 @@ class Meter:
             RuntimeError: a batch could not be decoded.
         """
         sampling = {"top_k": self.use.top_k, "top_p": self.use.top_p} if self.use.temperature else {}
-        kwargs = settings_of_rows(target, None, {"max_new_tokens": self.max_new_tokens, **sampling})
+        kwargs = settings_of_rows(target, None, {"max_new_tokens": self.max_new_tokens, **sampling, **self.ends})
         decoder = Decoder(target, None, {"draft": NamedDraft("draft", "", draft)}, kwargs, self.seed)
         settings = [self.setting(way) for way in self.ways]
         journal = journal_of(decoder, settings, self.batch_size, num_rows=len(self.prompts), processes=self.processes)

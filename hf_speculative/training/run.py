@@ -20,6 +20,7 @@ from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
+from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, page, students
 from .acceptance import Meter
@@ -47,7 +48,7 @@ from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: how prompts were read, as far as other commands read them so, too
-SHOWN = ("split", "config")
+SHOWN = ("split", "config", "raw")
 
 
 @dataclass
@@ -135,7 +136,9 @@ class Run:
             )
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
-        self.reading = {name: reading[name] for name in SHOWN if reading.get(name) is not None}
+        self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
+        self.is_chat = speaks_chat(self.tokenizer) and not reading.get("raw")
+        self.ends = chat_keywords(self.target, self.tokenizer, bool(reading.get("raw")))
         if isinstance(prompt := reading.get("prompt", DEFAULT_FIELD), str) and prompt != DEFAULT_FIELD:
             self.reading["template" if "{{" in prompt or "{%" in prompt else "field"] = prompt
         self.data: Data = read_data(
@@ -183,6 +186,7 @@ class Run:
             watch,
             self.processes,
             lambda: had_all or self.deadline.has_passed(ANSWERING),
+            self.ends,
         )
         self.examples = unique(found, settings.max_length)
 
@@ -319,6 +323,7 @@ class Run:
             seed=settings.seed,
             most_seconds=self.deadline.of_a_measurement,
             processes=self.processes,
+            ends=self.ends,
         )
 
     def notes(self, num_answers: int, num_steps: int) -> list[str]:
@@ -350,6 +355,7 @@ class Run:
                 "num_repeated": self.data.num_repeated,
                 "num_bad_rows": len(self.data.bad_rows),
                 "are_generated": not self.data.answers,
+                "is_chat": self.is_chat,
             },
             environment=environment(self.target),
             num_parameters=self.num_parameters,

@@ -6,6 +6,7 @@ import shlex
 from itertools import starmap
 from pathlib import Path
 
+from ..hub.card_text import pipeline_lines
 from ..measuring.render.tables import Line, Table
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
@@ -121,7 +122,10 @@ def next_lines(result: Trained) -> list[str]:
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
-    reading = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in data.get("reading", {}).items())
+    named = data.get("reading", {}).items()
+    reading = "".join(
+        f" --{name}" if value is True else f" --{name} {shlex.quote(str(value))}" for name, value in named
+    )
     source = f"--dataset {shlex.quote(data['source'])}{reading}"
     return [
         f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
@@ -134,7 +138,4 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.repository or result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={target!r})
-hf_speculative.attach(pipe.model, draft_model={folder!r})
-print(pipe('def main():', max_new_tokens=64)[0]['generated_text'])"""
+    return pipeline_lines(target, folder, bool(result.data.get("is_chat")))

@@ -24,7 +24,9 @@ def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
     """`<svg>` elements by what they show, `positions` and `prompts`; only those that have figures."""
     figures = {}
     with plotting.style():
-        rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics}
+        rates = {
+            t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics and t.has_rates
+        }
         if any(rates.values()):
             figures["positions"] = positions(rates)
         speedups = [

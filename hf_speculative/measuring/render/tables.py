@@ -16,6 +16,8 @@ from ..speedup import Speedup, remarks
 from ..totals import Totals
 from . import wording
 
+#: in the place of a figure that rests on too little
+DASH = "\u2013"
 #: an evaluation, or several by place: what they differ in, such as the batch size
 Found: TypeAlias = "Evaluation | Mapping[str, Evaluation]"
 
@@ -88,6 +90,11 @@ class Section:
         for of_setting in self.totals:
             lost = [name for name, ratio in of_setting.over.items() if ratio.is_loss]
             found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
+        if short := [t for t in self.totals if t.is_too_short and t.num_new_tokens]:
+            fewest, most = self.evaluation.header["fewest_tokens"], max(t.num_new_tokens for t in short)
+            found.append(
+                f"{DASH}: a figure needs {fewest} new tokens or more, and {most} are all there are: decode more."
+            )
         failures = {failure.setting: failure.message for failure in self.evaluation.failures}
         failed = (t.setting for t in self.totals if t.setting.name in failures)
         return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
@@ -120,15 +127,16 @@ def tone(totals: Totals) -> str:
 
 def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
     counts, setting, first = totals.statistics, totals.setting, totals.first_seconds
+    none = DASH if totals.is_too_short and totals.num_new_tokens else ""
     passes = sum(call.num_target_passes for call in evaluation.calls[setting.name].values())
     return {
         "prompts": f"{totals.num_prompts}",
-        "tokens/s": significant(totals.tokens_per_second),
-        "speedup": str(totals.speedup or ""),
+        "tokens/s": significant(totals.tokens_per_second) or none,
+        "speedup": str(totals.speedup or ("" if setting.is_plain else none)),
         evaluation.spread_name: interval(totals.speedup),
         "decoding speedup": str(totals.decoding or ""),
-        "acceptance rate": percent(counts.draft_acceptance_rate, 1) if counts else "",
-        "mean acceptance length": number(counts.mean_acceptance_length) if counts else "",
+        "acceptance rate": none or percent(counts.draft_acceptance_rate, 1) if counts else "",
+        "mean acceptance length": none or number(counts.mean_acceptance_length) if counts else "",
         "time to first token": "" if first is None else f"{significant(1000 * first)} ms",
         "target passes": f"{passes:,}" if passes else "",
         "identical texts": identical(evaluation, totals),
@@ -139,7 +147,7 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
     """For each position in a round, how often its draft token was kept."""
-    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
+    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics and t.has_rates}
     width = max(map(len, rates.values()), default=0)
     lines = [Line(label, [*map(percent, known), *[""] * (width - len(known))]) for label, known in rates.items()]
     return Table([str(position + 1) for position in range(width)], lines if width else [])
