@@ -106,8 +106,8 @@ GROUPS = {
     "Source": (
         Option("draft_model", DRAFTS, (CALL,), "what was attached; `None` in a call is plain decoding",
                "What guesses ahead: a smaller model, a draft head, a drafter of your own, or a method that needs none. "
-               "`suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus; `recycling` tries "
-               "what the target found likely after the same token; `ngram` is prompt lookup; `auto` is `recycling` and "
+               "`suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus. `recycling` tries "
+               "what the target found likely after the same token. `ngram` is prompt lookup. `auto` is `recycling` and "
                "`suffix`, or the target's own MTP layers. A list joins several.",
                aliases=("assistant_model",), is_source=True, page="choose-a-draft.md"),
         Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
@@ -124,14 +124,14 @@ GROUPS = {
                "How many tokens to draft before the target checks them.",
                aliases=("num_assistant_tokens",), page="draft-length.md"),
         Option("num_assistant_tokens_schedule", _SCHEDULES, _AS_CONFIGURED, "`adaptive`; `constant` where a number is given",
-               "How that number changes from round to round: `adaptive`, by measured cost, up to the number; `heuristic`, +2 "
+               "How that number changes from round to round: `adaptive`, by measured cost, up to the number. `heuristic`: +2 "
                "after a draft that was accepted whole, else -1.", page="draft-length.md"),
         Option("schedule", _SCHEDULE, _SETTING, "none",
                "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
                page="draft-length.md"),
         Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
-               "End a draft after a token that the draft gave a probability below this; with a DSpark head, before one that "
-               "its confidence head gives less to be kept."),
+               "End a draft after a token that the draft gave a probability below this. With a DSpark head, end it before a "
+               "token that its confidence head gives less to be kept."),
         Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
                "How many continuations a draft model tries after each draft token: 1 makes chains, more make trees, of which "
                "`num_draft_tokens` counts the nodes.", page="trees.md#trees-of-a-draft-model"),
@@ -179,7 +179,7 @@ GROUPS = {
                "How drafts are verified.", page="how-it-works.md#which-rule"),
         Option("draft_sample_method", Name(("auto", "probabilistic", "greedy")), _SETTING, "`auto`",
                "How draft tokens are chosen when sampling: `probabilistic`, drawn from the draft's distribution; `greedy`, its "
-               "likeliest; `auto`, what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
+               "likeliest. `auto`: what would have kept more in the rounds before.", page="how-it-works.md#drawn-or-likeliest"),
         Option("allow_lossy", Flag(), _SETTING, "`False`",
                "Accept a rule that does not declare itself lossless.", page="extend.md"),
         Option("generator", _GENERATOR, _SETTING, "torch's global generator",

@@ -112,6 +112,10 @@ class RowStatistics:
         return without_nan(values)
 
 
+#: of `RowStatistics.to_dict`, what is no count
+RATES = ("draft_acceptance_rate", "token_acceptance_rate", "mean_acceptance_length", "per_position_acceptance_rate")
+
+
 def without_nan(value: Any) -> Any:
     """The same with null for numbers that JSON does not know."""
     if isinstance(value, dict):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..call.option_table import DRAFTING, DRAFTS, ROWS, checked
 from ..names import EXAMPLES, check_name, place_of
 from ..reports.files import check_output
+from .settings import About, Option, check_ranges, setting, with_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,6 +24,8 @@ T = TypeVar("T")
 DATA_FILES = (".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".arrow")
 #: what `--dtype` takes: names in torch
 DTYPES = ("float32", "bfloat16", "float16")
+#: the heading of options about data sets
+DATA = "Data"
 
 
 def help_line(name: str, also: str | None = None) -> str:
@@ -35,10 +37,10 @@ def help_line(name: str, also: str | None = None) -> str:
     return " ".join(filter(None, parts)).replace("`", "")
 
 
-def from_table(name: str, *flags: str, also: str | None = None, panel: str | None = None):
-    """An option of `generate` as one of a command: help and range as in the table of options."""
+def option(name: str, *flags: str, default: Any = None, also: str | None = None, **about: Any) -> Any:
+    """A field of settings that is an option of `generate`: help and range as in the table of options."""
     least = getattr(ROWS[name].type, "minimum", None)
-    return typer.Option(*flags, help=help_line(name, also), min=least, rich_help_panel=panel)
+    return setting(default, help_line(name, also), *flags, least=least, **about)
 
 
 def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callable], Callable]:
@@ -50,38 +52,96 @@ def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callabl
     """
     names = [name for name in DRAFTING if ROWS[name].name == name and name not in own]
 
-    def add(command: Callable) -> Callable:
-        @functools.wraps(command)
-        def run(**values):
-            given = {name: value for name in names if (value := values.pop(name)) is not None}
-            for name, value in given.items():
-                for one in value if isinstance(value, list) else [value]:
-                    checked(name, one)
-            return command(**values, drafting=given)
+    def given(values: dict[str, Any]) -> dict[str, Any]:
+        found = {name: value for name, value in values.items() if value is not None}
+        for name, value in found.items():
+            for one in value if isinstance(value, list) else [value]:
+                checked(name, one)
+        return found
 
-        signature = inspect.signature(command, eval_str=True)
-        parameters = [one for one in signature.parameters.values() if one.name != "drafting"]
-        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*parameters, *(_parameter(name, several and ROWS[name].is_source) for name in names)]
-        )
-        return run
-
-    return add
+    options = [_drafting(name, several and ROWS[name].is_source) for name in names]
+    return lambda command: with_options(command, options, "drafting", given)
 
 
-def _parameter(name: str, several: bool) -> inspect.Parameter:
+def _drafting(name: str, several: bool) -> Option:
     kind: Any = ROWS[name].type.written_as
     several = several and kind is not bool
-    flag = f"--{name.replace('_', '-')}"  # alone, without its --no- for a flag
-    option = from_table(name, flag, panel="Drafting", also="Repeat the option for several." if several else None)
-    annotation = Annotated[list[kind] | None if several else kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    help = help_line(name, "Repeat the option for several." if several else None)
+    flags = (f"--{name.replace('_', '-')}",)  # alone, without its --no- for a flag
+    about = About(help, flags, least=getattr(ROWS[name].type, "minimum", None), panel="Drafting")
+    return Option(name, list[kind] | None if several else kind | None, None, about)  # type: ignore[valid-type]
 
 
-def check_dtype(dtype: str) -> None:
-    """Raises a ValueError for a dtype that is none of `DTYPES`; empty is the default."""
-    if dtype and dtype not in DTYPES:
-        raise ValueError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}.")
+def raw_setting(panel: str | None = None) -> Any:
+    """The field `raw` of settings: whether texts go through a chat template."""
+    return setting(
+        False,
+        "Continue the text of a prompt as it is, where the model has a chat template. Default: answer it.",
+        panel=panel,
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the models of a command run, and in which number format."""
+
+    dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
+    device: str = setting("", "Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
+
+    def __post_init__(self):
+        check_ranges(self)
+
+    def place(self) -> str:
+        """The device; of several processes each has its own.
+
+        Raises:
+            ValueError: this machine does not have it.
+        """
+        import torch
+
+        check_device(self.device)
+        return self.device or (f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class ExactMachine(Machine):
+    """The same, where texts are compared: in float32, if nothing else is said."""
+
+    dtype: str = setting("float32", "Number format of the weights.", choices=DTYPES)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which rows of a data set are read, and how a prompt is made of one."""
+
+    field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.", panel=DATA)
+    template: str | None = setting(
+        None, "A Jinja template over the columns, instead of --field: $'Q: {{ question }}\\nA:'.", panel=DATA
+    )
+    split: str | None = setting(
+        None, "Which split of the data set to use, such as test. Needed if there are several.", panel=DATA
+    )
+    config: str | None = setting(
+        None, "Which configuration of a data set on the Hub. Needed if there are several.", panel=DATA
+    )
+    limit: int | None = setting(None, "Use only the first so many rows.", least=1, panel=DATA)
+    raw: bool = raw_setting(DATA)
+
+    def __post_init__(self):
+        if self.template is not None and self.field != "prompt":
+            raise ValueError("--field and --template both say where prompts come from: give one.")
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of `hf_speculative.evaluate`."""
+        prompt = self.field if self.template is None else self.template
+        more = {name: getattr(self, name) for name in ("split", "config", "limit", "raw")}
+        return {"prompt": prompt, **more}
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given."""
+        return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) != one.default]
 
 
 def check_device(device: str) -> None:
@@ -156,22 +216,36 @@ def loadable(name: str) -> str:
     return place_of_example(name)
 
 
-def load_named(option: str, name: str, dtype: str, device: str) -> PreTrainedModel:
-    """The model that an option names; `dtype` as its weights are stored, if empty."""
+def load_named(option: str, name: str, machine: Machine) -> PreTrainedModel:
+    """The model that an option names."""
     import torch
 
     from ..models.loading import load_model
 
     with naming(option, name):
-        return load_model(loadable(name), dtype=getattr(torch, dtype) if dtype else "auto").to(device)
+        dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
+        return load_model(loadable(name), dtype=dtype).to(machine.place())
 
 
-def load_draft_named(option: str, name: str, dtype: str, device: str) -> Any:
+def load_embedded(
+    machine: Machine, head: bool = False
+) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+    """The embedded target, its draft model or draft head, and their tokenizer."""
+    import torch
+
+    from ..embedded import embedded_pair
+
+    place = machine.place()
+    target, draft, tokenizer = embedded_pair(getattr(torch, machine.dtype or "float32"), head)
+    return target.to(place), draft.to(place), tokenizer
+
+
+def load_draft_named(option: str, name: str, machine: Machine) -> Any:
     """What `--draft-model` names, as `generate` takes it: a model, methods that need none, or both."""
     draft, methods = DRAFTS.split(checked("draft_model", name))
     if draft is None:
         return methods
-    model = _tables(option, draft) or load_named(option, draft, dtype, device)
+    model = _tables(option, draft) or load_named(option, draft, machine)
     return model if methods is None else (model, methods)
 
 
@@ -184,11 +258,11 @@ def _tables(option: str, name: str) -> Any:
         return TablesSource(Tables.load(place)) if holds_tables(place) else None
 
 
-def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_target(option: str, name: str, machine: Machine) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The same with its tokenizer."""
     from transformers import AutoTokenizer
 
-    target = load_named(option, name, dtype, device)
+    target = load_named(option, name, machine)
     with naming(option, name):
         return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
 
@@ -196,13 +270,12 @@ def load_target(option: str, name: str, dtype: str, device: str) -> tuple[PreTra
 def load_pair(
     model: str | None,
     draft_model: str | None,
-    dtype: str,
-    device: str,
+    machine: Machine,
     options: tuple[str, str] = ("--model", "--draft-model"),
     needs_draft: bool = True,
     head: bool = False,
 ) -> tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
-    """What `--model`, `--draft-model`, `--dtype` and `--device` name; without models, the embedded pair.
+    """What `--model` and `--draft-model` name; without models, the embedded pair.
 
     Args:
         options: what the command calls the first two.
@@ -215,24 +288,20 @@ def load_pair(
     Raises:
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
     """
-    import torch
     from transformers import PreTrainedModel
 
-    from ..embedded import embedded_pair
     from ..tokenizers.loading import tokenizer_of_draft
 
     named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
     if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
         raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
-    check_device(device)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model is None:
-        target, draft, tokenizer = embedded_pair(getattr(torch, dtype or "float32"), head)
-        return target.to(device), methods or draft.to(device), tokenizer, None
-    target, tokenizer = load_target(options[0], model, dtype, device)
+        target, draft, tokenizer = load_embedded(machine, head)
+        return target, methods or draft, tokenizer, None
+    target, tokenizer = load_target(options[0], model, machine)
     if draft_model is None:
         return target, None, tokenizer, None
-    draft = load_draft_named(options[1], draft_model, dtype, device)
+    draft = load_draft_named(options[1], draft_model, machine)
     has_own = isinstance(draft[0] if isinstance(draft, tuple) else draft, PreTrainedModel)
     other = tokenizer_of_draft(loadable(str(named)), tokenizer) if has_own else None
     return target, draft, tokenizer, other

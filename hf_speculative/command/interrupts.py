@@ -15,8 +15,8 @@ STOPPED = 130
 def ends_at_once() -> Iterator[None]:
     """Ctrl-C ends the process at once: for imports and loading.
 
-    Raised inside an import, KeyboardInterrupt may be lost, printed by a callback that cannot raise, or taken for a module that
-    is missing, as torch takes it for numpy's.
+    Raised inside an import, KeyboardInterrupt may be lost, or printed by a callback that cannot raise. torch takes it for a
+    sign that numpy is missing.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # ignored, as in the background, or somebody else's

@@ -6,34 +6,47 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
+ABOUT = "about"
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    panel: str | None = None,
-    flag: str | None = None,
-) -> Any:
-    """A field of a dataclass of settings.
 
-    Args:
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a field of settings says of itself as an option.
+
+    Attributes:
         help: what it means, for `--help` and the docs.
+        flags: the options, where they are not called as the field.
         least, most: the ends of its range.
         above: the end of its range that does not belong to it.
+        choices: the texts that it may be, besides its default.
         panel: a heading among the options.
-        flag: the option, where it is not called as the field.
+        metavar: what stands for its value in the help.
+        is_argument: it is given by its place, without a name.
     """
-    return dataclasses.field(
-        default=default,
-        metadata={"help": help, "least": least, "most": most, "above": above, "panel": panel, "flag": flag},
+
+    help: str
+    flags: Sequence[str] = ()
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    choices: Sequence[str] = ()
+    panel: str | None = None
+    metavar: str | None = None
+    is_argument: bool = False
+
+
+def setting(default: Any, help: str, *flags: str, **about: Any) -> Any:
+    """A field of a dataclass of settings; `...` in the place of a default asks for a value. See `About` for the rest."""
+    metadata = {ABOUT: About(help, flags, **about)}
+    return (
+        dataclasses.field(metadata=metadata)
+        if default is ...
+        else dataclasses.field(default=default, metadata=metadata)
     )
 
 
@@ -44,69 +57,85 @@ def check_ranges(settings: Any) -> None:
         ValueError: the name, the value, the range.
     """
     for field in dataclasses.fields(settings):
-        value, range = getattr(settings, field.name), field.metadata
-        if value is None or "help" not in range:
+        value, about = getattr(settings, field.name), field.metadata.get(ABOUT)
+        if value is None or about is None or value == field.default:
             continue
-        least, most, above = range["least"], range["most"], range["above"]
-        if least is not None and not value >= least:
-            raise ValueError(f"`{field.name}={value}`: give {least:g} or more.")
-        if above is not None and not value > above:
-            raise ValueError(f"`{field.name}={value}`: give more than {above:g}.")
-        if most is not None and not value <= most:
-            raise ValueError(f"`{field.name}={value}`: give at most {most:g}.")
+        if about.choices and value not in about.choices:
+            raise ValueError(f"`{field.name}={value}`: choose one of {', '.join(about.choices)}.")
+        if not isinstance(value, (int, float)):  # a list of numbers, written as a text, is read later
+            continue
+        if about.least is not None and not value >= about.least:
+            raise ValueError(f"`{field.name}={value}`: give {about.least:g} or more.")
+        if about.above is not None and not value > about.above:
+            raise ValueError(f"`{field.name}={value}`: give more than {about.above:g}.")
+        if about.most is not None and not value <= about.most:
+            raise ValueError(f"`{field.name}={value}`: give at most {about.most:g}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of a command: `type` is what its value is read as, `...` as a default asks for one."""
+
+    name: str
+    type: Any
+    default: Any
+    about: About
+
+    def parameter(self) -> inspect.Parameter:
+        """The option as typer reads it from a signature."""
+        about = self.about
+        flags = about.flags or ((f"--{self.name.replace('_', '-')}",) if self.default is False else ())
+        help = f"{about.help} One of {', '.join(about.choices)}." if about.choices else about.help
+        shown = {"help": help, "min": about.least, "max": about.most, "metavar": about.metavar}
+        shown |= {"rich_help_panel": about.panel}
+        told = typer.Argument(**shown) if about.is_argument else typer.Option(*flags, **shown)  # type: ignore[arg-type]
+        default = inspect.Parameter.empty if self.default is ... else self.default
+        annotation: Any = Annotated[self.type, told]  # type: ignore[name-defined]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def with_options(
+    command: Callable, options: Iterable[Option], made: str, make: Callable[[dict[str, Any]], Any]
+) -> Callable:
+    """A command that gets `options`, and what `make` makes of their values, by name, as its keyword `made`."""
+    options = list(options)
+
+    @functools.wraps(command)
+    def run(**values):
+        values[made] = make({option.name: values.pop(option.name) for option in options})
+        return command(**values)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.name != made]
+    run.__signature__ = signature.replace(parameters=[*own, *(option.parameter() for option in options)])  # type: ignore[attr-defined]
+    return run
 
 
 def with_settings(kind: type) -> Callable[[Callable], Callable]:
     """Give a command the fields of the dataclass `kind` as options, and what they come to as `settings`."""
-    names = [one.name for one in _fields(kind)]
-
-    def add(command: Callable) -> Callable:
-        @functools.wraps(command)
-        def run(**values):
-            settings = _made(kind, {name: values.pop(name) for name in names})
-            return command(**values, settings=settings)
-
-        signature = inspect.signature(command, eval_str=True)
-        own = [one for one in signature.parameters.values() if one.name != "settings"]
-        run.__signature__ = signature.replace(parameters=[*own, *map(_parameter, _fields(kind))])  # type: ignore[attr-defined]
-        return run
-
-    return add
+    return lambda command: with_options(command, _options(kind), "settings", functools.partial(_made, kind))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    name: str
-    type: Any
-    default: Any
-    range: typing.Mapping[str, Any]
-
-
-def _fields(kind: type) -> list[_Field]:
+def _options(kind: Any) -> list[Option]:
     """The fields of settings, and of settings that they hold."""
     types, found = typing.get_type_hints(kind), []
     for one in dataclasses.fields(kind):
         if dataclasses.is_dataclass(types[one.name]):
-            found += _fields(types[one.name])
-        elif "help" in one.metadata:
-            found.append(_Field(one.name, types[one.name], one.default, one.metadata))
+            found += _options(types[one.name])
+        elif ABOUT in one.metadata:
+            default = ... if one.default is dataclasses.MISSING else one.default
+            found.append(Option(one.name, types[one.name], default, one.metadata[ABOUT]))
     return found
 
 
-def _made(kind: type, values: dict[str, Any]) -> Any:
+def _made(kind: Any, values: dict[str, Any]) -> Any:
     types = typing.get_type_hints(kind)
-    inner: dict[str, Any] = {name: type for name, type in types.items() if dataclasses.is_dataclass(type)}
-    own = {name: value for name, value in values.items() if name in types}
-    return kind(**own, **{name: _made(type, {n: values[n] for n in _names(type)}) for name, type in inner.items()})
-
-
-def _names(kind: type) -> list[str]:
-    return [one.name for one in _fields(kind)]
-
-
-def _parameter(field: _Field) -> inspect.Parameter:
-    flags = [] if field.range["flag"] is None else [field.range["flag"]]
-    least, most = field.range["least"], field.range["most"]
-    option = typer.Option(*flags, help=field.range["help"], min=least, max=most, rich_help_panel=field.range["panel"])
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(field.name, kind, default=field.default, annotation=Annotated[field.type, option])
+    inner: dict[str, Any] = {one.name: types[one.name] for one in dataclasses.fields(kind)}
+    return kind(
+        **{
+            name: _made(type, {option.name: values[option.name] for option in _options(type)})
+            if dataclasses.is_dataclass(type)
+            else values[name]
+            for name, type in inner.items()
+        }
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from ..call.statistics import without_nan
 from ..measuring.recommendation import Recommendation
 from ..measuring.results import Evaluation
-from ..measuring.totals import Totals
+from ..measuring.totals import FEWEST_TOKENS, Totals
 from ..reports.formats import percent
 from .doctor import Examination
 
@@ -52,6 +52,8 @@ class Advice:
     def pays_at(self, batch_size: int) -> bool | None:
         """Some source is clearly faster than plain decoding, greedy or sampled; `None` if it is too close to tell."""
         found = [r for decoding in DECODINGS if (r := self.recommendation(decoding, batch_size)) is not None]
+        if not found and any(map(self.evaluations[batch_size].is_too_short, self.evaluations[batch_size].settings)):
+            return None
         if any(recommendation.is_gain for recommendation in found):
             return True
         return None if any(recommendation.setting is None for recommendation in found) else False
@@ -84,7 +86,13 @@ class Advice:
 
     def _about(self, decoding: str, batch_size: int) -> str:
         found, place = self.recommendation(decoding, batch_size), self._place(decoding, batch_size).capitalize()
-        return f"{place}: no source could be measured." if found is None else f"{place}: {found.advice}"
+        return f"{place}: {self._why_unknown(decoding, batch_size) if found is None else found.advice}"
+
+    def _why_unknown(self, decoding: str, batch_size: int) -> str:
+        evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
+        if any(evaluation.is_too_short(s) for s in evaluation.settings if bool(s.temperature) == samples):
+            return f"fewer than {FEWEST_TOKENS} tokens of each source tell nothing: give more `seconds`."
+        return "no source could be measured."
 
     def _about_draft(self, decoding: str, batch_size: int) -> str | None:
         """What the draft that was given brings, where another source is better or none is."""
@@ -95,6 +103,8 @@ class Advice:
         name = f"The draft, {self._place(decoding, batch_size)}"
         found = [totals for totals in map(evaluation.totals, own) if totals.speedup is not None]
         if not found:
+            if any(map(evaluation.is_too_short, own)):
+                return None
             failed = next((f.message for f in evaluation.failures if f.setting in {s.name for s in own}), "no time")
             return f"{name}: it could not be tried, {failed.rstrip('.')}."
         totals = found[0]

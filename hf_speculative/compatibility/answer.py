@@ -24,6 +24,7 @@ from ..measuring.settings import Setting
 from ..models import num_parameters
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
+from . import BATCH_SIZES, SECONDS
 from .advice import Advice
 from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
@@ -31,10 +32,8 @@ from .notes import notes_on
 from .prompts import ids_of_prompts
 from .running import candidates, decodings, of_draft, short_evaluation
 
-#: how many texts are written side by side where nobody says: one, and a small batch
-BATCH_SIZES = (1, 8)
-#: seconds to measure in
-SECONDS = 60.0
+#: a batch size gets this share of the time of another at least, however few texts fill it
+LEAST_SHARE = 0.25
 #: seconds before a bar is shown
 BAR_DELAY = 2.0
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -80,6 +79,7 @@ def check(
     prompts: Iterable | None = None,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: bool = True,
+    raw: bool = False,
     **example: Any,
 ) -> Compatibility:
     """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why; and whether it is worth it.
@@ -93,18 +93,20 @@ def check(
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
         measure: find the source of drafts with the largest speedup: `Compatibility.advice`.
-        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded, and a
-            head that is seldom right takes half of it again, to read it in other ways than its config says.
-        prompts: what the target writes about: texts, messages or ids. Default: some code and some prose.
-        batch_sizes: how many texts are written side by side, each number tried on its own: a draft that pays for one row may
+        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded. A
+            head that is seldom right takes half of the time again, to be read in other ways than its config says.
+        prompts: what the target writes about: texts, messages or ids. Default: some code and some prose. A text is what a
+            user says, where the tokenizer has a chat template.
+        batch_sizes: how many texts are written side by side. Each number is tried on its own: a draft that pays for one row may
             not pay for many.
         progress: a bar while it is measured, if that takes more than two seconds.
+        raw: texts are continued as they are, chat template or not.
         **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
 
     Raises:
         TypeError: `model` or `draft_model` is not a transformers model.
-        ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with;
-            nothing can be measured, for lack of prompts or since the model takes more than ids.
+        ValueError: the model needs an `example` of its inputs, or `draft_tokenizer` needs a `tokenizer` to compare it with.
+            Nothing can be measured, for lack of prompts or since the model takes more than ids.
     """
     if draft_model is not None and not isinstance(draft_model, nn.Module):
         raise TypeError(
@@ -127,13 +129,13 @@ def check(
     answer, source = _fit(target, draft, tokenizer, draft_tokenizer, do_sample, example)
     if not measure or answer.target.path is None:
         return answer
-    ids = ids_of_prompts(prompts, target, tokenizer)
+    ids = ids_of_prompts(prompts, target, tokenizer, raw)
     drafts: dict[str, NamedDraft] = {}
     if answer and draft is not None and source is not None:
         differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
         name = _shown(source)
         drafts = {name: NamedDraft(name, "", draft, draft_tokenizer if differs else None)}
-    return replace(answer, advice=_advice(target, draft, tokenizer, drafts, ids, seconds, batch_sizes, progress))
+    return replace(answer, advice=_advice(target, draft, tokenizer, drafts, ids, seconds, batch_sizes, progress, raw))
 
 
 def _advice(
@@ -145,6 +147,7 @@ def _advice(
     seconds: float,
     batch_sizes: Sequence[int],
     progress: bool,
+    raw: bool,
 ) -> Advice:
     name = next(iter(drafts), None)
     tried = [*(of_draft(name) if name is not None else ()), *candidates(target)]
@@ -152,8 +155,12 @@ def _advice(
     sizes = list(dict.fromkeys(batch_sizes))
     examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
-        run = partial(short_evaluation, target, tokenizer, watcher=Watch(bar, seconds))
-        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
+        run = partial(short_evaluation, target, tokenizer, watcher=Watch(bar, seconds), raw=raw)
+        weights = {
+            size: max(min(sizes) / size, LEAST_SHARE) for size in sizes
+        }  # few rows take longer for as many tokens
+        share = seconds / sum(weights.values())
+        found = {size: run(drafts, settings, ids, size, share * weights[size]) for size in sizes if settings}
         if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
             if others:

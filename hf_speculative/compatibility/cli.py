@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from dataclasses import field as a_field
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, check_file, check_models, help_line, load_pair, numbers
+from ..command.arguments import ExactMachine, check_file, check_models, load_pair, numbers, option, raw_setting
 from ..command.interrupts import ends_at_once
+from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
+from . import BATCH_SIZES, SECONDS
 
-# Nothing that imports torch: `--help` answers at once.
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str | None = setting(
+        None,
+        "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair.",
+        is_argument=True,
+    )
+    draft_model: str | None = option("draft_model", also="A Hub name or folder. Default: none.", is_argument=True)
+    measure: bool = setting(
+        True,
+        "Whether to try the draft, and what drafts without one, on text of the target. Without it, the answer is only whether "
+        "the pair can work.",
+    )
+    seconds: float = setting(SECONDS, "To measure in, beside loading.")
+    batch: str = setting(
+        ",".join(map(str, BATCH_SIZES)),
+        "Texts written side by side, one size or several with commas: each may have another best source.",
+    )
+    prompts: Path | None = setting(
+        None, "File of prompts that the target writes about, as for eval. Default: some built-in ones, code and prose."
+    )
+    field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.")
+    raw: bool = raw_setting()
+    sample: bool = setting(
+        False, "Check for sampling instead of greedy decoding. This matters if the vocabularies differ."
+    )
+    machine: ExactMachine = a_field(default_factory=ExactMachine)
+    json: bool = setting(False, "Print the answer as JSON.")
+
+    def __post_init__(self):
+        check_models(MODEL=self.model, DRAFT_MODEL=self.draft_model)
+        check_file("--prompts", self.prompts)
 
 
-def check(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Argument(help=help_line("draft_model", also="A Hub name or folder. Default: none."))
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            help="Whether to try the draft, and what drafts without one, on text of the target. Without it, the answer is only "
-            "whether the pair can work."
-        ),
-    ] = True,
-    seconds: Annotated[float, typer.Option(help="To measure in, beside loading.")] = 60.0,
-    batch: Annotated[
-        str,
-        typer.Option(
-            help="Texts written side by side, one size or several with commas: each may have another best source."
-        ),
-    ] = "1,8",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of prompts that the target writes about, as for eval. Default: some built-in ones, code and prose."
-        ),
-    ] = None,
-    column: Annotated[
-        str, typer.Option("--field", help="The column with the prompts: texts, or lists of chat messages.")
-    ] = "prompt",
-    sample: Annotated[
-        bool,
-        typer.Option(
-            "--sample",
-            help="Check for sampling instead of greedy decoding. This matters if the vocabularies differ.",
-        ),
-    ] = False,
-    dtype: Annotated[str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.")] = "float32",
-    device: Annotated[
-        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-) -> None:
+@with_settings(Options)
+def check(settings: Options) -> None:
     """Can this draft guess for this target, and is it worth it?
 
     Says how each model's cache forgets rejected guesses, and proves it by comparing logits. Says how the draft's tokens become
     the target's. Then compares the draft, and every source that needs none, with plain decoding on a few short texts, greedy
-    and sampled: how much is accepted, and how much faster it is here. Exits with status 1 if the pair does not work.
+    and sampled. It says how much is accepted, and how much faster it is here. Exits with status 1 if the pair does not work.
 
     The embedded pair:  hf-speculative check
 
@@ -77,11 +72,7 @@ def check(
 
     For a server's load:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --batch 16,32
     """
-    check_dtype(dtype)
-    check_models(MODEL=model, DRAFT_MODEL=draft_model)
-    check_file("--prompts", prompts)
-    sizes = numbers("--batch", batch, int)
-    err = Console(stderr=True)
+    sizes, err = numbers("--batch", settings.batch, int), Console(stderr=True)
     with ends_at_once(), err.status("loading the models"):
         from transformers import PreTrainedModel
 
@@ -89,13 +80,13 @@ def check(
         from . import answer, screen
 
         quiet_transformers()
-        texts = _prompts(prompts, column, err)
+        texts = _prompts(settings.prompts, settings.field, err)
         target, draft, tokenizer, other = load_pair(
-            model, draft_model, dtype, device, ("MODEL", "DRAFT_MODEL"), needs_draft=False
+            settings.model, settings.draft_model, settings.machine, ("MODEL", "DRAFT_MODEL"), needs_draft=False
         )
     if draft is not None and not isinstance(draft, PreTrainedModel):
         raise ValueError(
-            f"DRAFT_MODEL {draft_model}: give a model. Sources that need none are tried without being named."
+            f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried without being named."
         )
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
     found = answer.check(
@@ -103,13 +94,14 @@ def check(
         draft,
         tokenizer,
         own,
-        do_sample=sample,
-        measure=measure,
-        seconds=seconds,
+        do_sample=settings.sample,
+        measure=settings.measure,
+        seconds=settings.seconds,
         prompts=texts,
         batch_sizes=sizes,
+        raw=settings.raw,
     )
-    if as_json:
+    if settings.json:
         typer.echo(json.dumps(found.to_dict()))
     else:
         screen.print_answer(Console(highlight=False), found)

@@ -84,8 +84,8 @@ class Examination:
         kept = f"Read as its config says, {percent(self.named.first_kept)} of the head's first tokens are kept"
         if self.better is None:
             return (
-                f"{kept}, and no other reading fits better: if much more was promised, it is another target, another version "
-                "of it or another chat format that the head was trained for."
+                f"{kept}, and no other reading fits better. If much more was promised, the head was trained for another "
+                "target, another version of it or another chat format."
             )
         wanted = ", ".join(f"{name}={value}" for name, value in self.better.fields.items())
         return (

@@ -47,12 +47,12 @@ def _other_format(own: PreTrainedTokenizerBase | None, other: PreTrainedTokenize
     has_own, has_other = (getattr(one, "chat_template", None) is not None for one in (own, other))
     if has_own and not has_other:
         return (
-            "the target's tokenizer has a chat template and the draft's has none, so that the draft may be a base model that "
-            "has not seen chats: look for an instruction-tuned one"
+            "the target's tokenizer has a chat template and the draft's has none. The draft may be a base model that has not "
+            "seen chats: look for an instruction-tuned one"
         )
     if has_other and not has_own:
         return (
-            "the draft's tokenizer has a chat template and the target's has none, so that the target may be a base model: look "
+            "the draft's tokenizer has a chat template and the target's has none. The target may be a base model: look "
             "for the base model of the draft, or the instruction-tuned target"
         )
     if not has_own:
@@ -62,7 +62,7 @@ def _other_format(own: PreTrainedTokenizerBase | None, other: PreTrainedTokenize
         return None
     return (
         f"the chat templates differ: the target's writes {_beginning(rendered)[0]!r} where the draft's writes "
-        f"{_beginning(rendered)[1]!r}, so that the draft learned another format of chats: look for a draft of the target's "
+        f"{_beginning(rendered)[1]!r}. So the draft learned another format of chats: look for a draft of the target's "
         "family"
     )
 

@@ -13,18 +13,18 @@ from ..call.prompts import settings_of_rows
 from ..call.sources import SOURCES, source_of
 from ..measuring.decoder import Decoder
 from ..measuring.drafts import NamedDraft
-from ..measuring.journal import Journal, Recorder
-from ..measuring.plan import header_of
-from ..measuring.processes import Processes
+from ..measuring.journal import Recorder
+from ..measuring.plan import journal_of
 from ..measuring.results import Evaluation
 from ..measuring.runner import Runner, Unwatched, Watcher
 from ..measuring.settings import Setting, with_baselines
 from ..measuring.speedup import QUARTILES
+from ..tokenizers.chat import chat_keywords
 
 #: draft tokens of a draft model or head, beside the adaptive length
 NUM_DRAFT_TOKENS = 4
 #: new tokens of a text, between these; they are chosen so that as many batches as this fit into the time
-FEWEST_TOKENS, MOST_TOKENS, BATCHES = 24, 64, 4
+FEWEST_TOKENS, MOST_TOKENS, BATCHES = 32, 64, 5
 #: no more batches than these, whatever the time
 MOST_BATCHES = 8
 #: new tokens by which the speed of plain decoding is estimated
@@ -65,6 +65,7 @@ def short_evaluation(
     batch_size: int,
     seconds: float,
     watcher: Watcher | None = None,
+    raw: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Evaluation:
     """Evaluate settings on prompts, batch after batch until the time is over; a setting that fails is left out.
@@ -74,14 +75,15 @@ def short_evaluation(
 
     Args:
         seconds: at most; the first batch is decoded to its end.
+        raw: prompts are no messages, so that texts end at the generation config's end tokens alone.
     """
     watcher, compared = watcher or Unwatched(), with_baselines(settings)
     start, batches = clock(), _batches(prompts, batch_size)
-    num_tokens = _length(target, tokenizer, batches[0], seconds / len(compared))
-    decoder = _decoder(target, tokenizer, drafts, num_tokens)
-    dataset = dict.fromkeys(("config", "split", "limit")) | {"name": "a few prompts"}
-    header = header_of(decoder, compared, batch_size, 1, Processes())
-    journal = Journal(header | {"dataset": dataset, "num_rows": 0, "prompts": "", "spread": QUARTILES})
+    ends = chat_keywords(target, tokenizer, raw)
+    num_tokens = _length(target, tokenizer, batches[0], seconds / len(compared), ends)
+    decoder = _decoder(target, tokenizer, drafts, ends | {"max_new_tokens": num_tokens})
+    journal = journal_of(decoder, compared, batch_size, name="a few prompts")
+    journal.header["spread"] = QUARTILES
     runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, watcher=watcher)
     runner.check()
     for setting in compared:
@@ -90,8 +92,7 @@ def short_evaluation(
     for number, ids in enumerate(batches):
         before = clock()
         runner.run(number, list(range(number * batch_size, (number + 1) * batch_size)), ids)
-        header = journal.header
-        header["num_rows"] += batch_size
+        journal.header["num_rows"] += batch_size
         if clock() + (clock() - before) > start + seconds:
             break
     return Evaluation(journal)
@@ -103,10 +104,14 @@ def _batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
 
 
 def _length(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, ids: list[list[int]], seconds: float
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    ids: list[list[int]],
+    seconds: float,
+    ends: dict[str, Any],
 ) -> int:
     """New tokens of a text, such that a setting's warm-up and a few texts take so many seconds at plain decoding's speed."""
-    decoder = _decoder(target, tokenizer, {}, PROBE)
+    decoder = _decoder(target, tokenizer, {}, ends | {"max_new_tokens": PROBE})
     for _ in range(2):
         call = decoder.decode(Setting(), 0, list(range(len(ids))), ids)
     fitting = seconds / (BATCHES + 1) / max(call.seconds / PROBE, 1e-9)
@@ -117,7 +122,6 @@ def _decoder(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     drafts: Mapping[str, NamedDraft],
-    num_tokens: int,
+    kwargs: dict[str, Any],
 ) -> Decoder:
-    kwargs = settings_of_rows(target, tokenizer, {"max_new_tokens": num_tokens})
-    return Decoder(target, tokenizer, drafts, kwargs, seed=0, forgets=True)
+    return Decoder(target, tokenizer, drafts, settings_of_rows(target, tokenizer, kwargs), seed=0, forgets=True)

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_dtype, check_models, help_line, load_pair
+from ..command.arguments import DTYPES, Machine, check_models, load_pair, option
 from ..command.interrupts import ends_at_once
+from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
 
 
-def compile_command(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
-    ] = None,
-    draft_model: Annotated[
-        str | None, typer.Option(help=help_line("draft_model", also="A Hub name or folder."))
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as they are stored.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str | None = setting(
+        None,
+        "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair.",
+        is_argument=True,
+    )
+    draft_model: str | None = option("draft_model", also="A Hub name or folder.")
+    dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
+    json: bool = setting(False, "Print what was made as JSON.")
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_models(MODEL=self.model, draft_model=self.draft_model)
+
+
+@with_settings(Options)
+def compile_command(settings: Options) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
     A pass then runs without Python, on weights packed as `attach` packs them. One file serves all batch sizes, draft lengths
     and contexts, and every later process that attaches the model uses it. It holds no weights. It is named by the model's
-    config and code, the versions of torch and transformers, the processor, and which weights are packed; where one of these
+    config and code, the versions of torch and transformers, the processor, and which weights are packed. Where one of these
     changes, compile again. A C++ compiler is needed now, but not later. It takes about half a minute of a core for each 10
     layers, in which Ctrl-C leaves nothing behind.
 
@@ -47,8 +55,7 @@ def compile_command(
 
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
-    check_dtype(dtype)
-    check_models(MODEL=model, draft_model=draft_model)
+    model, as_json = settings.model, settings.json
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.optimize import Execution, pack
@@ -57,7 +64,9 @@ def compile_command(
 
         quiet_transformers()
         names = ("MODEL", "--draft-model")
-        target, draft, *_ = load_pair(model, draft_model, dtype, "cpu", names, needs_draft=model is None)
+        target, draft, *_ = load_pair(
+            model, settings.draft_model, Machine(settings.dtype, "cpu"), names, needs_draft=model is None
+        )
     made = []
     for role, one, recorded in _passes(target, draft):
         pack(one, Execution(packs="auto", compile=True))

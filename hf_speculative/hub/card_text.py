@@ -15,16 +15,25 @@ from ..measuring.settings import temperature_name
 from .figures import Figure, data_set_name, fastest
 from .readme import code, escaped
 
-PROMPT = "def main():"
+#: what examples continue, and what they ask a model with a chat template
+PROMPT, QUESTION = "def main():", "What is a hash table?"
+
+
+def pipeline_lines(target: str, draft: str, is_chat: bool) -> str:
+    """Four lines to paste: transformers' pipeline with a draft attached."""
+    said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
+    found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"
+    return f"""import hf_speculative, transformers
+pipe = transformers.pipeline('text-generation', model={target!r})
+hf_speculative.attach(pipe.model, draft_model={draft!r})
+print(pipe({said}, max_new_tokens=64)[0]{found})"""
 
 
 def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure]) -> str:
-    """Four lines to paste: from a repository that names its draft, from both models, or of one model."""
+    """Lines to paste: from a repository that names its draft, from both models, or of one model."""
+    is_chat = bool(figures[0].evaluation.header.get("is_chat"))
     if repo is None and draft is not None:
-        return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={target!r})
-hf_speculative.attach(pipe.model, draft_model={draft!r})
-print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
+        return pipeline_lines(target, draft, is_chat)
     name, loader, call, options = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
         best = (fastest(figures) or figures[0]).setting
@@ -34,11 +43,17 @@ print(pipe({PROMPT!r}, max_new_tokens=64)[0]['generated_text'])"""
             "hf_speculative.generate(model, ",
         )
         options = _keywords(best.shown_options)
-    inputs = f"**tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)"
+    inputs = f"tokenizer({PROMPT!r}, return_tensors='pt')"
+    if is_chat:
+        said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]"
+        inputs = (
+            f"tokenizer.apply_chat_template({said}, add_generation_prompt=True, return_tensors='pt', return_dict=True)"
+        )
     return f"""import hf_speculative, transformers
 model = {loader}({name!r})
 tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
-print(tokenizer.decode({call}{inputs}, max_new_tokens=64{options})[0]))"""
+inputs = {inputs}.to(model.device)
+print(tokenizer.decode({call}**inputs, max_new_tokens=64{options})[0]))"""
 
 
 def _keywords(options: Mapping[str, Any]) -> str:

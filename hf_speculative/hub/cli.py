@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
-from ..command.arguments import check_outputs, from_table
+from ..command.arguments import check_outputs, option
 from ..command.interrupts import ends_at_once
+from ..command.settings import setting, with_settings
 from ..reports import files
 
-RESULTS = typer.Argument(
-    metavar="RESULTS...", help="Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case."
-)
+
+def _results() -> Any:
+    """The argument of commands that read evaluations."""
+    help = "Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case."
+    return setting(..., help, metavar="RESULTS...", is_argument=True)
 
 
-def card(
-    results: Annotated[list[str], RESULTS],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="README.md, or its folder, to write or edit. Default: print the card."),
-    ] = None,
-    push_to_hub: Annotated[
-        str | None, typer.Option(help="Edit the card of this Hub repository instead, in a commit.")
-    ] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Push as a pull request instead.")] = False,
-    draft_model: Annotated[str | None, typer.Option(help="Which draft to use, if several were evaluated.")] = None,
-    target_name: Annotated[
-        str | None, typer.Option(help="The target's name on the Hub, if evaluated from a folder.")
-    ] = None,
-    draft_name: Annotated[
-        str | None, typer.Option(help="The draft's name on the Hub, if evaluated from a folder.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class CardOptions:
+    """Options of `card`."""
+
+    results: list[str] = _results()
+    output: Path | None = setting(
+        None, "README.md, or its folder, to write or edit. Default: print the card.", "--output", "-o"
+    )
+    push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
+    create_pr: bool = setting(False, "Push as a pull request instead.")
+    draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
+    target_name: str | None = setting(None, "The target's name on the Hub, if evaluated from a folder.")
+    draft_name: str | None = setting(None, "The draft's name on the Hub, if evaluated from a folder.")
+
+    def __post_init__(self):
+        if self.create_pr and self.push_to_hub is None:
+            raise ValueError("--create-pr has no effect without --push-to-hub.")
+
+
+@with_settings(CardOptions)
+def card(settings: CardOptions) -> None:
     """Write a model card for a target and its draft, from evaluations.
 
-    The card has metadata for the Hub, the acceptance length by use case and draft length, the speed with hardware and command,
-    and four lines of code to paste. In an existing card, only what an earlier run wrote is replaced.
+    The card has metadata for the Hub, acceptance lengths, the speed with hardware and command, and lines of code to paste. In
+    an existing card, only what an earlier run wrote is replaced.
 
     Print one:  hf-speculative card results.jsonl
 
@@ -51,45 +57,48 @@ def card(
         from . import card as cards
         from .figures import by_use_case, choose_draft
 
-    if create_pr and push_to_hub is None:
-        raise ValueError("--create-pr has no effect without --push-to-hub.")
-    found = by_use_case(_by_use_case(results))
+    found, output, push_to_hub = by_use_case(_by_use_case(settings.results)), settings.output, settings.push_to_hub
     text = cards.card(
         found,
         output,
-        draft_model=draft_model,
-        target_name=target_name,
-        draft_name=draft_name,
+        draft_model=settings.draft_model,
+        target_name=settings.target_name,
+        draft_name=settings.draft_name,
         push_to_hub=push_to_hub,
-        create_pr=create_pr,
+        create_pr=settings.create_pr,
     )
     if output is None and push_to_hub is None:
         print(text, end="")
     else:
         Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
     header = next(iter(found.values())).header
-    draft = choose_draft(found, draft_model)
-    named = {"target": target_name or header["target"], "draft": draft_name or header["drafts"].get(draft)}
+    draft = choose_draft(found, settings.draft_model)
+    own = {"target": settings.target_name, "draft": settings.draft_name}
+    named = {"target": own["target"] or header["target"], "draft": own["draft"] or header["drafts"].get(draft)}
     for role, name in named.items():
         if name is not None and Path(name).is_dir():
             note = f"The card names the {role} by a folder of this machine, {name}: --{role}-name gives its name on the Hub."
             Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
 
 
-def export(
-    head: Annotated[str, typer.Argument(help="The draft head: a Hub name or a folder.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    layout: Annotated[
-        str, typer.Option(help="speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads.")
-    ] = "speculators",
-    target_name: Annotated[
-        str | None,
-        typer.Option(
-            help="The target's name on the Hub or its folder, written into speculators' config: vllm serve FOLDER loads it "
-            "from there. Default: what the head's own config names, if it does."
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of `export`."""
+
+    head: str = setting(..., "The draft head: a Hub name or a folder.", is_argument=True)
+    folder: Path = setting(..., "The folder to write to.", is_argument=True)
+    layout: str = setting(
+        "speculators", "speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads."
+    )
+    target_name: str | None = setting(
+        None,
+        "The target's name on the Hub or its folder, written into speculators' config: vllm serve FOLDER loads it from there. "
+        "Default: what the head's own config names, if it does.",
+    )
+
+
+@with_settings(ExportOptions)
+def export(settings: ExportOptions) -> None:
     """Write a draft head in another layout. Its tensors stay the same, bit for bit.
 
     For vLLM:  hf-speculative export yuhuili/EAGLE3-LLaMA3.1-Instruct-8B my-head --target-name meta-llama/Llama-3.1-8B-Instruct
@@ -99,27 +108,29 @@ def export(
     with ends_at_once():
         from .head import export_head, target_named
 
-    written = export_head(head, folder, layout, target_name)
+    written = export_head(settings.head, settings.folder, settings.layout, settings.target_name)
     Console(highlight=False, soft_wrap=True).print(f"wrote {written}", markup=False)
-    if layout == "speculators" and target_named(written) is None:
+    if settings.layout == "speculators" and target_named(written) is None:
         note = f"Its config names no target, by which vllm serve {written} would find it: --target-name writes one."
         Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
 
 
-def export_generate(
-    folder: Annotated[Path, typer.Argument(help="The folder to write to, which may hold a model's weights.")],
-    draft_model: Annotated[
-        str | None,
-        typer.Option(
-            help="The draft of calls that name none: a Hub name, or a subfolder such as ./draft. Default: the one in the "
-            "folder's speculative_config.json."
-        ),
-    ] = None,
-    num_draft_tokens: Annotated[int | None, from_table("num_draft_tokens")] = None,
-    repo_id: Annotated[
-        str | None, typer.Option(help="The Hub repository it is for, which its README will name.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Options of `export-generate`."""
+
+    folder: Path = setting(..., "The folder to write to, which may hold a model's weights.", is_argument=True)
+    draft_model: str | None = setting(
+        None,
+        "The draft of calls that name none: a Hub name, or a subfolder such as ./draft. Default: the one in the folder's "
+        "speculative_config.json.",
+    )
+    num_draft_tokens: int | None = option("num_draft_tokens")
+    repo_id: str | None = setting(None, "The Hub repository it is for, which its README will name.")
+
+
+@with_settings(GenerateOptions)
+def export_generate(settings: GenerateOptions) -> None:
     """Write a custom_generate/ folder, which transformers runs by itself: speculative decoding without `attach`.
 
     After  hf-speculative export-generate my-repo  this works, from the folder or once it is on the Hub:
@@ -133,53 +144,53 @@ def export_generate(
     with ends_at_once():
         from . import export
 
-    code = export.export_generate(folder, draft_model=draft_model, num_draft_tokens=num_draft_tokens, repo_id=repo_id)
-    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {folder / 'README.md'}", markup=False)
+    code = export.export_generate(**vars(settings))
+    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {settings.folder / 'README.md'}", markup=False)
 
 
-def export_vllm(
-    results: Annotated[list[str], RESULTS],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the speculative config to this JSON file as well.")
-    ] = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(help="Consider this draft only, named as in the evaluation. Default: the best setting of all."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="The temperature, if several were evaluated.")] = None,
-    target_name: Annotated[str | None, typer.Option(help="Use this name or folder for the target.")] = None,
-    draft_name: Annotated[str | None, typer.Option(help="Use this name or folder for the draft.")] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A further key of vLLM's speculative config. Repeat the option for several.",
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class VllmOptions:
+    """Options of `export-vllm`."""
+
+    results: list[str] = _results()
+    output: Path | None = setting(None, "Write the speculative config to this JSON file as well.", "--output", "-o")
+    draft_model: str | None = setting(
+        None, "Consider this draft only, named as in the evaluation. Default: the best setting of all."
+    )
+    temperature: float | None = setting(None, "The temperature, if several were evaluated.")
+    target_name: str | None = setting(None, "Use this name or folder for the target.")
+    draft_name: str | None = setting(None, "Use this name or folder for the draft.")
+    fields: list[str] | None = setting(
+        None, "A further key of vLLM's speculative config. Repeat the option for several.", "--set", metavar="KEY=VALUE"
+    )
+
+    def __post_init__(self):
+        check_outputs(output=self.output)
+
+
+@with_settings(VllmOptions)
+def export_vllm(settings: VllmOptions) -> None:
     """Print the `vllm serve` command for the best setting of an evaluation: the method, and the draft length.
 
     hf-speculative export-vllm results.jsonl
 
     hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
     """
-    check_outputs(output=output)
     with ends_at_once():
         from . import vllm
 
-    settings = vllm.export_vllm(
-        _by_use_case(results),
-        draft_model=draft_model,
-        temperature=temperature,
-        target_name=target_name,
-        draft_name=draft_name,
-        **dict(map(_field, fields or [])),
+    found = vllm.export_vllm(
+        _by_use_case(settings.results),
+        draft_model=settings.draft_model,
+        temperature=settings.temperature,
+        target_name=settings.target_name,
+        draft_name=settings.draft_name,
+        **dict(map(_field, settings.fields or [])),
     )
-    print(settings.command)
-    if output is not None:
-        files.write(output, json.dumps(settings.config, indent=2) + "\n")
-    for note in settings.notes:
+    print(found.command)
+    if settings.output is not None:
+        files.write(settings.output, json.dumps(found.config, indent=2) + "\n")
+    for note in found.notes:
         Console(stderr=True, highlight=False).print(note, markup=False)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ..measuring import Evaluation, Setting, Totals
 from ..measuring.speedup import Speedup
+from ..measuring.totals import FEWEST_TOKENS
 from .pairing_file import is_hub_name
 
 #: endings of files that hold prompts
@@ -135,7 +136,10 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
         if (totals := evaluation.totals(setting)).speedup is not None
     ]
     if not figures:
-        raise ValueError("nothing was measured yet in these evaluations: run them first.")
+        raise ValueError(
+            f"nothing was measured yet in these evaluations, or fewer than {FEWEST_TOKENS} tokens: run them first, or on more "
+            "prompts."
+        )
     return figures
 
 

@@ -20,8 +20,8 @@ def export_head(
         head: a Hub name, a folder, or a model that was loaded or trained.
         folder: where to write; created if missing.
         layout: "speculators", which vLLM reads, "eagle", which SGLang reads, or "z-lab", which DFlash's own package reads.
-        target_name: the Hub name or folder of the target, for speculators' config (`speculators_config.verifier`), by which
-            `vllm serve FOLDER` finds it; by default as in the head's own config.
+        target_name: the Hub name or folder of the target, for speculators' config (`speculators_config.verifier`). By it `vllm
+            serve FOLDER` finds the target. Default: as in the head's own config.
 
     Returns:
         The folder.

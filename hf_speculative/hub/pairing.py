@@ -114,7 +114,7 @@ def save_pretrained(
         model: the target. The draft and settings attached to it are saved, unless others are given here.
         save_directory: the folder.
         draft_model: a model, saved in the subfolder `draft`; a Hub name or a folder within `save_directory`, of which only the
-            name is written; a method, as `"suffix"`; or a model or name and a method.
+            name is written; a method, as `"suffix"`. Or a model or name and a method.
         draft_revision: a branch, tag or commit of a draft given by name.
         config: settings; a file cannot hold objects (`schedule`, `generator`, a rule without a name) or a `corpus`.
         tokenizer: the target's tokenizer, saved as well.
@@ -227,8 +227,8 @@ def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, 
     if not is_inside(source):
         if Path(source).exists():  # transformers would take it, whoever wrote the file
             raise ValueError(
-                f"{FILE_NAME} of {repo} names {source} on the Hub, and in the working directory lies something of that name, "
-                "which would be loaded in its place: call this from another directory, or rename that."
+                f"{FILE_NAME} of {repo} names {source} on the Hub, and the working directory has something of that name, which "
+                "would be loaded in its place. Call this from another directory, or rename that."
             )
         return source, elsewhere
     subfolder = Path(source).as_posix()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: modules of the standard library whose source is the text of the prompts
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
+#: what a chat model is asked about that text
+QUESTION = "Explain what this Python code does:\n\n"
 #: options of settings, made of one draft length
 Options = Callable[[int | None], dict[str, Any]]
 
@@ -171,6 +173,7 @@ def bench(
     repeats: int = 3,
     results: Path | None = None,
     progress: bool = True,
+    raw: bool = False,
 ) -> Iterator[tuple[str, Evaluation]]:
     """Evaluate a pair at each place, over prompts of the built-in text. No end token ends a text early.
 
@@ -179,6 +182,7 @@ def bench(
         num_draft_tokens: draft lengths, `None` for one chosen round by round.
         repeats: interleaved repeats.
         results: a folder for a file of results for each place. The same call continues them.
+        raw: texts are continued. Default: a target with a chat template is asked about them.
 
     Yields:
         Each place by its name, with its evaluation.
@@ -204,7 +208,8 @@ def bench(
             evaluate(
                 pair.target,
                 pair.drafts,
-                _rows(prompts(pair.tokenizer, place.batch_size, place.context)),
+                _rows(prompts(pair.tokenizer, place.batch_size, place.context, raw)),
+                raw=raw,
                 tokenizer=pair.tokenizer,
                 draft_tokenizers=tokenizers,
                 settings=pair.settings(methods, num_draft_tokens, place),
@@ -234,10 +239,28 @@ def file_of(folder: Path, place: Place) -> Path:
     return folder / f"batch-{place.batch_size}-context-{place.context}.jsonl"
 
 
-def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int) -> list[list[int]]:
-    """Prompts of so many tokens each, the same at each call, from different places of the built-in text."""
+def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bool = False) -> list[list[int]]:
+    """Prompts of so many tokens each, the same at each call, from different places of the built-in text.
+
+    Raises:
+        ValueError: the chat template and the question leave no room for a text.
+    """
+    from ..tokenizers.chat import around_a_turn, speaks_chat
+
+    before: list[int] = []
+    after: list[int] = []
+    if speaks_chat(tokenizer) and not raw:
+        before, after = around_a_turn(tokenizer)
+        before += tokenizer(QUESTION, add_special_tokens=False).input_ids
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise ValueError(
+            f"`context={length}`: the chat template and a question take {length - room} tokens. Give more, or texts without "
+            "them by `raw=True`."
+        )
     text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
     ids = tokenizer(text, verbose=False).input_ids
-    step = max(1, (len(ids) - length) // count)
+    step = max(1, (len(ids) - room) // count)
     firsts = [number * step + step // 2 for number in range(count)]  # not at the comments that a module begins with
-    return [(ids * (1 + (first + length) // len(ids)))[first:][:length] for first in firsts]
+    texts = ((ids * (1 + (first + room) // len(ids)))[first:][:room] for first in firsts)
+    return [[*before, *text, *after] for text in texts]

@@ -12,12 +12,12 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.prompts import prompt_ids, settings_of_rows
+from ..tokenizers.chat import as_chat, chat_keywords, speaks_chat
 from ..tokenizers.pieces import Pieces
 from .decoder import Decoder
 from .drafts import NamedDraft
-from .journal import Journal, Recorder, Row
-from .plan import header_of
-from .processes import Processes
+from .journal import Recorder, Row
+from .plan import journal_of
 from .results import Evaluation
 from .rows import Prompt
 from .runner import Runner
@@ -42,7 +42,8 @@ class Comparison:
         num_prompts: how many prompts there will be.
         repeats: how often each is decoded both ways, in turn.
         seed: of the first call.
-        is_chat: a prompt is what a user says, and goes through the tokenizer's chat template; special tokens are not shown.
+        raw: texts are continued as they are. Default: they are what a user says, where the tokenizer has a chat template, and
+            special tokens are not shown.
         **kwargs: options of both `generate` calls.
 
     Raises:
@@ -60,7 +61,7 @@ class Comparison:
         batch_size: int = 1,
         repeats: int = 1,
         seed: int = 0,
-        is_chat: bool = False,
+        raw: bool = False,
         **kwargs,
     ):
         if target.config.is_encoder_decoder:
@@ -69,13 +70,12 @@ class Comparison:
             )
         drafts = {"draft": NamedDraft("draft", "", draft, draft_tokenizer)} if draft is not None else {}
         self.tokenizer, self.setting, self.settings = tokenizer, setting, [setting.baseline, setting]
-        self.is_chat, self.decode = is_chat, functools.partial(tokenizer.decode, skip_special_tokens=is_chat)
-        options = settings_of_rows(target, tokenizer, kwargs)
+        is_chat, self.raw = speaks_chat(tokenizer) and not raw, raw
+        self.decode = functools.partial(tokenizer.decode, skip_special_tokens=is_chat)
+        options = settings_of_rows(target, tokenizer, chat_keywords(target, tokenizer, raw) | kwargs)
         self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
         self.decoder.check(setting)
-        header = header_of(self.decoder, self.settings, batch_size, repeats, Processes())
-        dataset = dict.fromkeys(("config", "split", "limit")) | {"name": "the prompts"}
-        self.journal = Journal(header | {"dataset": dataset, "num_rows": num_prompts, "prompts": ""})
+        self.journal = journal_of(self.decoder, self.settings, batch_size, repeats, num_prompts)
         self.runner = Runner(self.decoder, self.settings, Recorder(self.journal, None), repeats)
         self.num_batches = self.num_prompts = 0
 
@@ -135,8 +135,5 @@ class Comparison:
         return {"pieces": list(zip(added, from_draft, strict=True)), "json": as_json}
 
     def _ids(self, prompts: list[Prompt]) -> list[list[int]]:
-        is_said = [self.is_chat and isinstance(prompt, str) for prompt in prompts]
-        said = [
-            [{"role": "user", "content": text}] if says else text for text, says in zip(prompts, is_said, strict=True)
-        ]
+        said = [as_chat(prompt, self.tokenizer, self.raw) for prompt in prompts]
         return [prompt_ids(prompt, i, self.decoder.target, self.tokenizer) for i, prompt in enumerate(said)]

@@ -27,8 +27,8 @@ OF_ANY_MODULE = vars(nn.Module()).keys()
 def fingerprint(value: Any) -> str:
     """Sixteen hexadecimal digits that change if anything in `value` changes, and are the same in every process.
 
-    They cover a sample of each weight of a model, each entry of a tensor or array, a function's qualified name and closure, and
-    of any other object what pickle would keep; of what cannot be pickled, such as locks, the type.
+    They cover a sample of each weight of a model, each entry of a tensor or array, a function's qualified name and closure. Of
+    any other object they cover what pickle would keep; of what cannot be pickled, such as locks, the type.
     """
     return _digest(value, ()).hex()[:16]
 

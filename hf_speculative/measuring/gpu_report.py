@@ -52,7 +52,7 @@ def _rows(section: Section, dtype: str, size: int) -> list[str]:
     table = section.table
     figures = (dict(zip(table.columns, line.figures, strict=True)) for line in table.lines)
     return [
-        markdown.row([dtype, str(size), line.setting.label, *(of_line.get(name, "") for name in COLUMNS)])
+        markdown.row([dtype, str(size), line.label, *(of_line.get(name, "") for name in COLUMNS)])
         for line, of_line in zip(table.lines, figures, strict=True)
     ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..call.prompts import prompt_ids
+from ..tokenizers.chat import as_chat
 from . import scores
 from .journal import BadRow
 from .results import Evaluation
@@ -33,7 +34,8 @@ class Prompts:
         return [(group, [self.ids[index] for index in group]) for group in groups]
 
 
-def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int) -> Prompts:
+def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int, raw: bool = False) -> Prompts:
+    """The prompts of rows. A text is what a user says, where there is a chat template, unless it is `raw`."""
     read = reader(how, rows)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     prompts = Prompts()
@@ -42,7 +44,7 @@ def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens:
             prompts.bad_rows.append(row)
             continue
         try:
-            ids = prompt_ids(_read(read, row), index, model, tokenizer)
+            ids = prompt_ids(as_chat(_read(read, row), tokenizer, raw), index, model, tokenizer)
             if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
                 raise ValueError(
                     f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"

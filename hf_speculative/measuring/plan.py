@@ -22,6 +22,7 @@ from .journal import FORMAT, Journal
 from .processes import Processes
 from .results import Evaluation
 from .settings import Setting, with_baselines
+from .totals import FEWEST_TOKENS
 
 #: what has to be the same for a file of results to be continued
 FIXED = (
@@ -169,6 +170,7 @@ def header_of(
         "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
         "batch_size": batch_size,
         "repeats": repeats,
+        "fewest_tokens": FEWEST_TOKENS,
         "seed": decoder.seed,
         "generate": _described(decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),
@@ -176,6 +178,21 @@ def header_of(
         "is_compiled": _is_compiled(model),
         "environment": environment(model) | {"processes": processes.count},
     }
+
+
+def journal_of(
+    decoder: Decoder,
+    settings: list[Setting],
+    batch_size: int,
+    repeats: int = 1,
+    num_rows: int = 0,
+    name: str = "the prompts",
+    processes: Processes | None = None,
+) -> Journal:
+    """An empty journal about prompts that come from no data set."""
+    header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
+    dataset = {"name": name, "config": None, "split": None, "limit": None}
+    return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:

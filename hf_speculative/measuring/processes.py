@@ -11,6 +11,11 @@ from torch import distributed
 from ..models import group_of, is_sharded
 
 
+def is_first_process() -> bool:
+    """Whether this process prints, if there are several."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 @dataclass(frozen=True)
 class Processes:
     """Which of how many processes this is.

@@ -125,6 +125,7 @@ class Evaluation:
         calls = self.calls[setting.name]
         rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
         over = {rival.label: self._ratio(setting, rival) for rival in rivals}
+        is_too_short = self.is_too_short(setting)
         counts = Statistics()
         for call in calls.values():
             if call.statistics is not None:
@@ -136,7 +137,7 @@ class Evaluation:
             num_prompts=len(self.rows(setting)),
             num_new_tokens=sum(call.num_new_tokens for call in calls.values()),
             seconds=sum(call.seconds for call in calls.values()),
-            tokens_per_second=statistics.median(speeds) if speeds else None,
+            tokens_per_second=statistics.median(speeds) if speeds and not is_too_short else None,
             num_identical=self._num_identical(setting),
             speedup=self._speedup(setting),
             statistics=counts if setting.is_ours else None,
@@ -145,7 +146,14 @@ class Evaluation:
             first_seconds=_median(call.first_seconds for call in calls.values()),
             peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
             over={name: found for name, found in over.items() if found is not None},
+            is_too_short=is_too_short,
         )
+
+    def is_too_short(self, setting: Setting) -> bool:
+        """Whether its texts, or plain decoding's, have fewer new tokens than a figure has to rest on."""
+        fewest = self.header.get("fewest_tokens", 0)
+        measured = [calls for s in (setting, setting.baseline) if (calls := self.calls.get(s.name))]
+        return any(sum(call.num_new_tokens for call in calls.values()) < fewest for calls in measured)
 
     def recommendation(self, temperature: float) -> Recommendation | None:
         """Which setting to use at a temperature; `None` before anything was measured."""
@@ -198,7 +206,7 @@ class Evaluation:
         """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
         found: dict[int, bool] = {}
         if setting.is_exact and not setting.is_plain:
-            theirs = self.calls[setting.baseline.name]
+            theirs = self.calls.get(setting.baseline.name, {})
             for batch, call in self.calls[setting.name].items():
                 expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
                 for row in call.rows:
@@ -219,20 +227,22 @@ class Evaluation:
 
     def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
         """Over plain decoding, of whole calls or of a part of each."""
-        if setting.is_plain:
+        if setting.is_plain or self.is_too_short(setting):
             return None
         pairs = self.pairs(setting, setting.baseline, part)
         return Speedup.of(pairs, self._spread, is_bounded=self._is_bounded(setting))
 
     def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
         """Over a setting that is not plain decoding."""
+        if self.is_too_short(setting) or self.is_too_short(other):
+            return None
         return Speedup.of(self.pairs(setting, other), self._spread, is_bounded=False)
 
     def pairs(
         self, setting: Setting, other: Setting, part: Part = lambda call: call.work
     ) -> Iterator[tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""
-        ours, theirs = self.calls[setting.name], self.calls[other.name]
+        ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
         both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
         return ((own, plain) for own, plain in both if own is not None and plain is not None)
 

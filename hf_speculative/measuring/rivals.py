@@ -22,8 +22,8 @@ class Rival:
 
     Attributes:
         name: what `Setting(rival=...)` and the tables call it.
-        decode: takes the keywords of a `generate` call, `input_ids` and `attention_mask` of a batch and all stopping criteria
-            among them, and `num_draft_tokens` where the setting names it. It decodes the prompts and says when.
+        decode: takes the keywords of a `generate` call: `input_ids` and `attention_mask` of a batch, all stopping criteria, and
+            `num_draft_tokens` where the setting names it. It decodes the prompts and says when.
         max_batch_size: the largest batch it takes.
     """
 

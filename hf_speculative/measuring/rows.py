@@ -31,8 +31,8 @@ def read_rows(
     """The rows of a data set; a line that cannot be read becomes a `BadRow`.
 
     Args:
-        dataset: a `datasets` data set, a list of rows or of texts, a file (.txt, .jsonl, .json, .csv, .tsv, .parquet, the first
-            two also as .gz), a folder that `save_to_disk` wrote, or a name on the Hub.
+        dataset: a `datasets` data set, a list of rows or of texts, a file, a folder that `save_to_disk` wrote, or a name on the
+            Hub. Files end in .txt, .jsonl (both also as .gz), .json, .csv, .tsv or .parquet.
         split, config: which one, if the data set has several.
         limit: use only the first so many rows.
 

@@ -15,6 +15,7 @@ from ..call.option_table import DRAFTING, ROWS, SOURCES
 from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
 from ..reports import files
+from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
@@ -54,6 +55,7 @@ def evaluate(
     split: str | None = None,
     config: str | None = None,
     limit: int | None = None,
+    raw: bool = False,
     num_draft_tokens: Iterable[int | None] = (4, None),
     temperatures: Iterable[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
@@ -72,8 +74,8 @@ def evaluate(
 ) -> Evaluation:
     """Decode the prompts of a data set plainly and under several settings, and compare speed, acceptance and texts.
 
-    Each batch of prompts is decoded under all settings in turn, in an order that changes from batch to batch, so that a busy
-    machine slows them all. Under `accelerate launch` each process takes its share of the batches, and all of them return the
+    Each batch of prompts is decoded under all settings in turn. Their order changes from batch to batch, so that a busy machine
+    slows them all. Under `accelerate launch` each process takes its share of the batches, and all of them return the
     whole evaluation.
 
     Args:
@@ -86,6 +88,7 @@ def evaluate(
             row. By default the column `prompt`.
         split, config: which one, if the data set has several.
         limit: use only the first so many rows.
+        raw: continue prompts that are texts as they are. Default: they are what a user says, where there is a chat template.
         num_draft_tokens: draft lengths for each source of drafts, `None` for one chosen round by round.
         temperatures: 0 is greedy.
         options: further options of all these settings that they are about, see `Setting`.
@@ -103,8 +106,8 @@ def evaluate(
         results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
             continues an existing file, after a kill or with further settings.
         progress: show a bar, with the acceptance.
-        **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`, and
-            anything else that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
+        **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`. All else
+            that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
     Returns:
         The evaluation. A row without a prompt, or one that cannot be decoded, is in its `bad_rows` and left out of every total.
@@ -150,7 +153,8 @@ def evaluate(
             f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
             "leave it out."
         )
-    kwargs = settings_of_rows(model, tokenizer, generate_kwargs | {"max_new_tokens": max_new_tokens})
+    kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
+    kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
     for setting in () if skip_failing else settings:
         decoder.check(setting)
@@ -159,7 +163,7 @@ def evaluate(
         raise ValueError("`references` has no effect without `score`: give both, or neither.")
 
     rows = read_rows(dataset, split=split, config=config, limit=limit)
-    prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens)
+    prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens, raw)
     if task is not None:
         task.read(rows, prompts)
     processes = Processes.of(model)
@@ -168,6 +172,7 @@ def evaluate(
         "dataset": _dataset(dataset, split, config, limit),
         "num_rows": len(rows),
         "prompts": prompts.digest,
+        "is_chat": speaks_chat(tokenizer) and not raw,
     }
     plan = Plan(header, settings, None if results is None else Path(results))
     with plan.locked(processes):

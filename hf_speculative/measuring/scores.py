@@ -1,7 +1,7 @@
 """Task scores: they show, on the user's own references, that speculation leaves the quality as it is.
 
-A score is a function of `predictions` and `references`, two lists of one length, that returns a number or a dict of numbers;
-or an object with `compute(predictions=, references=)`, like those of the library `evaluate`.
+A score is a function of `predictions` and `references`, two lists of one length, that returns a number or a dict of numbers. Or
+it is an object with `compute(predictions=, references=)`, like those of the library `evaluate`.
 """
 
 from __future__ import annotations

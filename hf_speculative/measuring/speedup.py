@@ -1,7 +1,7 @@
 """How many times faster: from measurements in pairs, and never more than the counted passes allow.
 
 The same work is done both ways, one close after the other, several times. Each pair gives a ratio of tokens per second, and the
-speedup is their median: if the machine was busy for a while, few of the ratios change, but a ratio of totals would.
+speedup is their median. If the machine was busy for a while, few of the ratios change, but a ratio of totals would.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def allowed_by_passes(own: Work, plain: Work) -> float:
     """The largest speedup over plain decoding of the same prompts that the number of passes allows.
 
     Drafts make passes fewer, never cheaper. Let a plain step of B rows take c. A target pass with b rows left, and drafts in
-    them, takes c b / B or more, since rows share what a pass reads; the pass over the prompts takes F >= c either way. S plain
+    them, takes c b / B or more, since rows share what a pass reads. The pass over the prompts takes F >= c either way. S plain
     steps then take F + (S - 1) c, and R row passes F + (R - B) c / B or more. The quotient of these is at most
     max(1, S B / R). Sampled texts may differ in length, hence the quotient of tokens.
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..call.statistics import Statistics, without_nan
+from ..call.statistics import RATES, Statistics, without_nan
 from .settings import Setting
 from .speedup import Speedup
+
+#: new tokens that a figure has to rest on
+FEWEST_TOKENS = 200
 
 
 @dataclass(frozen=True)
 class Totals:
     """One setting over all its prompts. Rates are quotients of total counts, never means of rates.
+
+    Speeds and speedups that would rest on too few tokens are `None`, and so are rates in JSON and in tables.
 
     Attributes:
         num_prompts: prompts decoded.
@@ -27,6 +32,7 @@ class Totals:
         first_seconds: the time to the first tokens, the median over the calls.
         peak_bytes: on a GPU, the most that a call allocated.
         over: for each rival's name, the speedup over it.
+        is_too_short: fewer new tokens than a figure has to rest on.
     """
 
     setting: Setting
@@ -42,6 +48,12 @@ class Totals:
     first_seconds: float | None = None
     peak_bytes: int | None = None
     over: dict[str, Speedup] = field(default_factory=dict)
+    is_too_short: bool = False
+
+    @property
+    def has_rates(self) -> bool:
+        """Its counts are enough for rates."""
+        return self.statistics is not None and not self.is_too_short
 
     @property
     def drafts_nothing(self) -> bool:
@@ -53,6 +65,7 @@ class Totals:
         counts = self.statistics and replace(self.statistics, rows=[]).to_dict()
         if counts:
             del counts["rows"]
+            counts |= dict.fromkeys(RATES) if self.is_too_short else {}
         values = vars(self) | {"setting": self.setting.name, "statistics": counts}
         if (speedup := self.speedup) is not None:
             values |= {"speedup": speedup.value, "speedup_interval": speedup.spread}

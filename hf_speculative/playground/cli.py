@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Annotated
+from dataclasses import dataclass, field
 
-import typer
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.arguments import DTYPES, check_dtype, check_models, from_table, load_pair
+from ..command.arguments import Machine, check_models, load_pair, option, raw_setting
 from ..command.interrupts import ends_at_once
+from ..command.prompts import built_in_prompts
+from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -26,28 +27,36 @@ PROMPTS = (
 PENALTY = 1.2
 
 
-def playground(
-    model: Annotated[
-        str | None, typer.Argument(help="The model to play with: a Hub name or folder. Default: the embedded pair.")
-    ] = None,
-    draft_model: Annotated[
-        str | None, from_table("draft_model", also="Default: auto. The page lets you choose methods anew.")
-    ] = None,
-    prompt: Annotated[str, typer.Option(help="What stands in the page's prompt at first.")] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535, rich_help_panel="Server")] = 7860,
-    open_browser: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser.", rich_help_panel="Server")
-    ] = False,
-    dtype: Annotated[
-        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as stored.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ... Default: cuda if there is one.")] = "",
-) -> None:
+#: a heading among the options
+SERVER = "Server"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str | None = setting(
+        None, "The model to play with: a Hub name or folder. Default: the embedded pair.", is_argument=True
+    )
+    draft_model: str | None = option("draft_model", also="Default: auto. The page lets you choose methods anew.")
+    prompt: str = setting("", "What stands in the page's prompt at first.")
+    raw: bool = raw_setting()
+    host: str = setting("127.0.0.1", "Address to listen on.", panel=SERVER)
+    port: int = setting(7860, "Port to listen on.", least=1, most=65535, panel=SERVER)
+    open: bool = setting(False, "Open the page in a browser.", panel=SERVER)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_models(MODEL=self.model, draft_model=self.draft_model)
+
+
+@with_settings(Options)
+def playground(settings: Options) -> None:
     """See speculative decoding at work, on a page in your browser.
 
     Plain and speculative decoding write the same prompt side by side, on a clock each. Draft tokens that were kept are marked,
-    with their chances; every round can be stepped through: what was drafted, what was kept, why, and by which distributions.
+    with their chances. Every round can be stepped through: what was drafted, what was kept, why, and by which distributions.
 
     The page is served on this machine only, asks nothing of others, and works offline.
 
@@ -57,8 +66,7 @@ def playground(
 
     Without a draft model:  hf-speculative playground Qwen/Qwen3-4B --draft-model suffix
     """
-    check_dtype(dtype)
-    check_models(MODEL=model, draft_model=draft_model)
+    host, port = settings.host, settings.port
     console = Console(stderr=True, highlight=False)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with ends_at_once(), console.status("loading"):
@@ -67,26 +75,30 @@ def playground(
             from .page import build, look
         except ImportError as error:
             raise ValueError(f"the playground needs {error.name}: pip install 'hf_speculative[playground]'.") from error
-        from .runs import Models, Settings, run
+        from ..tokenizers.chat import speaks_chat
+        from .runs import Models, run
+        from .runs import Settings as PageSettings
 
         target, draft, tokenizer, draft_tokenizer = load_pair(
-            model, draft_model, dtype, device, ("MODEL", "--draft-model"), False
+            settings.model, settings.draft_model, settings.machine, ("MODEL", "--draft-model"), False
         )
         own, method = (None, None) if draft is None else DRAFTS.split(draft)
         models = Models(target, tokenizer, own, draft_tokenizer, method)
-        is_embedded = model is None
-        prompts = [prompt] * bool(prompt) + list(PROMPTS) * is_embedded
-        name = " and ".join(filter(None, [model or "The embedded pair", draft_model]))
-        for _ in run(models, Settings(max_new_tokens=4, method=models.methods[0]), "a"):
+        is_embedded = settings.model is None
+        prompts = [settings.prompt] if settings.prompt else []
+        prompts += PROMPTS if is_embedded else built_in_prompts(speaks_chat(tokenizer) and not settings.raw)
+        name = " and ".join(filter(None, [settings.model or "The embedded pair", settings.draft_model]))
+        for _ in run(models, PageSettings(max_new_tokens=4, method=models.methods[0]), "a"):
             pass  # what a first call sets up would be counted against whoever is first
-        page = build(models, name, prompts, Settings(repetition_penalty=PENALTY if is_embedded else 1.0))
+        first = PageSettings(repetition_penalty=PENALTY if is_embedded else 1.0)
+        page = build(models, name, prompts, first, raw=settings.raw)
     if host not in LOOPBACK:
         console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
     page.launch(
         server_name=host,
         server_port=port,
         share=False,
-        inbrowser=open_browser,
+        inbrowser=settings.open,
         prevent_thread_lock=True,
         quiet=True,
         **look(),

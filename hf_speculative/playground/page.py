@@ -11,6 +11,7 @@ from typing import Any
 
 import gradio as gr
 
+from ..tokenizers.chat import speaks_chat
 from . import drawing
 from .runs import DRAFT_MODEL, JUDGES, Models, Run, Settings, run
 
@@ -39,6 +40,7 @@ def build(
     prompts: list[str] | None = None,
     first: Settings | None = None,
     max_new_tokens: int = 512,
+    raw: bool = False,
 ) -> gr.Blocks:
     """The page.
 
@@ -47,6 +49,7 @@ def build(
         prompts: examples, the first of which stands there at first.
         first: likewise the settings.
         max_new_tokens: the most that can be asked for.
+        raw: a prompt is no message at first, though there is a chat template.
     """
     page = Page(models)
     first = replace(first or Settings(), method=models.methods[0])
@@ -83,9 +86,9 @@ def build(
                 info="when sampling with a draft model. All are exact; reproducible gives the very text of plain sampling.",
             )
             as_chat = gr.Checkbox(
-                bool(models.tokenizer.chat_template),
+                speaks_chat(models.tokenizer) and not raw,
                 label="The prompt is a message in a chat",
-                visible=bool(models.tokenizer.chat_template),
+                visible=speaks_chat(models.tokenizer),
             )
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):

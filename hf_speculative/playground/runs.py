@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
 from ..models.model_state import keeping
+from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule
@@ -174,10 +176,11 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     Raises:
         ValueError, TypeError: before the first forward, as `generate`.
     """
-    target, tokenizer = models.target, models.tokenizer
-    ids = prompt_ids([{"role": "user", "content": prompt}] if as_chat else prompt, 0, target, tokenizer)
+    target, tokenizer, raw = models.target, models.tokenizer, not as_chat
+    ids = prompt_ids(chat.as_chat(prompt, tokenizer, raw), 0, target, tokenizer)
     given = torch.tensor([ids], device=target.device)
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
+    keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
     runners: list[Runner] = [
         Runner(steps, settings.seed, target.device)
@@ -186,7 +189,8 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
             generate_rounds(target, **keywords, **drafting),
         )
     ]
-    plain, own = (Column(Pieces(tokenizer.decode, before=ids)) for _ in runners)
+    decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
+    plain, own = (Column(Pieces(decode, before=ids)) for _ in runners)
     shown = Run(settings, prompt, plain, own, recorder.rounds)
     with keeping(target, {}), closing(in_turns(runners)) as steps:
         for number, step in steps:

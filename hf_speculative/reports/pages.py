@@ -38,7 +38,7 @@ def visible(text: str) -> str:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """A template of the package, `training/page.html`, filled. Whatever is no `Markup` is escaped."""
+    """A template of the package, `measuring/render/page.html`, filled. Whatever is no `Markup` is escaped."""
     return _templates().get_template(template).render(values)
 
 

@@ -75,18 +75,6 @@ def legend(figure: Any, axes: Any, columns: int = 1) -> None:
     figure.legend(handles, names, **where, labelcolor=INK, fontsize=8.5)
 
 
-def shares_by_position(axes: Any, what: str | None = None) -> None:
-    """Label axes that show a share for each place of a draft token in its round."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("place of the draft token in its round", color=INK)
-    if what is not None:
-        axes.set_ylabel(what, color=INK)
-
-
 def as_svg(figure) -> str:
     """The text of an `<svg>` element, in the colour of the text around it."""
     file = io.StringIO()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
-from ..command.arguments import DTYPES, check_dtype, check_models, from_table, load_pair, with_drafting_options
+from ..command.arguments import Machine, check_models, load_pair, option, with_drafting_options
 from ..command.interrupts import ends_at_once
+from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -27,24 +28,29 @@ HELP = """\
 """
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str | None = setting(
+        None, "The model to talk to: a Hub name or folder. Default: the embedded pair.", is_argument=True
+    )
+    draft_model: str | None = option("draft_model", also="Default: auto.")
+    system: str = setting("", "The system's message, if the model has a chat template.")
+    temperature: float = setting(0.7, "0 always takes the likeliest token.", least=0.0)
+    max_new_tokens: int = setting(512, "Tokens of a reply, at most.", least=1)
+    seed: int | None = setting(None, "The same seed gives the same replies again.")
+    show_drafts: bool = setting(False, "Show accepted draft tokens in green.")
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_models(MODEL=self.model, draft_model=self.draft_model)
+
+
 @with_drafting_options("draft_model")
-def chat(
-    model: Annotated[
-        str | None, typer.Argument(help="The model to talk to: a Hub name or folder. Default: the embedded pair.")
-    ] = None,
-    draft_model: Annotated[str | None, from_table("draft_model", also="Default: auto.")] = None,
-    system: Annotated[str, typer.Option(help="The system's message, if the model has a chat template.")] = "",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply, at most.")] = 512,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same replies again.")] = None,
-    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Show accepted draft tokens in green.")] = False,
-    dtype: Annotated[
-        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as stored.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ... Default: cuda if there is one.")] = "",
-    *,
-    drafting: dict[str, Any],
-) -> None:
+@with_settings(Options)
+def chat(settings: Options, drafting: dict[str, Any]) -> None:
     """Talk to a model, with drafts.
 
     Replies appear as they are generated. A line below each says how fast it was and how many draft tokens were accepted.
@@ -54,24 +60,23 @@ def chat(
 
     Your own:  hf-speculative chat Qwen/Qwen3-4B --draft-model Qwen/Qwen3-0.6B
     """
-    check_dtype(dtype)
-    check_models(MODEL=model, draft_model=draft_model)
     console = Console(highlight=False)
     with ends_at_once(), console.status("loading"):
         quiet_transformers()
         from ..call.configuration import as_keywords
         from .conversation import Conversation
 
-        target, draft, tokenizer, _ = load_pair(model, draft_model, dtype, device, ("MODEL", "--draft-model"), False)
-        settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        settings |= {} if seed is None else {"seed": seed}
+        names = ("MODEL", "--draft-model")
+        target, draft, tokenizer, _ = load_pair(settings.model, settings.draft_model, settings.machine, names, False)
+        of_replies = {"temperature": settings.temperature, "max_new_tokens": settings.max_new_tokens}
+        of_replies |= {} if settings.seed is None else {"seed": settings.seed}
         keywords = as_keywords({"draft_model": "auto" if draft is None else draft} | drafting)
-        conversation = Conversation(target, tokenizer, keywords, settings, system)
+        conversation = Conversation(target, tokenizer, keywords, of_replies, settings.system)
     with suppress(ImportError):
         import readline  # noqa: F401  # lines can be edited, and recalled
     if sys.stdin.isatty():
         console.print("[dim]/help for commands, Ctrl-D to leave[/]")
-    Talk(console, conversation, show_drafts).run()
+    Talk(console, conversation, settings.show_drafts).run()
 
 
 class Talk:

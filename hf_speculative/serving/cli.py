@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Any
 
-import typer
 from rich.console import Console
 
 from ..command.arguments import (
-    DTYPES,
-    check_device,
-    check_dtype,
+    Machine,
     check_models,
-    from_table,
     load_draft_named,
+    load_embedded,
     load_named,
     loadable,
     naming,
+    option,
     with_drafting_options,
 )
 from ..command.interrupts import ends_at_once
+from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
 
 #: what answers that run get to end in, after a signal to stop
@@ -28,35 +28,37 @@ GRACE_SECONDS = 20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-@with_drafting_options("draft_model", several=False)
-def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="The model to serve: a Hub name or folder. Default: the embedded pair.")
-    ] = None,
-    draft_model: Annotated[str | None, from_table("draft_model", also="Default: auto.")] = None,
-    name: Annotated[str, typer.Option(help="What clients call the model. Default: the last part of MODEL.")] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel="Server")] = "localhost",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, rich_help_panel="Server")] = 8000,
-    max_lanes: Annotated[
-        int, typer.Option(help="Requests that run together; others wait in order.", min=1, rich_help_panel="Limits")
-    ] = 16,
-    max_waiting: Annotated[
-        int, typer.Option(help="Requests that may wait; more get status 429.", min=1, rich_help_panel="Limits")
-    ] = 1024,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of prompt and answer together. Default: the model's.", min=2, rich_help_panel="Limits"
-        ),
-    ] = None,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.", min=1, rich_help_panel="Limits")] = 8
-    * 2**20,
-    dtype: Annotated[
-        str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}. Default: as stored.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ... Default: cuda if there is one.")] = "",
-    drafting: dict | None = None,
-) -> None:
+#: headings among the options
+SERVER, LIMITS = "Server", "Limits"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    model: str | None = setting(
+        None, "The model to serve: a Hub name or folder. Default: the embedded pair.", is_argument=True
+    )
+    draft_model: str | None = option("draft_model", also="Default: auto.")
+    name: str = setting("", "What clients call the model. Default: the last part of MODEL.")
+    host: str = setting("localhost", "Address to listen on.", panel=SERVER)
+    port: int = setting(8000, "Port to listen on.", least=0, most=65535, panel=SERVER)
+    max_lanes: int = setting(16, "Requests that run together; others wait in order.", least=1, panel=LIMITS)
+    max_waiting: int = setting(1024, "Requests that may wait; more get status 429.", least=1, panel=LIMITS)
+    max_length: int | None = setting(
+        None, "Tokens of prompt and answer together. Default: the model's.", least=2, panel=LIMITS
+    )
+    max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_models(MODEL=self.model, draft_model=self.draft_model)
+
+
+@with_drafting_options("draft_model")
+@with_settings(Options)
+def serve(settings: Options, drafting: dict[str, Any]) -> None:
     """Serve a model with OpenAI's API, with drafts, many requests at a time.
 
     On transformers' own server: chat completions, completions, responses, /v1/models, /health; and /metrics for Prometheus.
@@ -68,8 +70,8 @@ def serve(
 
     Ask it:  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "def main():"}'
     """
-    check_dtype(dtype)
-    check_models(MODEL=model, draft_model=draft_model)
+    model, draft_model, machine = settings.model, settings.draft_model, settings.machine
+    host, port = settings.host, settings.port
     console = Console(stderr=True)
     try:
         import fastapi  # noqa: F401
@@ -79,43 +81,39 @@ def serve(
         raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
     with ends_at_once(), console.status("loading"):
         quiet_transformers()
-        check_device(device)
-        import torch
         from transformers import AutoProcessor
 
         from ..call.configuration import SpeculativeConfig, as_keywords
-        from ..embedded import embedded_pair
         from ..generation import attach
         from ..models import choose
         from .app import build_app
         from .engine import Engine
         from .patience import PatientProtocol
 
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        drafts = dict(drafting or {})
+        drafts = drafting
         if model is None:
-            target, draft, processor = embedded_pair(getattr(torch, dtype or "float32"), head=True)
-            target, drafts = target.to(device), {"draft_model": draft.to(device)} | drafts
+            target, draft, processor = load_embedded(machine, head=True)
+            drafts = {"draft_model": draft} | drafts
         else:
-            target = load_named("MODEL", model, dtype, device)
+            target = load_named("MODEL", model, machine)
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
         if draft_model:
-            drafts["draft_model"] = load_draft_named("--draft-model", draft_model, dtype, device)
-        name = name or (model.rstrip("/").split("/")[-1] if model else "embedded")
+            drafts["draft_model"] = load_draft_named("--draft-model", draft_model, machine)
+        name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         tokenizer = getattr(processor, "tokenizer", processor)
         is_ragged = choose(target).name == "ragged"
         if not is_ragged:
             attach(target, drafts.pop("draft_model", None), config=SpeculativeConfig(**drafts))
         engine = is_ragged and Engine(
             target,
-            max_lanes=max_lanes,
-            max_waiting=max_waiting,
-            max_length=max_length,
+            max_lanes=settings.max_lanes,
+            max_waiting=settings.max_waiting,
+            max_length=settings.max_length,
             tokenizer=tokenizer,
             **as_keywords({"draft_model": "auto"} | drafts),
         )
-        app = build_app(target, processor, name, engine or None, max_body)
+        app = build_app(target, processor, name, engine or None, settings.max_body)
     if not is_ragged:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
     if host not in LOOPBACK:

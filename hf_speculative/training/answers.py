@@ -9,10 +9,11 @@ A draft has to guess what its target writes. Texts that somebody else wrote teac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import torch
@@ -112,6 +113,7 @@ def answer(
     watch: Callable[[int, int], None] = lambda done, total: None,
     share: tuple[int, int] = (0, 1),
     is_over: Callable[[], bool] = lambda: False,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Adds the answers that the journal lacks. Texts themselves draft, so that this is faster than plain decoding.
 
@@ -120,6 +122,7 @@ def answer(
         watch: is told how many answers there are, of how many.
         share: rank and number of processes, each of which makes its own part in a journal of its own.
         is_over: asked before each part and after each answer, once there are `asked.batch_size`: what is missing stays so.
+        keywords: more of `generate`: which tokens end an answer.
     """
     (rank, count), batch_size = share, asked.batch_size
     keys = [(index, sample) for sample in range(asked.per_prompt) for index in prompts][rank::count]
@@ -140,6 +143,7 @@ def answer(
                 max_new_tokens=asked.max_new_tokens,
                 **how_drafted(target, asked.use),
                 **asked.use.generate_kwargs,
+                **keywords,
             )
             with closing(completions):
                 for completion in completions:
@@ -168,12 +172,13 @@ def answers_of_all(
     watch: Callable[[int, int], None],
     processes: Processes,
     is_over: Callable[[], bool] = lambda: False,
+    keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Example]:
     """The answers that each process makes in a journal beside `path`, and those of the others."""
     rank, count = processes.rank, processes.count
     paths = [path if one == 0 else path.with_name(f"{path.name}.rank{one}") for one in range(count)]
     journal = Journal(paths[rank], asked)
-    answer(target, prompts, asked, journal, watch, (rank, count), is_over)
+    answer(target, prompts, asked, journal, watch, (rank, count), is_over, keywords)
     processes.gather([])  # all have written theirs
     journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
     return list(examples_of(journals, prompts))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ..hub.card_text import without_folders
 from ..hub.readme import edit, escaped, grown, render
+from ..measuring.render import markdown
 from ..reports import files
 from . import wording
 from .results import Trained
@@ -31,8 +34,7 @@ def text(result: Trained, existing: str = "") -> str:
         kind=result.kind[:1].upper() + result.kind[1:],
         summary=wording.summary(result),
         usage=wording.usage(result),
-        heads=wording.heads(result),
-        table=wording.table(result),
+        table=Markup("\n".join(markdown.of_table(wording.acceptance(result), "decoding"))),
         facts=wording.facts(result),
         notes=result.notes,
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",

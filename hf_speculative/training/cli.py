@@ -2,106 +2,83 @@
 
 from __future__ import annotations
 
-import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DTYPES, check_data, check_device, check_dtype, check_models, load_target
+from ..command.arguments import DATA, Machine, Reading, check_data, check_models, load_embedded, load_target
 from ..command.interrupts import STOPPED, ends_at_once
-from ..command.settings import with_settings
+from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
-from .settings import HOW, TABLES, WHERE, Settings
+from .settings import HOW, TABLES, Settings
 
 
-@with_settings(Settings)
-def train_command(
-    target: Annotated[
-        str | None,
-        typer.Argument(help="The model that the draft is for: a Hub name or folder. Default: the embedded target."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            "--dataset",
-            help="Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name. Default: the "
-            "target writes its own.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option(help="Folder of the draft, its card, its report and all that a stopped run goes on from.")
-    ] = Path("draft"),
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or "
-            "for more --minutes.",
-        ),
-    ] = False,
-    push_to_hub: Annotated[
-        str | None,
-        typer.Option(
-            help="Upload the draft, its card and its report to this repository, at the end. Not the answers, nor checkpoints."
-        ),
-    ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make that repository a private one, if it is new.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Answer a few prompts, time a step, tell time and memory of the whole, and stop."
-        ),
-    ] = False,
-    field: Annotated[
-        str, typer.Option(help="The column with the prompts: texts, or lists of chat messages.", rich_help_panel=WHERE)
-    ] = "prompt",
-    template: Annotated[
-        str | None,
-        typer.Option(help="A Jinja template over the columns, instead of --field.", rich_help_panel=WHERE),
-    ] = None,
-    answers: Annotated[
-        str | None,
-        typer.Option(
-            help="A column with answers that the target wrote. Default: the target answers the prompts now.",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Which split of the data set to use.", rich_help_panel=WHERE)
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(help="Which configuration of a data set on the Hub.", rich_help_panel=WHERE)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first so many rows.", rich_help_panel=WHERE)
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for what the target makes of each text: computed once, not in every epoch. --dry-run tells its size.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Mixed precision with bfloat16.", rich_help_panel=HOW)] = False,
-    report_to: Annotated[
-        str, typer.Option(help="A logger that transformers knows, such as tensorboard or wandb.", rich_help_panel=HOW)
-    ] = "none",
-    dtype: Annotated[
-        str,
-        typer.Option(help=f"Of the target: {', '.join(DTYPES)}. Default: the format in which its weights are stored."),
-    ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... Default: cuda if there is one.")] = "",
-    *,
-    settings: Settings,
-) -> None:
+@dataclass(frozen=True)
+class Options:
+    """Options of the command, beside the settings of `train`."""
+
+    target: str | None = setting(
+        None, "The model that the draft is for: a Hub name or folder. Default: the embedded target.", is_argument=True
+    )
+    data: str | None = setting(
+        None,
+        "Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name. Default: the target writes "
+        "its own.",
+        "--data",
+        "--dataset",
+    )
+    output: Path = setting(
+        Path("draft"), "Folder of the draft, its card, its report and all that a stopped run goes on from."
+    )
+    resume: bool = setting(
+        False,
+        "Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or for more "
+        "--minutes.",
+    )
+    push_to_hub: str | None = setting(
+        None,
+        "Upload the draft, its card and its report to this repository, at the end. Not the answers, nor checkpoints.",
+    )
+    private: bool = setting(False, "Make that repository a private one, if it is new.")
+    dry_run: bool = setting(False, "Answer a few prompts, time a step, tell time and memory of the whole, and stop.")
+    reading: Reading = field(default_factory=Reading)
+    answers: str | None = setting(
+        None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
+    )
+    store: Path | None = setting(
+        None,
+        "Folder for what the target makes of each text: computed once, not in every epoch. --dry-run tells its size.",
+        panel=HOW,
+    )
+    bf16: bool = setting(False, "Mixed precision with bfloat16.", panel=HOW)
+    report_to: str = setting("none", "A logger that transformers knows, such as tensorboard or wandb.", panel=HOW)
+    machine: Machine = field(default_factory=Machine)
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self):
+        if self.data is not None:
+            check_data("--data", self.data)
+        elif idle := self.reading.given + ["--answers"] * (self.answers is not None):
+            raise ValueError(
+                f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set with prompts."
+            )
+        check_models(TARGET=self.target)
+        if self.resume and not self.output.exists():
+            raise ValueError(
+                f"--resume: there is no run in {self.output}: name its folder by --output, or begin one without --resume."
+            )
+        if self.private and self.push_to_hub is None:
+            raise ValueError("--private has no effect without --push-to-hub.")
+
+
+@with_settings(Options)
+def train_command(settings: Options) -> None:
     """Train a draft for your model: a head or a small model that guesses what it will write.
 
     Needs nothing else:  hf-speculative train Qwen/Qwen3-8B --output my-head
@@ -123,22 +100,9 @@ def train_command(
     at any time: --resume goes on. The folder then works as draft_model=, and the target's output stays exactly what it is
     without.
     """
-    begun = time.monotonic()
-    if data is None:
-        told = {"--template": template, "--answers": answers, "--split": split, "--config": config, "--limit": limit}
-        if idle := [option for option, value in told.items() if value is not None]:
-            raise ValueError(
-                f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set with prompts."
-            )
-    else:
-        check_data("--data", data)
-    check_models(TARGET=target)
-    if resume and not output.exists():
-        raise ValueError(
-            f"--resume: there is no run in {output}: name its folder by --output, or begin one without --resume."
-        )
+    begun, options = time.monotonic(), settings
     with ends_at_once():
-        from ..embedded import embedded_pair
+        from ..measuring.processes import is_first_process
         from ..models import num_parameters
         from . import console
         from .push import Push
@@ -146,27 +110,15 @@ def train_command(
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
-    check_dtype(dtype)
-    check_device(device)
-    if template is not None and field != "prompt":
-        raise ValueError("--field and --template both say where prompts come from: give one.")
-    if private and push_to_hub is None:
-        raise ValueError("--private has no effect without --push-to-hub.")
-    push = None if push_to_hub is None else Push(push_to_hub, private=private or None)
-    arguments: dict[str, Any] = {
-        "bf16": bf16,
-        "report_to": [] if report_to == "none" else [report_to],
-    }
     with ends_at_once(), err.status("loading the target"):
-        import torch
-
-        place = device or (f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
-        if target is None:
-            model, _, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
-            model.to(place)
+        if options.target is None:
+            model, _, tokenizer = load_embedded(options.machine)
         else:
-            model, tokenizer = load_target("TARGET", target, dtype, place)
-    is_first = int(os.environ.get("RANK", "0")) == 0
+            model, tokenizer = load_target("TARGET", options.target, options.machine)
+    repository = options.push_to_hub
+    push = None if repository is None else Push(repository, private=options.private or None)
+    loggers = [] if options.report_to == "none" else [options.report_to]
+    is_first = is_first_process()
     say = (lambda sentence: err.print(Text(sentence))) if is_first else (lambda sentence: None)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
     try:
@@ -183,24 +135,25 @@ def train_command(
                 lines.part(name)
 
             watch = Watch(count, say, part, is_first)
-            run = Run(model, output, settings, tokenizer, watch, push, store, begun=begun)
-            run.begin(resume)
-            reading = {"answers": answers, "split": split, "config": config, "limit": limit}
-            run.read(data, reading | {"prompt": field if template is None else template})
+            run = Run(model, options.output, options.settings, tokenizer, watch, push, options.store, begun=begun)
+            run.begin(options.resume)
+            run.read(options.data, {"answers": options.answers, **options.reading.keywords})
             clock = console.StopWatch()
-            run.answer(only=settings.batch_size if dry_run else None)
+            run.answer(only=run.settings.batch_size if options.dry_run else None)
             seconds = clock.seconds()
-            if settings.kind == TABLES:
+            if run.settings.kind == TABLES:
                 return _finish(run.tables(), is_first)
-            costs = run.prepare(arguments, records=not dry_run)
-        if dry_run:
+            costs = run.prepare({"bf16": options.bf16, "report_to": loggers}, records=not options.dry_run)
+        if options.dry_run:
             console.estimate(err, run, costs, seconds)
             return
         size = num_parameters(run.student.draft()) / 1e6
         say(f"{size:.1f} million parameters learn from {len(run.examples):,} answers.")
-        result = run.train(resume)
+        result = run.train(options.resume)
     except KeyboardInterrupt as interrupt:
-        say(f"stopped; {output} has what was made so far, and the same command with --resume goes on from there.")
+        say(
+            f"stopped; {options.output} has what was made so far, and the same command with --resume goes on from there."
+        )
         raise typer.Exit(STOPPED) from interrupt
     _finish(result, is_first)
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ..measuring.render.screen import print_table
 from . import wording
 from .estimate import Estimate
 from .results import Trained
@@ -84,10 +84,7 @@ def duration(seconds: float) -> str:
 
 def result(console: Console, found: Trained) -> None:
     """What a run brought."""
-    table = Table("", *wording.heads(found))
-    for name, cells in wording.table(found):
-        table.add_row(name, *cells)
-    console.print(table)
+    print_table(console, wording.acceptance(found))
     console.print(Text(wording.summary(found)))
     console.print(Text(f"Card, report and learning curve are in {found.folder}. Go on with it:"))
     for line in wording.next_lines(found):

@@ -1,7 +1,7 @@
 """A DFlash block (arXiv 2602.06036), or JetSpec's (arXiv 2606.18394), trained at many places of a text at once.
 
 In use a block begins at the newest token, its anchor, and reads the target's states before it. So tokens of the answers are
-drawn as anchors, and the blocks of all of them go through the head in one pass, in which none sees another.
+drawn as anchors, and the blocks of all of them go through the head in one pass. None sees another.
 """
 
 from __future__ import annotations

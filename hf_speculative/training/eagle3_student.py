@@ -1,7 +1,7 @@
 """An EAGLE-3 head, trained by training-time test (arXiv 2503.01840, section 3.2).
 
-In use, a head goes on from its own states. So it is trained on them: a first step reads the target's states at all positions at
-once, and each further step reads the states of the one before, and the next tokens.
+In use, a head goes on from its own states. So it is trained on them. A first step reads the target's states at all positions at
+once. Each further step reads the states of the one before, and the next tokens.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation import generate
 from ..measuring.processes import Processes
 from ..models import device_of
 from ..reports import files
+from ..tokenizers.chat import around_a_turn, speaks_chat
 from .answers import how_drafted
 from .sampling_params import SamplingParams
 from .settings import Settings
@@ -34,7 +34,6 @@ SHORTEST, LONGEST = 12, 600
 FEW_WORDS, LEAST_DIFFERENT = 20, 0.4
 #: batches without a usable prompt, before it is given up
 HOPELESS = 8
-MARK = "\x00"
 
 
 #: where they lie in the folder of a run
@@ -112,16 +111,11 @@ def write_prompts(
 
 def _opening(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
     """The ids that come before a user's turn, or the beginning token; and whether it is a chat."""
-    if tokenizer.chat_template is not None:
+    if speaks_chat(tokenizer):
         try:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
-        except (TemplateError, ValueError) as error:
-            raise ValueError(
-                f"the chat template takes no message of a user ({error}): give `data` with prompts."
-            ) from error
-        before, mark, _ = str(text).partition(MARK)
-        if mark:
-            return tokenizer(before, add_special_tokens=False)["input_ids"], True
+            return around_a_turn(tokenizer)[0], True
+        except ValueError as error:
+            raise ValueError(f"{error} Give `data` with prompts.") from error
     config = target.generation_config
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else config.bos_token_id
     if start is None:

@@ -55,12 +55,13 @@ def read_data(
     split: str | None = None,
     config: str | None = None,
     limit: int | None = None,
+    raw: bool = False,
     held_out: int = 16,
     max_new_tokens: int = 128,
 ) -> Data:
     """
     Args:
-        dataset, prompt, split, config, limit: as in `hf_speculative.evaluate`.
+        dataset, prompt, split, config, limit, raw: as in `hf_speculative.evaluate`.
         answers: the column, template or function with the target's own answers; by default they are generated.
         held_out: so many prompts, chosen by a hash of their ids, are not learned from; a fifth of them all at most.
 
@@ -68,7 +69,7 @@ def read_data(
         ValueError: no row can be used, naming the first row and what is wrong with it; or there is one prompt only.
     """
     rows = read_rows(dataset, split=split, config=config, limit=limit)
-    found = prompts_of(rows, prompt, target, tokenizer, max_new_tokens)
+    found = prompts_of(rows, prompt, target, tokenizer, max_new_tokens, raw)
     texts = _answers(rows, answers, found.ids, found.bad_rows, tokenizer)
     first_of: dict[tuple[int, ...], int] = {}
     for index, ids in found.ids.items():

@@ -17,10 +17,10 @@ from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
 from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
-from ..models.model_state import keeping
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
+from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, page, students
 from .acceptance import Meter
@@ -48,7 +48,7 @@ from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: how prompts were read, as far as other commands read them so, too
-SHOWN = ("split", "config")
+SHOWN = ("split", "config", "raw")
 
 
 @dataclass
@@ -136,7 +136,9 @@ class Run:
             )
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
-        self.reading = {name: reading[name] for name in SHOWN if reading.get(name) is not None}
+        self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
+        self.is_chat = speaks_chat(self.tokenizer) and not reading.get("raw")
+        self.ends = chat_keywords(self.target, self.tokenizer, bool(reading.get("raw")))
         if isinstance(prompt := reading.get("prompt", DEFAULT_FIELD), str) and prompt != DEFAULT_FIELD:
             self.reading["template" if "{{" in prompt or "{%" in prompt else "field"] = prompt
         self.data: Data = read_data(
@@ -184,6 +186,7 @@ class Run:
             watch,
             self.processes,
             lambda: had_all or self.deadline.has_passed(ANSWERING),
+            self.ends,
         )
         self.examples = unique(found, settings.max_length)
 
@@ -276,8 +279,7 @@ class Run:
         result.seconds, result.best_step = time.monotonic() - clock, 1
         self.watch.part("measuring acceptance")
         for step, draft in enumerate(("auto", TablesSource(tables))):
-            with keeping(self.target, {}):
-                result.add(step, meter(self.target, draft))
+            result.add(step, meter(self.target, draft))
         if self.processes.rank == 0:
             tables.save(self.folder)
             self._publish(result)
@@ -320,6 +322,8 @@ class Run:
             batch_size=settings.batch_size,
             seed=settings.seed,
             most_seconds=self.deadline.of_a_measurement,
+            processes=self.processes,
+            ends=self.ends,
         )
 
     def notes(self, num_answers: int, num_steps: int) -> list[str]:
@@ -351,6 +355,7 @@ class Run:
                 "num_repeated": self.data.num_repeated,
                 "num_bad_rows": len(self.data.bad_rows),
                 "are_generated": not self.data.answers,
+                "is_chat": self.is_chat,
             },
             environment=environment(self.target),
             num_parameters=self.num_parameters,

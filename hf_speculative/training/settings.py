@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..command.arguments import DATA
 from ..command.settings import check_ranges, setting
 from .sampling_params import SamplingParams
 
@@ -36,7 +37,7 @@ HEADS = ("eagle3", "dflash", "jetspec", TABLES, "layers:N", "draft:FOLDER")
 
 
 #: where these are shown among a command's options
-WHERE, HOW = "Data", "Training"
+WHERE, HOW = DATA, "Training"
 #: minutes of a run where neither they nor steps are given
 MINUTES = 60.0
 
@@ -71,8 +72,8 @@ class Settings:
     answers_per_prompt: int = setting(1, "Answers sampled to each prompt: more to learn from.", least=1, panel=WHERE)
     loss: str = setting(
         "lk_hybrid",
-        "lk_hybrid: KL first, then the chance of a rejection. forward_kl, reverse_kl, total_variation, "
-        "negative_log_acceptance; cross_entropy, for greedy use alone.",
+        "lk_hybrid is KL first, then the chance of a rejection; cross_entropy is for greedy use alone.",
+        choices=LOSS_NAMES,
         panel=HOW,
     )
     lora_rank: int | None = setting(
@@ -90,7 +91,7 @@ class Settings:
     accumulate: int = setting(1, "Split each step into this many passes, to save memory.", least=1, panel=HOW)
     max_length: int = setting(2048, "Tokens of a text; the rest is cut off.", least=2, panel=HOW)
     num_evaluations: int = setting(
-        8, "How often acceptance is measured and a checkpoint kept.", least=1, panel=HOW, flag="--evaluations"
+        8, "How often acceptance is measured and a checkpoint kept.", "--evaluations", least=1, panel=HOW
     )
     num_draft_tokens: int | None = setting(
         None,
@@ -113,7 +114,6 @@ class Settings:
         True,
         "Short texts share a row, if the model keeps them apart; the loss is the same, and a step is shorter.",
         panel=HOW,
-        flag="--pack/--no-pack",
     )
     seed: int = setting(0, "Random seed.")
 
@@ -135,8 +135,6 @@ class Settings:
             raise ValueError(
                 f"`on_policy={self.on_policy}` is for a draft model: a head cannot write by itself. Leave it out."
             )
-        if self.loss not in LOSS_NAMES:
-            raise ValueError(f"`loss={self.loss!r}`: choose one of {', '.join(LOSS_NAMES)}.")
         if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
             raise ValueError(
                 f"`loss={self.loss!r}` is infinite where `top_k` or `top_p` cut the target's distribution off: leave those "

@@ -1,7 +1,7 @@
 """What the target makes of each text, recorded once and read in every epoch, for those who have the room.
 
-Kept are the states that a head reads, and what the target's output layer reads, from which it makes the logits again: a small
-part of their size. Where a target does something with its logits after that layer, they are kept themselves.
+Kept are the states that a head reads, and what the target's output layer reads. That layer makes the logits from it again, at
+a small part of their size. Where a target does something with its logits after that layer, they are kept themselves.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""What the card and the report say, in words."""
+"""What the card and the report say: words and tables."""
 
 from __future__ import annotations
 
 import shlex
+from itertools import starmap
 from pathlib import Path
 
+from ..hub.card_text import pipeline_lines
+from ..measuring.render.tables import Line, Table
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
-from .results import EMBEDDED_TARGET, Point, Trained
+from .results import EMBEDDED_TARGET, Trained
 
 MEANINGS = {
     "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
@@ -92,31 +95,25 @@ def facts(result: Trained) -> dict[str, str]:
     }
 
 
-def table(result: Trained) -> list[tuple[str, list[str]]]:
-    """Rows of acceptance before and after: length, then each position."""
-    found = []
-    for way in ways(result):
-        for name, point in (("before", result.before), ("after", result.after)):
-            if point is not None:
-                found.append((f"{way_name(result, way)}, {name}", _cells(point, way)))
-    return found
-
-
-def heads(result: Trained) -> list[str]:
-    """The columns of that table."""
+def acceptance(result: Trained) -> Table:
+    """Acceptance before and after: the length, then each position."""
     num_positions = len(next(iter(result.curve[0].by_position.values()))) if result.curve else 0
-    return ["acceptance length", *map(str, range(1, num_positions + 1))]
+    rows = {
+        f"{way_name(result, way)}, {name}": [
+            number(point.acceptance_length[way]),
+            *(percent(rate) for rate in point.by_position[way]),
+        ]
+        for way in ways(result)
+        for name, point in (("before", result.before), ("after", result.after))
+        if point is not None
+    }
+    return Table(["acceptance length", *map(str, range(1, num_positions + 1))], list(starmap(Line, rows.items())))
 
 
-def curve(result: Trained) -> list[tuple[str, list[str]]]:
-    """Rows of the learning curve: acceptance lengths by step."""
-    return [
-        (f"{point.step:,}", [number(point.acceptance_length[way]) for way in ways(result)]) for point in result.curve
-    ]
-
-
-def _cells(point: Point, way: str) -> list[str]:
-    return [number(point.acceptance_length[way]), *(percent(rate) for rate in point.by_position[way])]
+def curve(result: Trained) -> Table:
+    """The learning curve: acceptance lengths by step."""
+    rows = {f"{p.step:,}": [number(p.acceptance_length[way]) for way in ways(result)] for p in result.curve}
+    return Table([way_name(result, way) for way in ways(result)], list(starmap(Line, rows.items())))
 
 
 def next_lines(result: Trained) -> list[str]:
@@ -125,7 +122,10 @@ def next_lines(result: Trained) -> list[str]:
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
-    reading = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in data.get("reading", {}).items())
+    named = data.get("reading", {}).items()
+    reading = "".join(
+        f" --{name}" if value is True else f" --{name} {shlex.quote(str(value))}" for name, value in named
+    )
     source = f"--dataset {shlex.quote(data['source'])}{reading}"
     return [
         f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
@@ -138,7 +138,4 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.repository or result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={target!r})
-hf_speculative.attach(pipe.model, draft_model={folder!r})
-print(pipe('def main():', max_new_tokens=64)[0]['generated_text'])"""
+    return pipeline_lines(target, folder, bool(result.data.get("is_chat")))

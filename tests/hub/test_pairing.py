@@ -155,7 +155,7 @@ def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_
         hs.from_pretrained("repo")
     write(tmp_path / "repo", draft_model="org/evil")
     with pytest.raises(
-        ValueError, match=r"names org/evil on the Hub, and in the working directory lies something of that name"
+        ValueError, match=r"names org/evil on the Hub, and the working directory has something of that name"
     ):
         hs.from_pretrained("repo")
     export_generate(tmp_path / "repo")

@@ -106,7 +106,7 @@ def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
     [
         (["--batch", "one"], "--batch one: give a number"),
         (["--model", "some/model"], "--model and --draft-model go together"),
-        (["--dtype", "int4"], "--dtype int4: choose one of"),
+        (["--dtype", "int4"], "`--dtype int4`: choose one of"),
         (["--draft-tokens", "0"], "`--draft-tokens 0` drafts nothing"),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("x", "--dtype", "int4"), "--dtype int4: choose one of"),
+        (("x", "--dtype", "int4"), "`--dtype int4`: choose one of"),
         (("x", "--top-k", 5), "give a --temperature above 0"),
         (("x", "--rule", "blok"), "`--rule blok` is not one of token, block, sampled: did you mean 'block'"),
         (("x", "--draft-model", "some/model"), "--model and --draft-model go together"),

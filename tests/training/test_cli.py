@@ -44,7 +44,7 @@ def test_a_run_by_command(tmp_path):
         "Acceptance length on held-out prompts, temperature 1:" in result.stdout
         and f"draft_model='{out}'" in result.stdout
     )
-    lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
+    lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  h")]
     assert lines[0] == f"hf-speculative eval --dataset {data} --model embedded --draft-model {out}"
     assert lines[1] == f"hf-speculative check embedded {out}" and lines[2].startswith(
         "hs.attach(hs.embedded_pair()[0],"

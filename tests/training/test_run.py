@@ -347,7 +347,7 @@ def test_a_measurement_ends_in_time(monkeypatch):
         for seconds in (math.inf, 2)
     )
     draft = tiny.noisy_copy(target)
-    counts = [meter.measure(target, draft)["greedy"].num_rounds for meter in (whole, some)]
+    counts = [meter.counts(meter.measure(target, draft), "greedy").num_rounds for meter in (whole, some)]
     assert 0 < counts[1] < counts[0]
 
 

@@ -43,8 +43,8 @@ def _draft_of(model, draft: str) -> str:
     if not draft.startswith("."):
         if os.path.exists(draft):
             raise ValueError(
-                f"the default draft is {draft} on the Hub, and in the working directory lies something of that name, which "
-                "would be loaded in its place: pass `draft_model=`, or call this from another directory."
+                f"the default draft is {draft} on the Hub, and the working directory has something of that name, which "
+                "would be loaded in its place. Pass `draft_model=`, or call this from another directory."
             )
         return draft
     folder = model.name_or_path

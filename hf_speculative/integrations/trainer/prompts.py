@@ -30,7 +30,7 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
     if labels is not None:
         if labels.shape != ids.shape:
             raise ValueError(
-                f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}: a row of a decoder-only model "
+                f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}. A row of a decoder-only model "
                 "is a prompt and its completion, with a label for each token; or override `generation_inputs`."
             )
         columns = torch.arange(ids.shape[1], device=ids.device)
@@ -38,7 +38,7 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
     without = (~is_prompt.any(1)).nonzero().flatten().tolist()
     if without:
         raise ValueError(
-            f"rows {without} of the evaluation batch have no prompt, for their `labels` begin at the first token: set the "
+            f"rows {without} of the evaluation batch have no prompt, for their `labels` begin at the first token. Set the "
             f"labels of the prompt to {IGNORED}, or override `generation_inputs`."
         )
     width = int(is_prompt.sum(1).max())

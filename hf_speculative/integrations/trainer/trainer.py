@@ -37,8 +37,8 @@ class SpeculativeTrainerMixin(_Trainer):
     processes and rates computed from the sums; if nothing was drafted, the rates are left out.
 
     Encoder-decoder models are evaluated as by `Seq2SeqTrainer`, but their `generation_config` stays as it is. For decoder-only
-    models, a row's prompt is everything before its first label; predictions are the new tokens, and the label ids given to
-    `compute_metrics` are the labels from the first one on, so that both begin in column 0.
+    models, a row's prompt is everything before its first label; Predictions are the new tokens, and the label ids given to
+    `compute_metrics` are the labels from the first one on: both begin in column 0.
 
     Args:
         draft_model: a smaller model, or the name of one; moved to the trainer's device, never trained. Default: the draft

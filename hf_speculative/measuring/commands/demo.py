@@ -143,7 +143,6 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
             scene.setting,
             repeats=repeats,
             seed=scene.seed,
-            is_chat=stage.is_chat,
             max_new_tokens=num_tokens,
             **scene.kwargs,
         )

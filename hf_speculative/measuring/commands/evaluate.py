@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,108 +14,79 @@ from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
-    DTYPES,
+    Machine,
+    Reading,
     check_data,
-    check_device,
-    check_dtype,
     check_models,
     check_outputs,
-    from_table,
+    load_embedded,
     load_target,
     naming,
     numbers,
+    option,
     with_drafting_options,
 )
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.settings import check_ranges, setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...names import place_of
 from ...reports import files
 from ..scores import SCORES
 
 ADAPTIVE = "adaptive"
+#: a list of draft lengths on a command line
+LENGTHS = f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost."
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    dataset: str = setting(
+        ..., "A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
+    )
+    model: str | None = setting(None, "Target: a Hub name or folder. Default: the embedded pair.")
+    draft_model: list[str] | None = option("draft_model", also="Repeat the option for several to compare.")
+    reading: Reading = field(default_factory=Reading)
+    num_draft_tokens: str = option("num_draft_tokens", default=f"4,{ADAPTIVE}", also=LENGTHS)
+    prompt_lookup: str | None = option("prompt_lookup_num_tokens", "--prompt-lookup", also="Several with commas.")
+    temperature: str = setting("0", "Temperatures, separated by commas; 0 is greedy decoding.")
+    top_k: int | None = setting(None, "Sample only among the k likeliest tokens; 0 is off.", least=0)
+    top_p: float | None = setting(
+        None,
+        "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
+        least=0.0,
+        most=1.0,
+    )
+    max_new_tokens: int = setting(128, "The most tokens to generate for each prompt.", least=1)
+    stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
+    batch_size: int = setting(1, "Prompts decoded together.", least=1)
+    seed: int = setting(0, "Random seed for sampling, the same for every setting.")
+    score: str | None = setting(None, f"A task score: {', '.join(SCORES)}, or your own as module:function.")
+    references: str | None = setting(
+        None, "What the score compares texts with: a column, or a Jinja template over the columns."
+    )
+    results: Path = setting(
+        Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
+    )
+    report: Path | None = setting(
+        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with plots and texts."
+    )
+    json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
+    csv_file: Path | None = setting(None, "Write a line for each prompt under each setting to this CSV file.", "--csv")
+    glossary: bool = setting(False, "Say below the tables what the figures mean.")
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_outputs(results=self.results, report=self.report, json=self.json_file, csv=self.csv_file)
+        check_data("--dataset", self.dataset)
+        check_models(model=self.model, draft_model=self.draft_model)
 
 
 @with_drafting_options("num_draft_tokens", "prompt_lookup_num_tokens", several=True)
-def eval_command(
-    dataset: Annotated[
-        str,
-        typer.Option(
-            help="A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
-        ),
-    ],
-    model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
-    draft_model: Annotated[
-        list[str] | None,
-        from_table("draft_model", also="Repeat the option for several to compare."),
-    ] = None,
-    field: Annotated[
-        str, typer.Option(help="The column with the prompts: texts, or lists of chat messages.")
-    ] = "prompt",
-    template: Annotated[
-        str | None,
-        typer.Option(help="A Jinja template over the columns, instead of --field: $'Q: {{ question }}\\nA:'."),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Which split of the data set to use, such as test. Needed if there are several.")
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(help="Which configuration to use of a data set on the Hub. Needed if there are several."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many rows.")] = None,
-    num_draft_tokens: Annotated[
-        str,
-        from_table("num_draft_tokens", also=f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost."),
-    ] = f"4,{ADAPTIVE}",
-    prompt_lookup: Annotated[
-        str | None, from_table("prompt_lookup_num_tokens", "--prompt-lookup", also="Several with commas.")
-    ] = None,
-    temperature: Annotated[str, typer.Option(help="Temperatures, separated by commas; 0 is greedy decoding.")] = "0",
-    top_k: Annotated[
-        int | None, typer.Option(min=0, help="Sample only among the k likeliest tokens; 0 is off.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate for each prompt.")] = 128,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="A text that ends a completion. Repeat the option for several.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling, the same for every setting.")] = 0,
-    score: Annotated[
-        str | None, typer.Option(help=f"A task score: {', '.join(SCORES)}, or your own as module:function.")
-    ] = None,
-    references: Annotated[
-        str | None,
-        typer.Option(help="What the score compares texts with: a column, or a Jinja template over the columns."),
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(help="File of results, one line for each call. The same command continues an existing file.")
-    ] = Path("eval.jsonl"),
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a report to this file: Markdown if it ends in .md, else one HTML page with plots and texts."
-        ),
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all totals to this JSON file.")] = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write a line for each prompt under each setting to this CSV file.")
-    ] = None,
-    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the tables what the figures mean.")] = False,
-    dtype: Annotated[
-        str, typer.Option(help=f"{', '.join(DTYPES)}. Default: the format in which the weights are stored.")
-    ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... Default: cuda if there is one.")] = "",
-    *,
-    drafting: dict[str, Any],
-) -> None:
+@with_settings(Options)
+def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     """Evaluate drafts on your own prompts: which draft, at which draft length, how much faster, and is the text the same?
 
     Nothing to download but your data:  hf-speculative eval --dataset prompts.jsonl
@@ -133,52 +104,43 @@ def eval_command(
     Every setting decodes the same prompts as plain `generate`, in turn. You may stop at any time: the same command continues
     where it stopped. A row that cannot be used is recorded and skipped.
     """
-    check_outputs(results=results, report=report, json=json_file, csv=csv_file)
-    check_data("--dataset", dataset)
-    check_models(model=model, draft_model=draft_model)
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
+        from ..processes import is_first_process
         from ..render import page, screen
         from ..results import Evaluation
         from ..run import evaluate
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
-    check_dtype(dtype)
-    if template is not None and field != "prompt":
-        raise ValueError("--field and --template both say where prompts come from: give one.")
-    check_device(device)
-    lengths = numbers("--num-draft-tokens", num_draft_tokens, _length, also=f" or {ADAPTIVE}")
-    if prompt_lookup is not None:
-        drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", prompt_lookup, int)
+    lengths = draft_lengths("--num-draft-tokens", settings.num_draft_tokens)
+    temperatures = numbers("--temperature", settings.temperature, float)
+    if settings.prompt_lookup is not None:
+        drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", settings.prompt_lookup, int)
     named = {name: value for name, value in drafting.items() if ROWS[name].is_source}
     sources: dict[str, Any] = {n: value if isinstance(value, list) else [value] for n, value in named.items()}
-    options = {name: value for name, value in drafting.items() if name not in sources}
-    temperatures = numbers("--temperature", temperature, float)
-    row_options: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "stop_strings": stop}
+    of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "stop_strings": settings.stop}
     with ends_at_once(), err.status("loading the models"):
-        target, drafts, tokenizer = _load(model, draft_model, dtype, device)
+        target, drafts, tokenizer = _load(settings)
+    results = settings.results
     is_stopped, begun = False, time.time()
     try:
         evaluation = evaluate(
             target,
             drafts,
-            dataset,
+            settings.dataset,
             tokenizer=tokenizer,
-            prompt=field if template is None else template,
-            split=split,
-            config=config,
-            limit=limit,
             num_draft_tokens=lengths,
             temperatures=temperatures,
-            options=options,
-            score=score,
-            references=references,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            seed=seed,
+            options={name: value for name, value in drafting.items() if name not in sources},
+            score=settings.score,
+            references=settings.references,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
             results=results,
+            **settings.reading.keywords,
             **sources,
-            **{name: value for name, value in row_options.items() if value is not None},
+            **{name: value for name, value in of_rows.items() if value is not None},
         )
     except KeyboardInterrupt:
         is_stopped = True
@@ -186,46 +148,43 @@ def eval_command(
             raise
         evaluation = Evaluation.load(results)
         err.print(Text(f"stopped; {results} has what was measured so far, and the same command continues from there."))
-    if int(os.environ.get("RANK", "0")):
-        return  # the first process prints
-    screen.print_evaluation(Console(highlight=False), evaluation, glossary)
+    if not is_first_process():
+        return
+    screen.print_evaluation(Console(highlight=False), evaluation, settings.glossary)
     err.print(Text(f"results: {results}"))
-    if json_file is not None:
-        files.write(json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
-    if csv_file is not None:
-        evaluation.to_csv(csv_file, by="prompt")
-        err.print(Text(f"figures of each prompt: {csv_file}"))
-    if report is not None:
-        page.write_report(evaluation, report)
-        err.print(Text(f"report: {report}"))
+    if settings.json_file is not None:
+        files.write(settings.json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
+    if settings.csv_file is not None:
+        evaluation.to_csv(settings.csv_file, by="prompt")
+        err.print(Text(f"figures of each prompt: {settings.csv_file}"))
+    if settings.report is not None:
+        page.write_report(evaluation, settings.report)
+        err.print(Text(f"report: {settings.report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts must not take a part for the whole
 
 
-def _load(model: str | None, draft_models: list[str] | None, dtype: str, device: str):
-    import torch
-
+def _load(settings: Options):
     from ...drafting.tables import holds_tables
-    from ...embedded import embedded_pair
     from ...models.loading import check_name
 
-    methods = [name for name in draft_models or () if DRAFTS.is_method(name)]
-    if model is None and draft_models and len(methods) < len(draft_models):
+    names = settings.draft_model or []
+    methods = [name for name in names if DRAFTS.is_method(name)]
+    if settings.model is None and len(methods) < len(names):
         raise ValueError("--draft-model needs a --model: name one, or `--model embedded` for the embedded target.")
-    rank = os.environ.get("LOCAL_RANK", "0")
-    place = device or (f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
-    if model is None:
-        target, draft, tokenizer = embedded_pair(dtype=getattr(torch, dtype or "float32"))
-        return target.to(place), methods or {"draft": draft.to(place)}, tokenizer
-    draft_models = [place_of(name) for name in draft_models or ()]
-    for name in draft_models:
+    if settings.model is None:
+        target, draft, tokenizer = load_embedded(settings.machine)
+        return target, methods or {"draft": draft}, tokenizer
+    names = [place_of(name) for name in names]
+    for name in names:
         if DRAFTS.is_method(name) or holds_tables(name):
             continue
         with naming("--draft-model", name):
             check_name(name)  # a wrong name is found before the target takes minutes to load
-    target, tokenizer = load_target("--model", model, dtype, place)
-    return target, draft_models or None, tokenizer
+    target, tokenizer = load_target("--model", settings.model, settings.machine)
+    return target, names or None, tokenizer
 
 
-def _length(text: str) -> int | None:
-    return None if text.strip() == ADAPTIVE else int(text)
+def draft_lengths(option: str, text: str) -> list[int | None]:
+    """The draft lengths of a list; `None` for one chosen round by round."""
+    return numbers(option, text, lambda one: None if one.strip() == ADAPTIVE else int(one), also=f" or {ADAPTIVE}")

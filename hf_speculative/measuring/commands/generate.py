@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,15 +16,16 @@ from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
-    DTYPES,
-    check_dtype,
+    ExactMachine,
     check_file,
     check_models,
-    from_table,
     load_pair,
+    option,
+    raw_setting,
     with_drafting_options,
 )
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.settings import check_ranges, setting, with_settings
 from ...command.terminal import quiet_transformers
 
 #: texts are shown by default for up to so many prompts
@@ -31,82 +34,59 @@ FEW = 4
 ENOUGH = 3
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the command."""
+
+    prompt: list[str] | None = setting(
+        None,
+        "Prompts: texts to continue. Without any, they come from --prompts or from standard input.",
+        is_argument=True,
+    )
+    prompts: Path | None = setting(None, "A file of prompts: .txt (one a line), .jsonl, .csv, .parquet; also as .gz.")
+    field: str = setting("prompt", "The column of that file that holds the prompt.")
+    demo: bool = setting(False, "Show three answers of a chat model, plain and speculative side by side.")
+    model: str | None = setting(
+        None, "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."
+    )
+    draft_model: str | None = option("draft_model", also="A Hub name or folder.")
+    num_draft_tokens: int | None = option("num_draft_tokens")
+    max_new_tokens: int = setting(96, "How many tokens to generate for each prompt, at most.", least=1)
+    temperature: float = setting(
+        0.0, "0 always takes the likeliest token (greedy decoding); above 0, tokens are sampled.", least=0.0
+    )
+    top_k: int = setting(0, "Sample only among the k likeliest tokens; 0 is off.", least=0)
+    top_p: float = setting(
+        1.0, "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.", least=0.0, most=1.0
+    )
+    seed: int = setting(0, "Random seed for sampling: the same seed gives the same texts again.")
+    batch_size: int = setting(1, "How many prompts are decoded together.", least=1)
+    repeats: int | None = setting(
+        None,
+        "How often each prompt is decoded both ways, to tell a speedup from noise. Default: as often as gives "
+        f"{ENOUGH} timings, that is once for a file of prompts and {ENOUGH} times for a single one.",
+        least=1,
+    )
+    machine: ExactMachine = dataclasses.field(default_factory=ExactMachine)
+    show_text: bool | None = setting(None, f"Whether to print the texts. Default: for up to {FEW} prompts.")
+    raw: bool = raw_setting()
+    json: bool = setting(False, "Print a JSON line for each prompt, then one with the totals.")
+    glossary: bool = setting(False, "Say below the table what the figures mean.")
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_models(model=self.model, draft_model=self.draft_model)
+        if not self.prompt:  # else there are two sources, which is said later
+            check_file("--prompts", self.prompts)
+
+
 @with_drafting_options("num_draft_tokens")
-def generate(
-    context: typer.Context,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Prompts: texts to continue. Without any, they come from --prompts or from standard input."
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: .txt (one a line), .jsonl, .csv, .parquet; also as .gz.")
-    ] = None,
-    column: Annotated[str, typer.Option("--field", help="The column of that file that holds the prompt.")] = "prompt",
-    demo: Annotated[
-        bool,
-        typer.Option("--demo", help="Show three answers of a chat model, plain and speculative side by side."),
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."),
-    ] = None,
-    draft_model: Annotated[str | None, from_table("draft_model", also="A Hub name or folder.")] = None,
-    num_draft_tokens: Annotated[int | None, from_table("num_draft_tokens")] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="How many tokens to generate for each prompt, at most.")
-    ] = 96,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            min=0.0, help="0 always takes the likeliest token (greedy decoding); above 0, tokens are sampled."
-        ),
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample only among the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
-        ),
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling: the same seed gives the same texts again.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="How many prompts are decoded together.")] = 1,
-    repeats: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"How often each prompt is decoded both ways, to tell a speedup from noise. Default: as often as gives "
-            f"{ENOUGH} timings, that is once for a file of prompts and {ENOUGH} times for a single one.",
-        ),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help=f"Number format of the weights: {', '.join(DTYPES)}.")] = "float32",
-    device: Annotated[
-        str, typer.Option(help="Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
-    ] = "",
-    show_text: Annotated[
-        bool | None, typer.Option(help=f"Whether to print the texts. Default: for up to {FEW} prompts.")
-    ] = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw",
-            help="Continue the text of a prompt as it is, where the model has a chat template. Default: answer it.",
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON line for each prompt, then one with the totals.")
-    ] = False,
-    glossary: Annotated[bool, typer.Option("--glossary", help="Say below the table what the figures mean.")] = False,
-    *,
-    drafting: dict[str, Any],
-) -> None:
+@with_settings(Options)
+def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]) -> None:
     """Generate text with a draft and without, and compare.
 
     The text appears as it is generated, with the draft tokens that the target accepted in colour. Then both ways decode the
-    same prompts in turn, and a table says how long they took, how many guesses were accepted, and how much faster it was.
+    same prompts in turn. A table says how long they took, how many guesses were accepted, and how much faster it was.
 
     Try it, nothing to download:  hf-speculative generate "def main():"
 
@@ -121,27 +101,15 @@ def generate(
     Ctrl-C ends it early and shows what was measured so far.
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    check_dtype(dtype)
-    if demo:
-        given = _given(context)
-        if idle := [
-            f"--{name.replace('_', '-')}" for name in given if name not in ("demo", "max_new_tokens", "repeats")
-        ]:
-            raise ValueError(f"{', '.join(idle)} beside --demo, which has models, prompts and settings of its own.")
-        with ends_at_once(), err.status("importing torch and transformers"):
-            from . import demo as demonstration
-        quiet_transformers()
-        num_tokens = max_new_tokens if "max_new_tokens" in given else demonstration.NUM_TOKENS
-        with ends_at_once(), err.status("loading the models"):
-            stage = demonstration.stage()
-        demonstration.show(out, stage, num_tokens, repeats or demonstration.REPEATS)
+    if settings.demo:
+        _show_demo(context, settings, out, err)
         return
-    check_models(model=model, draft_model=draft_model)
-    if not prompt:  # else there are two sources, which is said below
-        check_file("--prompts", prompts)
-    if temperature == 0 and (top_k or top_p < 1 or drafting.get("reproducible")):
+    temperature, draft_model, batch_size = settings.temperature, settings.draft_model, settings.batch_size
+    sampling = {"top_k": settings.top_k, "top_p": settings.top_p}
+    if temperature == 0 and (sampling != {"top_k": 0, "top_p": 1.0} or drafting.get("reproducible")):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
+        from ...tokenizers.chat import speaks_chat
         from ..comparison import Comparison
         from ..journal import BadRow
         from ..render import screen
@@ -149,21 +117,26 @@ def generate(
         from .prompts import batches, prompt_source, shown, usable
     quiet_transformers()
     names_source = any(ROWS[name].is_source for name in drafting)
-    if model is not None and draft_model is None and not names_source:
+    if settings.model is not None and draft_model is None and not names_source:
         draft_model = "auto"
     if draft_model is not None and DRAFTS.is_method(draft_model):
         drafting["draft_model"], names_source = draft_model, True
     elif draft_model is not None or not names_source:
         drafting["draft_model"] = "draft"
-    setting = Setting(num_draft_tokens=num_draft_tokens, temperature=temperature, **drafting)
-    source = prompt_source(prompt, prompts, column, err)
+    setting = Setting(num_draft_tokens=settings.num_draft_tokens, temperature=temperature, **drafting)
+    tokenizer = None
+    source = prompt_source(
+        settings.prompt,
+        settings.prompts,
+        settings.field,
+        err,
+        lambda: speaks_chat(tokenizer) and not settings.raw,
+    )
     total = sum(1 for p in source() if not isinstance(p, BadRow))
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer, other = load_pair(
-            model, draft_model, dtype, device, needs_draft=not names_source, head=True
+            settings.model, draft_model, settings.machine, needs_draft=not names_source, head=True
         )
-    sampling = {"top_k": top_k, "top_p": top_p} if temperature else {}
-    repeats = repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
     comparison = Comparison(
         target,
         draft,
@@ -172,13 +145,14 @@ def generate(
         setting,
         num_prompts=total,
         batch_size=batch_size,
-        repeats=repeats,
-        seed=seed,
-        is_chat=tokenizer.chat_template is not None and not raw,
-        max_new_tokens=max_new_tokens,
-        **sampling,
+        repeats=settings.repeats or math.ceil(ENOUGH / math.ceil(total / batch_size)),
+        seed=settings.seed,
+        raw=settings.raw,
+        max_new_tokens=settings.max_new_tokens,
+        **sampling if temperature else {},
     )
-    shows = not as_json and (total <= FEW if show_text is None else show_text)
+    as_json = settings.json
+    shows = not as_json and (total <= FEW if settings.show_text is None else settings.show_text)
     streams = shows and batch_size == 1
     if shows and out.is_terminal:
         out.print(screen.MEANING)
@@ -220,14 +194,23 @@ def generate(
             plain = evaluation.totals(setting.baseline).to_dict()
             print(json.dumps({"total": totals.to_dict() | {"plain": plain}}), flush=True)
         else:
-            screen.print_evaluation(out, evaluation, glossary)
+            screen.print_evaluation(out, evaluation, settings.glossary)
     if is_stopped:
         raise typer.Exit(STOPPED)
     if not totals.num_prompts:
         raise typer.Exit(1)
 
 
-def _given(context: typer.Context) -> list[str]:
-    """The options that the command line names."""
+def _show_demo(context: typer.Context, settings: Options, out: Console, err: Console) -> None:
     found = ((name, context.get_parameter_source(name)) for name in context.params)
-    return [name for name, source in found if source is not None and source.name != "DEFAULT"]
+    given = [name for name, source in found if source is not None and source.name != "DEFAULT"]
+    allowed = ("demo", "max_new_tokens", "repeats")
+    if idle := [f"--{name.replace('_', '-')}" for name in given if name not in allowed]:
+        raise ValueError(f"{', '.join(idle)} beside --demo, which has models, prompts and settings of its own.")
+    with ends_at_once(), err.status("importing torch and transformers"):
+        from . import demo
+    quiet_transformers()
+    num_tokens = settings.max_new_tokens if "max_new_tokens" in given else demo.NUM_TOKENS
+    with ends_at_once(), err.status("loading the models"):
+        stage = demo.stage()
+    demo.show(out, stage, num_tokens, settings.repeats or demo.REPEATS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ...embedded import DEMO_PROMPTS
+from ...command.prompts import built_in_prompts
 from ..journal import BadRow
 from ..rows import Prompt, read_prompts
 
@@ -19,9 +19,16 @@ WAYS = "as an argument, on standard input, in a file with --prompts, or see the 
 
 
 def prompt_source(
-    given: list[str] | None, path: Path | None, column: str, console: Console
+    given: list[str] | None,
+    path: Path | None,
+    column: str,
+    console: Console,
+    is_chat: Callable[[], bool] = lambda: False,
 ) -> Callable[[], Iterator[Prompt | BadRow]]:
     """A function that iterates over the prompts, from the first one at each call.
+
+    Args:
+        is_chat: asked at each call, whether built-in ones are questions.
 
     Raises:
         ValueError: there are none, an empty one was given, or two sources were.
@@ -40,7 +47,7 @@ def prompt_source(
         texts = given
     elif sys.stdin is not None and sys.stdin.isatty():
         console.print("No prompt was given: two built-in ones are used.")
-        texts = DEMO_PROMPTS
+        return lambda: iter(built_in_prompts(is_chat())[:2])
     else:
         text = sys.stdin.read() if sys.stdin is not None else ""
         if not text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ...reports.pages import visible
 from ..results import Evaluation
@@ -23,18 +23,17 @@ def text(found: Found) -> str:
     return "\n".join(lines)
 
 
-def of_table(table: Table, before: Sequence[tuple[str, str]] = ()) -> list[str]:
+def of_table(table: Table, about: str = "setting") -> list[str]:
     """The lines of a table.
 
     Args:
-        before: names and figures of columns that all lines share, such as the batch size.
+        about: the name of the first column.
     """
-    names, shared = [name for name, _ in before], [figure for _, figure in before]
-    head = [*names, "setting", *table.columns]
+    head = [about, *table.columns]
     return [
         row(head),
         row(["---"] * len(head)),
-        *(row([*shared, line.setting.label, *line.figures]) for line in table.lines),
+        *(row([line.label, *line.figures]) for line in table.lines),
     ]
 
 

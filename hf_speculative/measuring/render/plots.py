@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...reports import plotting
 from ..results import Evaluation
@@ -14,6 +14,8 @@ from .tables import Section
 WIDTH = 4.2  # inches
 #: labelled where they fall into the range
 RATIOS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+#: a curve of more points has no markers
+FEW = 20
 #: more dots than these are drawn as an image
 MANY = 2000
 
@@ -22,9 +24,11 @@ def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
     """`<svg>` elements by what they show, `positions` and `prompts`; only those that have figures."""
     figures = {}
     with plotting.style():
-        rates = {t.setting: t.statistics.per_position_acceptance_rate for t in totals if t.statistics}
+        rates = {
+            t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics and t.has_rates
+        }
         if any(rates.values()):
-            figures["positions"] = plotting.as_svg(_positions(rates))
+            figures["positions"] = positions(rates)
         speedups = [
             (t.speedup, t.setting, [*evaluation.speedups(t.setting).values()]) for t in totals if t.speedup is not None
         ]
@@ -57,14 +61,44 @@ def _places(sections: Sequence[Section]):
     return figure
 
 
-def _positions(rates: dict[Setting, list[float]]):
-    figure, axes = plotting.new_axes(WIDTH, 2.6 + 0.17 * len(rates))
-    for number, (setting, of_setting) in enumerate(rates.items()):
-        x = range(1, len(of_setting) + 1)
-        axes.plot(x, of_setting, **plotting.line(number), label=plotting.label(setting.label))
-    plotting.shares_by_position(axes)
-    plotting.legend(figure, axes)
-    return figure
+def positions(rates: Mapping[str, Sequence[float]]) -> str:
+    """An `<svg>` element: the share of rounds that kept the draft up to each position, a line for each name."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    with plotting.style():
+        figure, axes = plotting.new_axes(WIDTH, 2.6 + 0.17 * len(rates))
+        for number, (name, of_name) in enumerate(rates.items()):
+            axes.plot(range(1, len(of_name) + 1), of_name, **plotting.line(number), label=plotting.label(name))
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
+        plotting.legend(figure, axes)
+        return plotting.as_svg(figure)
+
+
+def curves(
+    found: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, bottom: float, mark: float | None
+) -> str:
+    """An `<svg>` element: points `(x, y)`, a line for each name.
+
+    Args:
+        x, y: labels of the axes.
+        bottom: the least value of y that is shown.
+        mark: a value of x with a dashed line through it; `None` for none.
+    """
+    with plotting.style():
+        figure, axes = plotting.new_axes(WIDTH, 3.0)
+        for number, (name, points) in enumerate(found.items()):
+            style = plotting.line(number) | ({"marker": ""} if len(points) > FEW else {})
+            axes.plot(*zip(*points, strict=True), **style, label=plotting.label(name))
+        if mark is not None:
+            axes.axvline(mark, color=plotting.INK, linewidth=0.8, linestyle="--", label="kept")
+        axes.set_ylim(bottom=bottom)
+        axes.set_xlabel(x, color=plotting.INK)
+        axes.set_ylabel(y, color=plotting.INK)
+        plotting.legend(figure, axes)
+        return plotting.as_svg(figure)
 
 
 def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):

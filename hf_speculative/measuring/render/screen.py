@@ -15,7 +15,7 @@ from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ..results import Evaluation
 from . import wording
-from .tables import Found, Section, Table, by_place, sections
+from .tables import Found, Table, by_place, sections
 
 #: of bad rows and of differences, each on a line
 MAX_LINES = 5
@@ -65,11 +65,11 @@ def print_tables(console: Console, found: Found) -> list[str]:
     columns: dict[str, None] = {}
     for section in sections(found):
         columns |= dict.fromkeys(section.table.columns)
-        _print_table(console, section.table, section.title, section)
+        print_table(console, section.table, section.title)
         for note in section.notes:
             console.print(as_text(note))
         if section.scores.columns:
-            _print_table(console, section.scores, "Task scores", section)
+            print_table(console, section.scores, "Task scores")
     return [*columns]
 
 
@@ -83,32 +83,34 @@ def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) ->
         console.print("[dim]What the figures mean: --glossary.[/]")
 
 
-def _print_table(console: Console, figures: Table, title: str, section: Section) -> None:
+def print_table(console: Console, figures: Table, title: str = "") -> None:
     """The recommended setting is bold, one that clearly loses is red. Columns that do not fit are left out."""
     rivals = [[name for name in figures.columns if name.startswith("over ")]]
     for left_out in accumulate([[], *rivals, *([name] for name in LEFT_OUT)]):
-        table = _table(figures, title, section, left_out)
+        table = _table(figures, title, left_out)
         if Measurement.get(console, console.options, table).minimum <= console.width:
             break
     console.print()
     console.print(table)
 
 
-def _table(figures: Table, title: str, section: Section, left_out: Sequence[str]) -> RichTable:
+def _table(figures: Table, title: str, left_out: Sequence[str]) -> RichTable:
     shown = [index for index, name in enumerate(figures.columns) if name not in left_out]
     table = RichTable(
-        title=as_text(title, "bold"), title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim"
+        title=as_text(title, "bold") if title else None,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        box=None,
+        header_style="dim",
     )
-    table.add_column("", min_width=min(NAME_WIDTH, max(len(line.setting.label) for line in figures.lines)))
+    table.add_column("", min_width=min(NAME_WIDTH, max(len(line.label) for line in figures.lines)))
     for index in shown:
         name = figures.columns[index]
         table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
-    found = section.recommendation
-    for line, of_setting in zip(figures.lines, section.totals, strict=True):
-        style = "red" if of_setting.speedup is not None and of_setting.speedup.is_loss else ""
-        if found is not None and line.setting == found.setting:
-            style = "bold green" if found.is_gain else "bold"
-        table.add_row(as_text(line.setting.label), *(line.figures[index] for index in shown), style=style)
+    for line in figures.lines:
+        best = "bold green" if line.tone == "gain" else "bold"
+        style = best if line.is_best else "red" if line.tone == "loss" else ""
+        table.add_row(as_text(line.label), *(line.figures[index] for index in shown), style=style)
     return table
 
 

@@ -16,21 +16,30 @@ from ..speedup import Speedup, remarks
 from ..totals import Totals
 from . import wording
 
+#: in the place of a figure that rests on too little
+DASH = "\u2013"
 #: an evaluation, or several by place: what they differ in, such as the batch size
 Found: TypeAlias = "Evaluation | Mapping[str, Evaluation]"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A setting and its figures, one for each column."""
+    """What a row is about, such as a setting, and its figures, one for each column.
 
-    setting: Setting
+    Attributes:
+        is_best: it is recommended.
+        tone: of its speedup, `gain` or `loss`; empty where it is neither.
+    """
+
+    label: str
     figures: list[str]
+    is_best: bool = False
+    tone: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Settings as rows; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
+    """Figures by row and column; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
 
     columns: list[str]
     lines: list[Line]
@@ -48,12 +57,31 @@ class Section:
     @property
     def table(self) -> Table:
         """What each setting brings."""
-        return totals(self.evaluation, self.totals)
+        figures = {t.setting: _figures(self.evaluation, t) for t in self.totals}
+        if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
+            for of_setting in figures.values():
+                del of_setting["prompts"]
+        return self._table(figures)
 
     @property
     def scores(self) -> Table:
         """What the task score gives each setting; without columns where there is none."""
-        return _table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+        return self._table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+
+    def _table(self, figures: Mapping[Setting, Mapping[str, str]]) -> Table:
+        """Columns without any figure are left out."""
+        names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
+        columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
+        best = self.recommendation and self.recommendation.setting
+        return Table(
+            columns,
+            [
+                Line(
+                    t.setting.label, [figures[t.setting].get(name, "") for name in columns], t.setting == best, tone(t)
+                )
+                for t in self.totals
+            ],
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -62,6 +90,11 @@ class Section:
         for of_setting in self.totals:
             lost = [name for name, ratio in of_setting.over.items() if ratio.is_loss]
             found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
+        if short := [t for t in self.totals if t.is_too_short and t.num_new_tokens]:
+            fewest, most = self.evaluation.header["fewest_tokens"], max(t.num_new_tokens for t in short)
+            found.append(
+                f"{DASH}: a figure needs {fewest} new tokens or more, and {most} are all there are: decode more."
+            )
         failures = {failure.setting: failure.message for failure in self.evaluation.failures}
         failed = (t.setting for t in self.totals if t.setting.name in failures)
         return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
@@ -86,34 +119,24 @@ def sections(found: Found) -> list[Section]:
     ]
 
 
-def totals(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
-    """What each setting brings; columns without any figure are left out."""
-    figures = {of_setting.setting: _figures(evaluation, of_setting) for of_setting in found}
-    if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
-        for of_setting in figures.values():
-            del of_setting["prompts"]
-    return _table(figures)
-
-
-def _table(figures: dict[Setting, dict[str, str]]) -> Table:
-    names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
-    columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
-    return Table(
-        columns, [Line(s, [of_setting.get(name, "") for name in columns]) for s, of_setting in figures.items()]
-    )
+def tone(totals: Totals) -> str:
+    """Whether a setting is clearly faster than plain decoding, clearly slower, or neither."""
+    speedup = totals.speedup
+    return "" if speedup is None else "gain" if speedup.is_gain else "loss" if speedup.is_loss else ""
 
 
 def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
     counts, setting, first = totals.statistics, totals.setting, totals.first_seconds
+    none = DASH if totals.is_too_short and totals.num_new_tokens else ""
     passes = sum(call.num_target_passes for call in evaluation.calls[setting.name].values())
     return {
         "prompts": f"{totals.num_prompts}",
-        "tokens/s": significant(totals.tokens_per_second),
-        "speedup": str(totals.speedup or ""),
+        "tokens/s": significant(totals.tokens_per_second) or none,
+        "speedup": str(totals.speedup or ("" if setting.is_plain else none)),
         evaluation.spread_name: interval(totals.speedup),
         "decoding speedup": str(totals.decoding or ""),
-        "acceptance rate": percent(counts.draft_acceptance_rate, 1) if counts else "",
-        "mean acceptance length": number(counts.mean_acceptance_length) if counts else "",
+        "acceptance rate": none or percent(counts.draft_acceptance_rate, 1) if counts else "",
+        "mean acceptance length": none or number(counts.mean_acceptance_length) if counts else "",
         "time to first token": "" if first is None else f"{significant(1000 * first)} ms",
         "target passes": f"{passes:,}" if passes else "",
         "identical texts": identical(evaluation, totals),
@@ -124,9 +147,9 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
     """For each position in a round, how often its draft token was kept."""
-    rates = {t.setting: t.statistics.per_position_acceptance_rate for t in found if t.statistics}
+    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics and t.has_rates}
     width = max(map(len, rates.values()), default=0)
-    lines = [Line(setting, [*map(percent, known), *[""] * (width - len(known))]) for setting, known in rates.items()]
+    lines = [Line(label, [*map(percent, known), *[""] * (width - len(known))]) for label, known in rates.items()]
     return Table([str(position + 1) for position in range(width)], lines if width else [])
 
 
@@ -137,7 +160,7 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
         values = list(evaluation.speedups(setting).values())
         gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
         figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
-        lines.append(Line(setting, [*figures, f"{gains:,} of {len(values):,}"]))
+        lines.append(Line(setting.label, [*figures, f"{gains:,} of {len(values):,}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 

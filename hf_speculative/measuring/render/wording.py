@@ -112,8 +112,9 @@ def differences(found: list[Difference]) -> str:
     """What the list of differences is, in words."""
     return (
         f"{plural(len(found), 'text')} that should equal plain decoding's, and the new token (from 0) at "
-        "which each leaves it. The logit gap is between the target's two best tokens there: next to nothing where rounding "
-        "breaks a tie either way, as in half precision; well above the dtype's rounding it is an error, please report it."
+        "which each leaves it. The logit gap is between the target's two best tokens there. It is next to nothing where "
+        "rounding breaks a tie either way, as in half precision. Well above the dtype's rounding it is an error: "
+        "please report it."
     )
 
 

@@ -1,0 +1,72 @@
+"""Chat templates: what a user says as a prompt, what surrounds it, and which tokens end an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: stands for a text in a rendered template
+MARK = "\x00"
+
+
+def speaks_chat(tokenizer: PreTrainedTokenizerBase | None) -> bool:
+    """Whether there is a chat template."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def as_chat(prompt: Any, tokenizer: PreTrainedTokenizerBase | None, raw: bool = False) -> Any:
+    """A text as the message of a user, where there is a chat template; all else as it is.
+
+    Args:
+        raw: a text stays a text.
+    """
+    is_said = isinstance(prompt, str) and not raw and speaks_chat(tokenizer)
+    return [{"role": "user", "content": prompt}] if is_said else prompt
+
+
+def around_a_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The ids before what a user says first, and those from there to where the answer begins.
+
+    Raises:
+        ValueError: the template takes no message of a user.
+    """
+    try:
+        text = _rendered(tokenizer, [{"role": "user", "content": MARK}], add_generation_prompt=True)
+    except (TemplateError, ValueError) as error:
+        raise ValueError(f"the chat template takes no message of a user ({error}).") from error
+    before, mark, after = text.partition(MARK)
+    if not mark:
+        raise ValueError("the chat template does not show what a user says.")
+    return _ids(tokenizer, before), _ids(tokenizer, after)
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that end an answer: those of the generation config, then what the template puts after one."""
+    eos = model.generation_config.eos_token_id
+    found = [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
+    try:
+        after = _ids(tokenizer, _rendered(tokenizer, messages).partition(MARK)[2])
+    except (TemplateError, ValueError):  # of a template that takes no answer
+        after = []
+    return list(dict.fromkeys([*found, *(token for token in after[:1] if token in tokenizer.all_special_ids)]))
+
+
+def chat_keywords(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, raw: bool = False
+) -> dict[str, Any]:
+    """Keywords of `generate` with which an answer ends where the template ends one."""
+    if raw or tokenizer is None or not speaks_chat(tokenizer):
+        return {}
+    ends, eos = end_tokens(model, tokenizer), model.generation_config.eos_token_id
+    return {} if not ends or ends == (eos if isinstance(eos, list) else [eos]) else {"eos_token_id": ends}
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
