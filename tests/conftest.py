@@ -1,3 +1,4 @@
+import gc
 import os
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_report_header(config):
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def pytest_collection_finish():
+    """What is imported by now is garbage never: `gc.collect()`, which packing weights calls, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

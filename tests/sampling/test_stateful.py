@@ -253,7 +253,7 @@ def test_a_processor_that_cannot_be_copied(target, draft, kind):
         hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
 
 
-def test_copies_of_rows_that_are_done_are_let_go(target, draft, request):
+def test_copies_of_rows_that_are_done_are_let_go(target, draft):
     """A window of `generate_batches` has many more rows than lanes."""
     alive: WeakSet = WeakSet()
 
@@ -268,9 +268,6 @@ def test_copies_of_rows_that_are_done_are_let_go(target, draft, request):
             most.append(len(alive))
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
-    gc.collect()
-    gc.freeze()  # collecting is quick then
-    request.addfinalizer(gc.unfreeze)
     for settings in ({"logits_processor": [Counts()]}, {"stopping_criteria": [Asks()]}):
         most: list[int] = []
         alive.clear()

@@ -10,6 +10,7 @@ Kernels are the CPU's, so that this says nothing about rounding or speed.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import traceback
 from collections import Counter
 from dataclasses import dataclass
@@ -21,11 +22,10 @@ from unittest import mock
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .fake_graphs import Graph
+from .fake_graphs import Graph, leaves, mapped
 
-PACKAGE = Path(__file__).parents[2] / "hf_speculative"
+PACKAGE = f"{Path(__file__).parents[2] / 'hf_speculative'}/"
 NUM_DEVICES = 2
 COPIES = ("_to_copy", "copy_")
 INDEXING = ("index", "index_put", "index_put_")
@@ -146,9 +146,11 @@ class Devices(TorchDispatchMode):
     def wait(self, kind: str, operation) -> None:
         if self.capturing is not None:
             raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
-        frames = [frame for frame in traceback.extract_stack() if PACKAGE in Path(frame.filename).parents]
-        where = f"{Path(frames[-1].filename).relative_to(PACKAGE)}:{frames[-1].lineno}" if frames else ""
-        self.waits.append(Wait(kind, str(operation), f"{where} {frames[-1].line}" if frames else ""))
+        frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+        places = ((name, line) for name, line in frames if name.startswith(PACKAGE))
+        name, line = next(places, ("", 0))
+        where = f"{name.removeprefix(PACKAGE)}:{line} {linecache.getline(name, line).strip()}" if name else ""
+        self.waits.append(Wait(kind, str(operation), where))
         for on_host, values in self.under_way:
             on_host.copy_(values)
         self.under_way.clear()
@@ -159,7 +161,7 @@ class Devices(TorchDispatchMode):
     def run(self, operation, args: tuple, kwargs: dict):
         """One operation of torch, held to the rules."""
         name = operation.overloadpacket.__name__
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+        tensors = [value for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         on_device = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
         asked = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_anywhere = asked is not None and asked.type == "meta" and not on_device
@@ -188,9 +190,8 @@ class Devices(TorchDispatchMode):
         return self._read_later(result) if is_async else result
 
     def _computed(self, operation, args: tuple, kwargs: dict, goal: torch.device):
-        flat, form = tree_flatten((args, kwargs))
-        outer = {id(value.inner): value for value in flat if isinstance(value, OnDevice)}
-        args, kwargs = tree_unflatten([value.inner if isinstance(value, OnDevice) else value for value in flat], form)
+        outer = {id(value.inner): value for value in leaves((args, kwargs)) if isinstance(value, OnDevice)}
+        args, kwargs = mapped(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         result = operation(*args, **kwargs)
@@ -202,7 +203,7 @@ class Devices(TorchDispatchMode):
                 return value
             return outer[id(value)] if id(value) in outer else OnDevice(value, goal)
 
-        return tree_map(wrapped, result)
+        return mapped(wrapped, result)
 
     def _copy(self, operation, args: tuple, kwargs: dict, goal: torch.device) -> bool:
         """Whether it is one to the host that nobody waits for."""
@@ -341,7 +342,3 @@ def simulated():
         _open.append(devices)
         stack.callback(_open.pop)
         yield devices
-
-
-def moved(inputs: dict[str, torch.Tensor], place: str = "cuda:0") -> dict[str, torch.Tensor]:
-    return {name: value.to(place) for name, value in inputs.items()}
