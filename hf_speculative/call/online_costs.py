@@ -62,7 +62,7 @@ class OnlineCosts(WrappedSchedule):
             return False
         width = self.drafted[1]
         others = any(n == rows and columns != width for n, columns, _ in self.last)
-        return not (others or self.table.is_settled(("pass", rows, width)))
+        return not (others or len(self.table.cells.get(("pass", rows, width), ())) >= SETTLED // 2)
 
     def update(self, round: Round) -> None:
         if not self.is_plain:  # else it is none of the other's rounds

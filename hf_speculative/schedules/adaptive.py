@@ -32,6 +32,9 @@ CREDIT_A_ROUND = 0.01
 #: the share of broken chains that a tree is taken to go on from, until one was tried: half, as nobody knows
 RESCUED = 0.5
 
+#: chains among which it chooses: costs of few lengths are known soon, and between them little is lost
+LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
 
 class Adaptive(Schedule):
     """The draft with which all rows are expected to be done first, none included.
@@ -104,7 +107,9 @@ class Adaptive(Schedule):
             seconds = (np.diff(rounds, axis=0, prepend=0) * times[::-1]).sum(0)  # of as many rows as are left
         if not self.has_drafted:  # the draft reads the prompts
             seconds[1:] += max(0.0, float(times[-1, 1]) - plain)
-        best, ways = 1 + int(seconds[1:].argmin()), np.arange(len(seconds))
+        ways = np.arange(len(seconds))
+        seconds[~np.isin(ways, LENGTHS) & (ways < longest)] = np.inf
+        best = 1 + int(seconds[1:].argmin())
         can_pay = 1 + np.where(ways > longest, ways - longest, ways) > times[-1] / plain
         if seconds[best] < seconds[0] or (self.credit > 0 and can_pay[1:].any()):
             self.reason = None
