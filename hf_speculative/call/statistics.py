@@ -16,7 +16,7 @@ import torch
 
 from ..types import Round
 
-STAGES = ("draft", "verify", "accept", "rest", "probe")
+STAGES = ("draft", "verify", "accept", "rest")
 COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
 
 

@@ -20,10 +20,12 @@ from ..batches import NO_DRAFT
 from ..call import checks
 from ..call.configuration import Options
 from ..call.generation_settings import setting_of
-from ..call.measured_costs import Probe
+from ..call.measured_costs import MeasuredCosts
+from ..call.online_costs import OnlineCosts
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
+from ..distributed.tensor_parallel import SingleProcess
 from ..generation import attached_to
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
@@ -221,16 +223,17 @@ class Engine:
         batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))
-        schedule = PerRequestRoom(make_schedule(self.options), running)
-        probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
-        schedule.begin(batch, probe)
+        costs = MeasuredCosts(self.options, model, request.inputs, batch)
+        timed = OnlineCosts(make_schedule(self.options), costs, SingleProcess())
+        schedule = PerRequestRoom(timed, running)
+        schedule.begin(batch, costs)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
         trees = PerRequestTrees(batch, drafter, running)
         trees.begin_round()
         rounds = speculate(
-            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running)
+            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running), timed.lap
         )
         try:
             for round in rounds:
@@ -239,6 +242,7 @@ class Engine:
                 trees.begin_round()
         finally:
             rounds.close()
+            timed.end()
             target.release()
             drafter.release()
 

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_speculative.call import measured_costs as costs
-from hf_speculative.call import online_costs, timings
+from hf_speculative.call import online_costs
 from tests.support import tiny
 
 
@@ -53,8 +52,7 @@ def machine(monkeypatch):
 
     def make(*models, **speeds):
         made.append(Machine(*models, **speeds))
-        for module in (costs, timings, online_costs):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
+        monkeypatch.setattr(online_costs, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
         return made[-1]
 
     yield make
