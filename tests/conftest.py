@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from hf_speculative.call import measured_costs as costs
+from hf_speculative.measuring import plan
 from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
 from hf_speculative.types import Costs
@@ -31,6 +32,14 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(1234)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_texts():
+    """Figures of the texts of tests, which are short, are told; what they have to rest on has a test of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "FEWEST_TOKENS", 0)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ def check_ranges(settings: Any) -> None:
         if value is None or about is None or value == field.default:
             continue
         if about.choices and value not in about.choices:
-            raise ValueError(f"`{field.name}={value}`: choose one of {', '.join(about.choices)}.")
+            raise ValueError(f"`{field.name}={value!r}`: choose one of {', '.join(about.choices)}.")
         if not isinstance(value, (int, float)):  # a list of numbers, written as a text, is read later
             continue
         if about.least is not None and not value >= about.least:

@@ -4,11 +4,6 @@ from typing import TYPE_CHECKING
 
 from ..lazy import lazy_names
 
-#: how many texts are written side by side where nobody says: one, and a small batch
-BATCH_SIZES = (1, 8)
-#: seconds to measure in
-SECONDS = 120.0
-
 if TYPE_CHECKING:
     from .advice import Advice
     from .answer import Compatibility, check

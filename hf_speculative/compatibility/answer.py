@@ -24,8 +24,8 @@ from ..measuring.settings import Setting
 from ..models import num_parameters
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
-from . import BATCH_SIZES, SECONDS
 from .advice import Advice
+from .defaults import BATCH_SIZES, SECONDS
 from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on

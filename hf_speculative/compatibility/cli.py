@@ -9,13 +9,12 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ..command.arguments import ExactMachine, check_file, check_models, load_pair, numbers, option, raw_setting
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
-from . import BATCH_SIZES, SECONDS
+from .defaults import BATCH_SIZES, SECONDS
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,14 @@ def check(settings: Options) -> None:
     with ends_at_once(), err.status("loading the models"):
         from transformers import PreTrainedModel
 
+        from ..measuring.commands.prompts import usable
+        from ..measuring.rows import read_prompts
         from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
 
         quiet_transformers()
-        texts = _prompts(settings.prompts, settings.field, err)
+        path = settings.prompts
+        texts = None if path is None else list(usable(iter(read_prompts(path, settings.field)), err))
         target, draft, tokenizer, other = load_pair(
             settings.model, settings.draft_model, settings.machine, ("MODEL", "DRAFT_MODEL"), needs_draft=False
         )
@@ -107,19 +109,3 @@ def check(settings: Options) -> None:
         screen.print_answer(Console(highlight=False), found)
     if not found:
         raise typer.Exit(1)
-
-
-def _prompts(path: Path | None, column: str, console: Console) -> list | None:
-    """The prompts of a file; a row without one is named and skipped."""
-    if path is None:
-        return None
-    from ..measuring.journal import BadRow
-    from ..measuring.rows import read_prompts
-
-    prompts = []
-    for row in read_prompts(path, column):
-        if isinstance(row, BadRow):
-            console.print(Text.assemble(("skipped", "yellow"), f" row {row.index}: {row.message}"))
-        else:
-            prompts.append(row)
-    return prompts

@@ -25,6 +25,8 @@ from ..tokenizers.chat import chat_keywords
 NUM_DRAFT_TOKENS = 4
 #: new tokens of a text, between these; they are chosen so that as many batches as this fit into the time
 FEWEST_TOKENS, MOST_TOKENS, BATCHES = 32, 64, 5
+#: of a batch's time, what warming up takes
+WARM_UP = 0.3
 #: no more batches than these, whatever the time
 MOST_BATCHES = 8
 #: new tokens by which the speed of plain decoding is estimated
@@ -114,7 +116,7 @@ def _length(
     decoder = _decoder(target, tokenizer, {}, ends | {"max_new_tokens": PROBE})
     for _ in range(2):
         call = decoder.decode(Setting(), 0, list(range(len(ids))), ids)
-    fitting = seconds / (BATCHES + 1) / max(call.seconds / PROBE, 1e-9)
+    fitting = seconds / (BATCHES + WARM_UP) / max(call.seconds / PROBE, 1e-9)
     return max(FEWEST_TOKENS, min(MOST_TOKENS, int(fitting)))
 
 
@@ -124,4 +126,6 @@ def _decoder(
     drafts: Mapping[str, NamedDraft],
     kwargs: dict[str, Any],
 ) -> Decoder:
-    return Decoder(target, tokenizer, drafts, settings_of_rows(target, tokenizer, kwargs), seed=0, forgets=True)
+    return Decoder(
+        target, tokenizer, drafts, settings_of_rows(target, tokenizer, kwargs), seed=0, forgets=True, is_brief=True
+    )

@@ -12,7 +12,7 @@ from ..reports import files
 from .card_text import shown, usage
 from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of, is_on_hub
 from .pairing_file import FILE_NAME
-from .readme import edit, escaped, grown, render
+from .readme import edit, escaped, render, with_tags
 
 
 def card(
@@ -140,13 +140,8 @@ def _metadata(
 ) -> dict[str, Any]:
     """The keys to set; what a user set already, other than lists that grow, stays."""
     tags = ["speculative-decoding", *(["draft-model"] if draft_name else [])]
-    metadata = {
-        "tags": grown(existing.get("tags"), tags),
-        "library_name": existing.get("library_name") or "transformers",
-        "model-index": _model_index(existing.get("model-index") or [], figures, model_name, draft_name),
-    }
-    base_model = existing.get("base_model") or base_model
-    return metadata if base_model is None else {"base_model": base_model} | metadata
+    index = _model_index(existing.get("model-index") or [], figures, model_name, draft_name)
+    return with_tags(existing, tags, base_model) | {"model-index": index}
 
 
 def _model_index(existing: list[Any], figures: list[Figure], model_name: str, draft_name: str | None) -> list[Any]:

@@ -43,17 +43,15 @@ def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure
             "hf_speculative.generate(model, ",
         )
         options = _keywords(best.shown_options)
-    inputs = f"tokenizer({PROMPT!r}, return_tensors='pt')"
+    inputs, asked = f"tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)", ""
     if is_chat:
         said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]"
-        inputs = (
-            f"tokenizer.apply_chat_template({said}, add_generation_prompt=True, return_tensors='pt', return_dict=True)"
-        )
+        how = "add_generation_prompt=True, return_tensors='pt', return_dict=True"
+        inputs, asked = "inputs", f"inputs = tokenizer.apply_chat_template({said}, {how}).to(model.device)\n"
     return f"""import hf_speculative, transformers
 model = {loader}({name!r})
 tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
-inputs = {inputs}.to(model.device)
-print(tokenizer.decode({call}**inputs, max_new_tokens=64{options})[0]))"""
+{asked}print(tokenizer.decode({call}**{inputs}, max_new_tokens=64{options})[0]))"""
 
 
 def _keywords(options: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..call.option_table import checked
 from ..reports import files
 from .pairing_file import Pairing
-from .readme import edit, grown, render
+from .readme import edit, render, with_tags
 
 FILES = Path(__file__).parent / "custom_generate"
 COPIED = ("generate.py", "requirements.txt")
@@ -66,10 +66,7 @@ def export_generate(
             has_weights=has_weights,
             repo=repo,
         ),
-        lambda existing: {
-            "tags": grown(existing.get("tags"), TAGS),
-            "library_name": existing.get("library_name", "transformers"),
-        },
+        lambda existing: with_tags(existing, TAGS),
     )
     code.mkdir(parents=True, exist_ok=True)
     for name in COPIED:

@@ -95,6 +95,14 @@ def grown(existing: Any, ours: list[str]) -> list[str]:
     return values + [value for value in ours if value not in values]
 
 
+def with_tags(existing: dict[str, Any], tags: list[str], base_model: str | None = None) -> dict[str, Any]:
+    """The keys of metadata that every card of ours sets; what stands there already stays."""
+    base_model = existing.get("base_model") or base_model
+    metadata = {} if base_model is None else {"base_model": base_model}
+    library = existing.get("library_name") or "transformers"
+    return metadata | {"tags": grown(existing.get("tags"), tags), "library_name": library}
+
+
 def _split(text: str) -> tuple[str, str]:
     """The YAML of the metadata block, and what follows the block."""
     match = REGEX_YAML_BLOCK.search(text)

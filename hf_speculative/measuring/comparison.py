@@ -70,8 +70,8 @@ class Comparison:
             )
         drafts = {"draft": NamedDraft("draft", "", draft, draft_tokenizer)} if draft is not None else {}
         self.tokenizer, self.setting, self.settings = tokenizer, setting, [setting.baseline, setting]
-        is_chat, self.raw = speaks_chat(tokenizer) and not raw, raw
-        self.decode = functools.partial(tokenizer.decode, skip_special_tokens=is_chat)
+        self.raw, self.is_chat = raw, speaks_chat(tokenizer) and not raw
+        self.decode = functools.partial(tokenizer.decode, skip_special_tokens=self.is_chat)
         options = settings_of_rows(target, tokenizer, chat_keywords(target, tokenizer, raw) | kwargs)
         self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
         self.decoder.check(setting)

@@ -56,6 +56,7 @@ class Decoder:
         seed: batch b is sampled with seed + b, under every setting.
         rivals: by name.
         forgets: sources keep nothing from call to call, for prompts that come again.
+        is_brief: warm-ups are short nevertheless, since nothing is compiled.
         kept: what the sources of each setting keep else, which no other setting's texts add to.
     """
 
@@ -66,6 +67,7 @@ class Decoder:
     seed: int
     rivals: Mapping[str, Rival] = field(default_factory=dict)
     forgets: bool = False
+    is_brief: bool = False
     kept: dict[Setting, dict] = field(default_factory=dict)
 
     def check(self, setting: Setting) -> None:
@@ -81,9 +83,9 @@ class Decoder:
     def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
         """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here.
 
-        Where prompts come again, it runs to the end: what is compiled or captured may depend on the length.
+        Where prompts come again, it runs to the end, if it is not brief: what is compiled or captured may depend on the length.
         """
-        few = {} if self.forgets else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
+        few = {} if self.forgets and not self.is_brief else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
         if few and self.kwargs.get("min_new_tokens") is not None:
             few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
         call = self._inputs(prompts) | self._kwargs(setting) | few

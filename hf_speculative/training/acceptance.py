@@ -107,6 +107,7 @@ class Meter:
         for way in self.ways:
             counts = self.counts(found, way)
             metrics[f"{prefix}_{way}_acceptance_length"] = counts.mean_acceptance_length
+            metrics[f"{prefix}_{way}_num_tokens"] = counts.num_new_tokens
             rates = [*counts.per_position_acceptance_rate, *[0.0] * self.num_draft_tokens]
             for position, rate in enumerate(rates[: self.num_draft_tokens], start=1):
                 metrics[f"{prefix}_{way}_position_{position}"] = rate

@@ -7,9 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .progress import Watch
 from .push import Push
 from .results import Trained
-from .run import Run, Watch
+from .run import Run
 from .settings import TABLES, Settings
 
 

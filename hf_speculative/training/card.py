@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from ..hub.card_text import without_folders
-from ..hub.readme import edit, escaped, grown, render
+from ..hub.readme import edit, escaped, render, with_tags
 from ..measuring.render import markdown
 from ..reports import files
 from . import wording
@@ -40,16 +39,8 @@ def text(result: Trained, existing: str = "") -> str:
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
         command=without_folders(where["command"]),
     )
+    is_folder = Path(result.target).is_absolute()  # of this machine, which means nothing to others
+    target = None if is_folder else result.target
     return edit(
-        existing, "training", escaped(wording.title(result)), body, lambda metadata: _metadata(metadata, result)
+        existing, "training", escaped(wording.title(result)), body, lambda metadata: with_tags(metadata, TAGS, target)
     )
-
-
-def _metadata(existing: dict[str, Any], result: Trained) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "tags": grown(existing.get("tags"), TAGS),
-        "library_name": existing.get("library_name") or "transformers",
-    }
-    if not Path(result.target).is_absolute():  # a folder of this machine means nothing to others
-        found["base_model"] = existing.get("base_model") or result.target
-    return found

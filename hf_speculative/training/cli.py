@@ -105,8 +105,9 @@ def train_command(settings: Options) -> None:
         from ..measuring.processes import is_first_process
         from ..models import num_parameters
         from . import console
+        from .progress import Watch
         from .push import Push
-        from .run import Run, Watch
+        from .run import Run
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
@@ -138,9 +139,9 @@ def train_command(settings: Options) -> None:
             run = Run(model, options.output, options.settings, tokenizer, watch, push, options.store, begun=begun)
             run.begin(options.resume)
             run.read(options.data, {"answers": options.answers, **options.reading.keywords})
-            clock = console.StopWatch()
+            started = time.monotonic()
             run.answer(only=run.settings.batch_size if options.dry_run else None)
-            seconds = clock.seconds()
+            seconds = time.monotonic() - started
             if run.settings.kind == TABLES:
                 return _finish(run.tables(), is_first)
             costs = run.prepare({"bf16": options.bf16, "report_to": loggers}, records=not options.dry_run)

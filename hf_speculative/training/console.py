@@ -40,16 +40,6 @@ class Told:
             self.say(f"{self.name}: {done:,} of {total:,}")
 
 
-class StopWatch:
-    """Seconds since it was made."""
-
-    def __init__(self):
-        self.start = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-
 def estimate(console: Console, run: Run, costs: Estimate, seconds: float) -> None:
     """What a dry run found.
 

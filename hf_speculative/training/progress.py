@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 #: in the log
 SECONDS = "training_seconds"
+
+
+@dataclass
+class Watch:
+    """What a caller is told while a run goes on.
+
+    Attributes:
+        answers: `(done, total)`, the target's answers.
+        say: a sentence.
+        part: which part of the run begins.
+        shows_progress: a bar of the steps.
+    """
+
+    answers: Callable[[int, int], None] = lambda done, total: None
+    say: Callable[[str], None] = lambda sentence: None
+    part: Callable[[str], None] = lambda name: None
+    shows_progress: bool = False
 
 
 class Clock(TrainerCallback):

@@ -28,11 +28,13 @@ class Point:
     Attributes:
         acceptance_length: by way to decode, the tokens a round brings, bonus token included.
         by_position: by way, the share of rounds that kept the draft up to each position.
+        num_tokens: by way, the new tokens that these rest on; none are told of a run of an earlier version.
     """
 
     step: int
     acceptance_length: dict[str, float]
     by_position: dict[str, list[float]]
+    num_tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -138,15 +140,17 @@ class Trained:
 
 def _point(step: int, entry: dict[str, Any]) -> Point:
     lengths, positions = {}, {}
+    num_tokens: dict[str, int] = {}
     for way in (GREEDY, SAMPLED):
         if (length := entry.get(f"eval_{way}_acceptance_length")) is not None:
             lengths[way] = float(length)
+            num_tokens |= {way: int(entry[name])} if (name := f"eval_{way}_num_tokens") in entry else {}
             names = sorted(
                 (name for name in entry if name.startswith(f"eval_{way}_position_")),
                 key=lambda n: int(n.split("_")[-1]),
             )
             positions[way] = [float(entry[name]) for name in names]
-    return Point(step, lengths, positions)
+    return Point(step, lengths, positions, num_tokens)
 
 
 def name_of(model: PreTrainedModel) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from .examples import Collator, Example, unique
 from .on_policy import OnPolicy
 from .own_prompts import own_prompts
 from .packing import keeps_texts_apart
-from .progress import Clock, Shown
+from .progress import Clock, Shown, Watch
 from .prompts import Data, read_data
 from .prospects import prospects
 from .push import Push
@@ -49,23 +48,6 @@ from .warm_tables import learn_tables
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: how prompts were read, as far as other commands read them so, too
 SHOWN = ("split", "config", "raw")
-
-
-@dataclass
-class Watch:
-    """What a caller is told while a run goes on.
-
-    Attributes:
-        answers: `(done, total)`, the target's answers.
-        say: a sentence.
-        part: which part of the run begins.
-        shows_progress: a bar of the steps.
-    """
-
-    answers: Callable[[int, int], None] = lambda done, total: None
-    say: Callable[[str], None] = lambda sentence: None
-    part: Callable[[str], None] = lambda name: None
-    shows_progress: bool = False
 
 
 @dataclass

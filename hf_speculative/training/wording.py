@@ -7,10 +7,11 @@ from itertools import starmap
 from pathlib import Path
 
 from ..hub.card_text import pipeline_lines
-from ..measuring.render.tables import Line, Table
+from ..measuring import plan
+from ..measuring.render.tables import DASH, Line, Table
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
-from .results import EMBEDDED_TARGET, Trained
+from .results import EMBEDDED_TARGET, Point, Trained
 
 MEANINGS = {
     "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
@@ -49,6 +50,8 @@ def summary(result: Trained) -> str:
     before, after = result.before, result.after
     if before is None or after is None:
         return "Nothing was measured."
+    if is_too_short(before, result.main) or is_too_short(after, result.main):
+        return f"Fewer than {plan.FEWEST_TOKENS} tokens were measured, which tell nothing: hold out more prompts."
     lengths = (number(point.acceptance_length[result.main]) for point in (before, after))
     if result.has_no_steps:
         return (
@@ -100,8 +103,8 @@ def acceptance(result: Trained) -> Table:
     num_positions = len(next(iter(result.curve[0].by_position.values()))) if result.curve else 0
     rows = {
         f"{way_name(result, way)}, {name}": [
-            number(point.acceptance_length[way]),
-            *(percent(rate) for rate in point.by_position[way]),
+            _length(point, way),
+            *(DASH if is_too_short(point, way) else percent(rate) for rate in point.by_position[way]),
         ]
         for way in ways(result)
         for name, point in (("before", result.before), ("after", result.after))
@@ -112,8 +115,17 @@ def acceptance(result: Trained) -> Table:
 
 def curve(result: Trained) -> Table:
     """The learning curve: acceptance lengths by step."""
-    rows = {f"{p.step:,}": [number(p.acceptance_length[way]) for way in ways(result)] for p in result.curve}
+    rows = {f"{p.step:,}": [_length(p, way) for way in ways(result)] for p in result.curve}
     return Table([way_name(result, way) for way in ways(result)], list(starmap(Line, rows.items())))
+
+
+def is_too_short(point: Point, way: str) -> bool:
+    """Whether fewer tokens were measured than a figure has to rest on."""
+    return point.num_tokens.get(way, plan.FEWEST_TOKENS) < plan.FEWEST_TOKENS
+
+
+def _length(point: Point, way: str) -> str:
+    return DASH if is_too_short(point, way) else number(point.acceptance_length[way])
 
 
 def next_lines(result: Trained) -> list[str]:

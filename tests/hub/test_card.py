@@ -1,5 +1,6 @@
 """The card that an evaluation gives."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -79,6 +80,20 @@ def test_the_four_lines_run(code, pair, tmp_path, capsys, is_pair):
         exec(lines, {})
     printed = capsys.readouterr().out.replace(" ", "").strip()  # this tokenizer decodes letters apart
     assert stats.num_calls == 1 and printed.startswith("defmain():") and len(printed) > 20
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_a_chat_is_shown_where_the_evaluation_was_one(code, pair, tmp_path, monkeypatch, capsys, is_pair):
+    target, draft, tokenizer = pair
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'].lower() | replace('?', '') }}{% endfor %}"
+    hs.save_pretrained(target, tmp_path, draft_model=draft, tokenizer=tokenizer)
+    monkeypatch.setitem(code.header, "is_chat", True)
+    lines = re.search(r"```python\n(.*?)```", hs.card(code, tmp_path if is_pair else None), re.DOTALL)[1]
+    assert "def main" not in lines and "[{'role': 'user', 'content': " in lines
+    if is_pair:
+        exec(lines, {})
+        assert capsys.readouterr().out.replace(" ", "").startswith("whatisahashtable")
 
 
 HOSTILE = {
@@ -322,7 +337,9 @@ def test_what_is_too_close_to_plain_decoding_is_called_that(code):
 
 def test_lines_to_paste_give_settings_in_a_config():
     setting = hs.Setting(draft_model="suffix", num_draft_tokens=4, suffix_decoding_max_tree_depth=12)
-    lines = usage("org/target", None, None, [SimpleNamespace(setting=setting, speedup=SimpleNamespace(is_noise=True))])
+    noise, evaluation = SimpleNamespace(is_noise=True), SimpleNamespace(header={})
+    figure = SimpleNamespace(setting=setting, speedup=noise, evaluation=evaluation)
+    lines = usage("org/target", None, None, [figure])
     call = re.search(r"hf_speculative.generate\((.*)\)\[0\]", lines)[1]
     assert "draft_model='suffix', num_draft_tokens=4" in call
     assert "speculative_config=hf_speculative.SpeculativeConfig(suffix_decoding_max_tree_depth=12)" in call

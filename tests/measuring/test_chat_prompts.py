@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from hf_speculative.measuring import Evaluation
+from hf_speculative.measuring import Evaluation, plan
 from hf_speculative.measuring.bench import prompts
 from hf_speculative.measuring.rows import BadRow, read_prompts
+from hf_speculative.measuring.totals import FEWEST_TOKENS
 from hf_speculative.tokenizers.chat import around_a_turn, chat_keywords, end_tokens
 from tests.support.files import write_prompts
 
@@ -114,11 +115,12 @@ def test_templates_without_users_are_refused():
         around_a_turn(chat_tokenizer("hello"))
 
 
-def test_few_tokens_make_no_figure(chatty, tmp_path):
+def test_few_tokens_make_no_figure(chatty, monkeypatch):
     """Of fewer than 200 new tokens: a dash and the reason; null in JSON; no recommendation."""
+    monkeypatch.setattr(plan, "FEWEST_TOKENS", FEWEST_TOKENS)
     command = ("generate", "area of a square", "--model", chatty, "--max-new-tokens", 8, "--repeats", 2)
     shown = invoke(*command).stdout
-    assert re.search(r"recycling.* \u2013", shown) and "a figure needs 200 new tokens or more" in shown
+    assert re.search(r"auto.* \u2013", shown) and "a figure needs 200 new tokens or more" in shown
     assert "take " not in shown and not re.search(r"\d\.\d\dx", shown)
     total = json.loads(invoke(*command, "--json").stdout.splitlines()[-1])["total"]
     assert total["num_new_tokens"] <= 16

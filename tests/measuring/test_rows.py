@@ -106,8 +106,9 @@ def test_ways_to_a_prompt(evaluate, tokenizer, monkeypatch):
     evaluation = evaluate(ROWS, prompt="turns")
     assert evaluation.rows(evaluation.settings[0])[0].prompt == "<user>hello>>"
     assert [row.index for row in evaluation.bad_rows] == [1]
-    evaluation = evaluate(ROWS, prompt=lambda row: row["q"] * 2)
-    assert evaluation.rows(evaluation.settings[0])[1].prompt == "b = 2b = 2"
+    for raw, said in ((True, "b = 2b = 2"), (False, "<user>b = 2b = 2>>")):
+        evaluation = evaluate(ROWS, prompt=lambda row: row["q"] * 2, raw=raw)
+        assert evaluation.rows(evaluation.settings[0])[1].prompt == said
 
 
 def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):

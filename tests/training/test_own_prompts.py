@@ -88,5 +88,5 @@ def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"writes no prompts that can be used, in 128 tries: give `data`"):
         write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
-    with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\): give `data`"):
+    with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\)\. Give `data`"):
         write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)

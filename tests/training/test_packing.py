@@ -11,7 +11,8 @@ from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.on_policy import OnPolicy
 from hf_speculative.training.packing import keeps_texts_apart, positions_of, rows_of
-from hf_speculative.training.run import Run, Watch
+from hf_speculative.training.progress import Watch
+from hf_speculative.training.run import Run
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from tests.support import lessons, tiny

@@ -11,15 +11,17 @@ from safetensors import SafetensorError
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs
-from hf_speculative.training import acceptance, arguments, deadline, prospects
+from hf_speculative.measuring import plan
+from hf_speculative.training import acceptance, arguments, deadline, prospects, wording
 from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.call import train
 from hf_speculative.training.estimate import Estimate
+from hf_speculative.training.progress import Watch
 from hf_speculative.training.results import Trained
-from hf_speculative.training.run import Run, Watch
+from hf_speculative.training.run import Run
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
@@ -158,6 +160,16 @@ def test_card_and_report(trained):
     assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card and "expect little" in card
     assert page.count("<svg") == 3 and "temperature 1, after" in page
     assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
+
+
+def test_few_tokens_make_no_figure(trained, monkeypatch):
+    result = trained[1]
+    assert {*result.after.num_tokens} == {"greedy", "sampled"} and max(result.after.num_tokens.values()) < 200
+    monkeypatch.setattr(plan, "FEWEST_TOKENS", 200)
+    assert all({*line.figures} == {"\u2013"} for line in wording.acceptance(result).lines)
+    assert "Fewer than 200 tokens were measured" in wording.summary(result)
+    old = [replace(point, num_tokens={}) for point in result.curve]
+    assert "\u2013" not in str(wording.curve(replace(result, curve=old))), "an earlier version did not count them"
 
 
 def test_a_stopped_run_goes_on(trained, tokenizer, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from hf_speculative.training.dflash_student import DFlashStudent, new_block
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator
-from hf_speculative.training.run import Run, Watch
+from hf_speculative.training.progress import Watch
+from hf_speculative.training.run import Run
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.store import StoredTeacher

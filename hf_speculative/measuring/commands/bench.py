@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from ...call.option_table import checked
+from ...call.option_table import DRAFTS, checked
 from ...command.arguments import Machine, check_models, check_outputs, load_pair, numbers, option, raw_setting
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.settings import check_ranges, setting, with_settings
@@ -155,4 +155,5 @@ def _pair(settings: Options) -> Pair:
 
     target, draft, tokenizer, draft_tokenizer = load_pair(settings.model, settings.draft_model, settings.machine)
     head = {} if settings.model is not None else {"head": load_model(HEAD, dtype=target.dtype).to(target.device)}
-    return Pair(target, {"draft": draft, **head}, tokenizer, draft_tokenizer)
+    own = {} if DRAFTS.is_method(draft) else {"draft": draft}
+    return Pair(target, {**own, **head}, tokenizer, draft_tokenizer)

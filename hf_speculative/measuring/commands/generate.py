@@ -164,7 +164,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
 
     def decode(batch: list) -> None:
         if streams:
-            screen.print_text(out, shown(batch[0]), comparison.stream(batch[0]))
+            screen.print_text(out, shown(batch[0], comparison.is_chat), comparison.stream(batch[0]))
         with progress:
             if not comparison.num_prompts:
                 comparison.warm_up(batch)
@@ -174,14 +174,14 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
             if as_json:
                 print(json.dumps({"prompt": text, **row["json"]}), flush=True)
             elif shows and not streams:
-                screen.print_text(out, shown(text), row["pieces"])
+                screen.print_text(out, shown(text, comparison.is_chat), row["pieces"])
 
     try:
         for batch in batches(usable(source(), err), batch_size):
             try:
                 decode(batch)
             except (ValueError, RuntimeError, IndexError) as error:  # an error of this batch; the others continue
-                skipped = f" {len(batch)} prompts from {shown(batch[0])[:40]!r} on: {error}"
+                skipped = f" {len(batch)} prompts from {shown(batch[0], False)[:40]!r} on: {error}"
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True

@@ -70,6 +70,8 @@ def batches(prompts: Iterator[Prompt], size: int) -> Iterator[list[Prompt]]:
         yield batch
 
 
-def shown(prompt: Prompt) -> str:
-    """A prompt as it is printed: of messages, the last one."""
-    return prompt if isinstance(prompt, str) else f"{prompt[-1]['content']}\n"
+def shown(prompt: Prompt, is_chat: bool) -> str:
+    """A prompt as it is printed: of messages, the last one; what is said, on a line of its own."""
+    if isinstance(prompt, str):
+        return f"{prompt}\n" if is_chat else prompt
+    return f"{prompt[-1]['content']}\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...command.arguments import DATA_FILES
+from ...embedded import FOLDER
 from ...reports.formats import plural
 from ..journal import Difference
 from ..results import Evaluation
@@ -124,9 +126,11 @@ def sentence(text: str) -> str:
 
 
 def short(source: str) -> str:
-    """The last two parts of a path; a name on the Hub is as short already."""
+    """The name of a file or folder, without those around it; a name on the Hub is as short already."""
     path = Path(source)
-    return str(Path(*path.parts[-2:])) if path.is_absolute() else source
+    if path == FOLDER / "target":
+        return "the embedded target"
+    return path.name if path.is_absolute() or path.suffix.lower() in DATA_FILES else source
 
 
 def gap(value: float | None) -> str:

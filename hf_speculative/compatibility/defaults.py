@@ -1,0 +1,6 @@
+"""What `check` and its command do where nobody says otherwise. Importing it imports nothing heavy."""
+
+#: how many texts are written side by side: one, and a small batch
+BATCH_SIZES = (1, 8)
+#: seconds to measure in
+SECONDS = 120.0
