@@ -13,7 +13,7 @@ import time
 import torch
 
 import hf_speculative as hs
-from hf_speculative.compatibility.prompts import QUESTIONS
+from hf_speculative.command.prompts import QUESTIONS
 
 FAST = hs.SpeculativeConfig(optimize=True)
 
