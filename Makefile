@@ -50,10 +50,10 @@ recording: $(READY) $(EXAMPLE)
 	$(BIN)/python -m tests.support.record_demo
 
 test: $(TORCHAO)
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-slow: $(TORCHAO)
-	$(BIN)/python -m pytest -m slow --numprocesses auto
+	$(BIN)/python -m pytest -m slow --numprocesses auto --dist worksteal
 	$(MAKE) test-real
 	$(MAKE) test-kernels
 
@@ -64,9 +64,9 @@ test-real: $(READY) $(EXAMPLE)
 # Workers have one thread each, so that several are a case of their own.
 test-kernels: $(TORCHAO)
 	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
-		$(BIN)/python -m pytest --numprocesses auto $(EXACTNESS)
+		$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(EXACTNESS)
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
-		$(BIN)/python -m pytest --numprocesses auto $(EXACTNESS)
+		$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(EXACTNESS)
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 tests/test_equality.py
 
 test-gpu: $(TORCHAO)

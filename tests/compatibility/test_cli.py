@@ -3,12 +3,20 @@
 import json
 import re
 
+import pytest
 from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
+from hf_speculative.compatibility import running
 from tests.architectures.check import build
 from tests.support.files import write_prompts
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch):
+    """Whatever the time that is given."""
+    monkeypatch.setattr(running, "FEWEST_TOKENS", 6)
 
 
 def shown(*args):

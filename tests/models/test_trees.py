@@ -10,11 +10,11 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.models.recording import RecordingModel
 from hf_speculative.types import Batch, Tree, along_path
 from tests.support import tiny, trees
+from tests.support.cases import types_and_attentions
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("model_type, attention", types_and_attentions())
 def test_logits_of_nodes_equal_those_of_their_paths(model_type, attention):
     """Random branching trees, random paths kept, rows leaving, past a window of 8; a tree fed at once or in two passes."""
     model = tiny.build(model_type, attention=attention)

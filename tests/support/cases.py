@@ -1,9 +1,12 @@
 """Which cases of a parametrised test `make test` runs."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+from tests.support import tiny
 
 
 def slow_but(values: Iterable[Any], *quick: Any) -> list:
@@ -12,3 +15,9 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list:
     missing = [value for value in quick if value not in values]
     assert not missing, f"{missing} are none of {values}"
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def types_and_attentions() -> list:
+    """Every type of model with both attentions; of eager ones, a type with windows and one without are quick."""
+    pairs = list(itertools.product(tiny.ARCHITECTURES, ("sdpa", "eager")))
+    return slow_but(pairs, *(pair for pair in pairs if pair[1] == "sdpa" or pair[0] in ("llama", "gemma3_text")))
