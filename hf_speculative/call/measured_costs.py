@@ -123,9 +123,9 @@ def _read(path: Path) -> dict[Cell, tuple[float, ...]]:
         if not all(math.isfinite(value) and value > 0 for value in values):
             raise ValueError("costs that are not above 0")
         return cells
-    except OSError:  # none yet, or none can be: `keep` says so
+    except FileNotFoundError:
         return {}
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         warnings.warn(f"{path} is damaged, and costs of rounds are measured anew: {error}", stacklevel=2)
         return {}
 
