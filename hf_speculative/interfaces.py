@@ -356,7 +356,7 @@ class Schedule:
         """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
 
     def update_costs(self, costs: Costs) -> None:
-        """How long rounds take by those that have run meanwhile. Only told if `begin` has asked."""
+        """How long rounds take after all, by those of the call itself. Only told if `begin` has asked."""
 
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""

@@ -46,13 +46,7 @@ def short_texts():
 def fixed_costs(request, monkeypatch):
     """The adaptive schedule decides by these costs, not by the clock; a test marked `measures` asks the clock."""
     if request.node.get_closest_marker("measures") is None:
-        monkeypatch.setattr(costs.MeasuredCosts, "__call__", lambda measured: Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}}))
-
-
-@pytest.fixture(autouse=True)
-def nothing_kept_on_disk(monkeypatch, tmp_path_factory):
-    """Costs that tests measure stay with them."""
-    monkeypatch.setattr(costs, "folder", lambda: tmp_path_factory.getbasetemp() / "costs")
+        monkeypatch.setattr(costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}}))
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 from ..distributed.synced_gpus import in_step
 from ..distributed.tensor_parallel import SingleProcess
 from ..hf_compat import is_given_by_user
-from ..interfaces import CachedModel, Drafter, Rule, Stopping
+from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs, note_decoded
+from ..models import Inputs, note_decoded, warms_up
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -25,7 +25,7 @@ from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
-from .measured_costs import MeasuredCosts
+from .measured_costs import Probe
 from .online_costs import OnlineCosts
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
 from .parts import (
@@ -59,7 +59,7 @@ class Parts:
         inputs: the call, as the target's own `generate` prepared it.
         cache: the user's own `past_key_values`, if given.
         generator: what a sampled call draws from, if that is known.
-        costs: what rounds cost, should the schedule ask.
+        probe: measures what rounds cost, should the schedule ask.
         learned: what schedules of earlier calls have learned.
         ranks: who decides, where several processes run the target together.
     """
@@ -71,10 +71,10 @@ class Parts:
     drafter: Drafter
     sampler: ProcessedSampler
     rule: Rule
-    schedule: OnlineCosts
+    schedule: Schedule
     stopping: Stopping
     generator: torch.Generator | None
-    costs: MeasuredCosts
+    probe: Probe
     learned: ScheduleState
     ranks: SingleProcess
 
@@ -202,8 +202,13 @@ class SpeculativeDecoding:
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs
         batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
-        costs = MeasuredCosts(options, model, inputs, batch, ranks.one_clock)
-        schedule = OnlineCosts(within_reach(make_schedule(options), processors), costs, ranks)
+        probe = Probe(options, model, inputs, inputs_tensor, batch, logits_processor)
+        learned = ScheduleState(options, model, inputs)
+        schedule = within_reach(make_schedule(options), processors)
+        execution = options.execution(model)
+        warm_up = warms_up(execution.compile, execution.captures, model, options.source.draft_model)
+        if learned.is_allowed and ranks.one_clock and not warm_up:
+            schedule = OnlineCosts(schedule, probe)
         return Parts(
             inputs=inputs,
             cache=cache,
@@ -215,8 +220,8 @@ class SpeculativeDecoding:
             schedule=schedule,
             stopping=ranks.stopping(stopping),
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
-            costs=costs,
-            learned=ScheduleState(options, model, inputs),
+            probe=probe,
+            learned=learned,
             ranks=ranks,
         )
 
@@ -248,16 +253,11 @@ class SpeculativeDecoding:
         """All rounds; what was counted is published, whatever ends them."""
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
         parts.ranks.begin(parts.generator)
-        parts.schedule.begin(parts.batch, parts.costs)
+        parts.schedule.begin(parts.batch, parts.probe)
         parts.learned.start(parts.schedule)
         stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
         parts.begin()
-
-        def lap(stage: str) -> None:
-            stopwatch.lap(stage)
-            parts.schedule.lap(stage)
-
-        rounds = parts.rounds(lap)
+        rounds = parts.rounds(stopwatch.lap)
         try:
             for round in rounds:
                 statistics.follow(round)
@@ -269,11 +269,10 @@ class SpeculativeDecoding:
             rounds.close()
             end = parts.stopping.end
             parts.sampler.finish(None if end is None else end - parts.batch.prompt_width)
-            parts.schedule.end()
             parts.learned.keep(parts.schedule)
             statistics.num_target_forwards = parts.target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
-            statistics.seconds = stopwatch.seconds()
+            statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}
             if not statistics.num_draft_tokens:
                 statistics.reason = parts.schedule.reason
             if not self.is_plain:

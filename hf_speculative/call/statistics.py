@@ -16,7 +16,7 @@ import torch
 
 from ..types import Round
 
-STAGES = ("draft", "verify", "accept", "rest")
+STAGES = ("draft", "verify", "accept", "rest", "probe")
 COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
 
 

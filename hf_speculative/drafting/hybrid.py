@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -91,6 +91,7 @@ class HybridSource(DraftSource):
         self.draft_model, self.num_draft_tokens = paid.draft_model, paid.num_draft_tokens
         self.runs_target, self.most_tokens = paid.runs_target, paid.most_tokens  # type: ignore[misc]
         self.reads_states, self.needs_ragged = paid.reads_states, paid.needs_ragged  # type: ignore[misc]
+        self.timed_lengths = paid.timed_lengths  # type: ignore[misc]
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self.paid.options(), *self.guesses.options())
@@ -108,8 +109,8 @@ class HybridSource(DraftSource):
         return self.paid.counts_nodes
 
     @property
-    def grows_levels(self) -> bool:  # type: ignore[override]
-        return self.paid.grows_levels
+    def timed_trees(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
+        return self.paid.timed_trees
 
     @property
     def cost_key(self) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -28,10 +27,6 @@ class OwnDrafterSource(DraftSource):
     @property
     def reads_states(self) -> bool:  # type: ignore[override]
         return bool(self.own.hidden_layers)
-
-    @property
-    def cost_key(self) -> Hashable:
-        return self.method, type(self.own).__module__, type(self.own).__qualname__
 
     def costs_end_with(self, model: PreTrainedModel) -> object:
         """Its class: a new object in each call shall not be measured each time."""

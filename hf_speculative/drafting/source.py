@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -14,8 +14,9 @@ from ..models import Inputs, Path, num_parameters, recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
 
-#: the longest draft that "adaptive" considers
+#: the longest draft that "adaptive" considers, and the lengths whose rounds are timed for it, the most telling first
 DEFAULT_MAX_DRAFT_TOKENS = 16
+LENGTHS = (1, 4, 0, 8, 2)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class DraftSource:
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
-        grows_levels: "adaptive" may choose trees, whose levels are drafted one after another.
+        timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
+        timed_trees: likewise numbers of nodes, by the number of levels of a tree whose levels are drafted one after another.
     """
 
     argument: ClassVar[str] = "draft_model"
@@ -71,7 +73,8 @@ class DraftSource:
     needs_ragged: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
-    grows_levels: bool = False
+    timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
+    timed_trees: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
     #: what guesses without a pass, and what drafts, where it is two sources in one

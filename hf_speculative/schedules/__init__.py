@@ -2,6 +2,7 @@
 
 from ..types import Costs
 from .adaptive import Adaptive
+from .adaptive_tree import AdaptiveTree
 from .align_rows import AlignRows
 from .best_nodes import BestNodes
 from .confidence import ConfidenceStop
@@ -9,7 +10,7 @@ from .constant import Constant
 from .heuristic import Heuristic
 from .hybrid import HybridSchedule
 
-SCHEDULES = (Adaptive, BestNodes, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
+SCHEDULES = (Adaptive, BestNodes, AdaptiveTree, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -22,6 +23,7 @@ __all__ = [
     "SCHEDULES",
     "SCHEDULE_NAMES",
     "Adaptive",
+    "AdaptiveTree",
     "AlignRows",
     "BestNodes",
     "ConfidenceStop",

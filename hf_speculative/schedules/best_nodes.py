@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .acceptance import MEMORY, PRIOR_WEIGHT
 
-#: a round has to promise so many times the tokens per second of a plain step: costs are known to a few percent
-MARGIN = 1.03
+#: a round has to promise so many times the tokens per second of a plain step
+MARGIN = 1.05
+#: told where nothing is drafted
+NOTHING_PAYS = f"the likeliest tokens promise less than {MARGIN} times the tokens a second of a plain step"
+#: what was kept is held against what was promised, beside a first promise of so many tokens that was kept; old rounds fade
+TRUST_WEIGHT, MEMORY = 4.0, 0.97
+#: what a round without a draft forgets of the difference: a text may become predictable
+FORGIVENESS = 0.01
 #: nodes that are looked at where none paid in the last round, and how many times as many as were proposed else
 FEW, MORE = 2, 4
 
@@ -28,27 +32,16 @@ class BestNodes(Schedule):
         costs: of rounds; by default those that are measured.
     """
 
-    #: tokens per second that something else promises
-    to_beat = 0.0
-
     def __init__(self, max_tokens: int = 64, costs: Costs | None = None):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
-        self.max_tokens, self.costs, self.last = max_tokens, costs, FEW
-        self.promised = self.kept = PRIOR_WEIGHT
+        self.max_tokens, self.costs = max_tokens, costs
         self.times: dict[int, list[float]] = {}
-
-    @property
-    def learned(self) -> tuple[float, float]:  # type: ignore[override]
-        """What guesses have promised, and what came of it."""
-        return self.promised, self.kept
-
-    @learned.setter
-    def learned(self, learned: object) -> None:
-        self.promised, self.kept = cast(tuple[float, float], learned)
+        self.last = FEW
+        self.promised = self.kept = TRUST_WEIGHT
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        self.update_costs(self.costs or costs())
+        self.costs = self.costs or costs()
 
     def update_costs(self, costs: Costs) -> None:
         self.costs, self.times = costs, {}
@@ -58,10 +51,14 @@ class BestNodes(Schedule):
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
-        if len(chances) not in self.times:
+        num_rows = len(chances)
+        if num_rows not in self.times:
             assert self.costs is not None  # `begin` comes before the first plan
-            self.times[len(chances)] = self.costs.curve(len(chances), self.max_tokens)
-        return self.best(chances, self.times[len(chances)])
+            self.times[num_rows] = self.costs.curve(num_rows, self.max_tokens)
+        return self.best(chances, self.times[num_rows])
+
+    #: tokens per second that something else promises
+    to_beat = 0.0
 
     def best(self, chances: list[list[float]], times: list[float]) -> list[int]:
         """The number of nodes of each row, where rounds take `times` with 0, 1, ... of them."""
@@ -72,9 +69,7 @@ class BestNodes(Schedule):
             if tokens / times[n] > best_speed:
                 best, best_speed = n, tokens / times[n]
         self.last = best
-        self.reason = (
-            None if best else f"the likeliest tokens promise less than {MARGIN} times the speed of a plain step"
-        )
+        self.reason = None if best else NOTHING_PAYS
         if best:
             self.promised = MEMORY * self.promised + sum(sum(row[:best]) for row in chances)
         return [min(best, len(row)) for row in chances]
@@ -82,5 +77,5 @@ class BestNodes(Schedule):
     def update(self, round: Round) -> None:
         if any(round.num_drafted):
             self.kept = MEMORY * self.kept + sum(round.num_accepted)
-        else:  # a text may become predictable
-            self.kept += (1 - MEMORY) / 4 * (self.promised - self.kept)
+        else:
+            self.kept += FORGIVENESS * (self.promised - self.kept)

@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 from ..interfaces import Part, Schedule
 from ..types import Batch, Costs, Round
-from .acceptance import MEMORY, PRIOR_RATE
 from .best_nodes import BestNodes
 from .wrapped import WrappedSchedule
+
+#: where costs play no part: tokens that a drafting round is taken to bring before any was seen, and what a round leaves of that
+FIRST_TOKENS, MEMORY = 2.5, 0.9
+#: what a round without a draft of the model leaves of the difference to that
+FORGIVENESS = 0.01
 
 
 class HybridSchedule(WrappedSchedule):
@@ -30,19 +34,15 @@ class HybridSchedule(WrappedSchedule):
         self.plans: tuple[list[int], list[int]] = [], []
 
     def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        # A schedule that asks for no costs goes by tokens alone, as if all rounds took equally long.
-        self.guesses.costs = Costs({1: {0: 1.0}})
+        found: list[Costs] = []
 
         def known() -> Costs:
-            found = self.costs or costs()
-            self.guesses.update_costs(found.guesses or found)
-            return found
+            found[:] = found or [self.costs or costs()]
+            return found[0]
 
         self.schedule.begin(batch, known)
-
-    def update_costs(self, costs: Costs) -> None:
-        self.schedule.update_costs(costs)
-        self.guesses.update_costs(costs.guesses or costs)
+        # A schedule that asks for no costs goes by tokens alone, as if all rounds took equally long.
+        self.guesses.costs = (found[0].guesses or found[0]) if found else Costs({1: {0: 1.0}})
 
     def plan(self, batch: Batch) -> list[int]:
         drafts, guesses = self.plans = self.schedule.plan(batch), self.guesses.plan(batch)
@@ -58,7 +58,7 @@ class HybridSchedule(WrappedSchedule):
     def update(self, round: Round) -> None:
         self.guesses.update(round)
         if self.guesses.num_proposed:
-            self.tokens += (1 - MEMORY) / 4 * (FIRST_TOKENS - self.tokens)  # a text may become predictable
+            self.tokens += FORGIVENESS * (FIRST_TOKENS - self.tokens)
             return
         self.schedule.update(round)
         if any(round.num_drafted):
@@ -66,18 +66,15 @@ class HybridSchedule(WrappedSchedule):
             self.tokens = MEMORY * self.tokens + (1 - MEMORY) * mean
 
 
-#: tokens of a round before any was seen
-FIRST_TOKENS = 1 / (1 - PRIOR_RATE)
-
-
 class _Guesses(BestNodes):
     """Nothing where drafts promise more.
 
     Attributes:
+        to_beat: tokens per second that drafts promise.
         num_proposed: of this round.
     """
 
-    num_proposed = 0
+    to_beat, num_proposed = 0.0, 0
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
         counts = super().num_nodes(batch, chances)

@@ -20,12 +20,10 @@ from ..batches import NO_DRAFT
 from ..call import checks
 from ..call.configuration import Options
 from ..call.generation_settings import setting_of
-from ..call.measured_costs import MeasuredCosts
-from ..call.online_costs import OnlineCosts
+from ..call.measured_costs import Probe
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
-from ..distributed.tensor_parallel import SingleProcess
 from ..generation import attached_to
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
@@ -223,17 +221,16 @@ class Engine:
         batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))
-        costs = MeasuredCosts(self.options, model, request.inputs, batch)
-        timed = OnlineCosts(make_schedule(self.options), costs, SingleProcess())
-        schedule = PerRequestRoom(timed, running)
-        schedule.begin(batch, costs)
+        schedule = PerRequestRoom(make_schedule(self.options), running)
+        probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
+        schedule.begin(batch, probe)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
         trees = PerRequestTrees(batch, drafter, running)
         trees.begin_round()
         rounds = speculate(
-            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running), timed.lap
+            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running)
         )
         try:
             for round in rounds:
@@ -242,7 +239,6 @@ class Engine:
                 trees.begin_round()
         finally:
             rounds.close()
-            timed.end()
             target.release()
             drafter.release()
 

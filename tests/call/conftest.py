@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_speculative.call import online_costs
+from hf_speculative.call import measured_costs as costs
+from hf_speculative.call import online_costs, timings
 from tests.support import tiny
 
 
@@ -52,7 +53,8 @@ def machine(monkeypatch):
 
     def make(*models, **speeds):
         made.append(Machine(*models, **speeds))
-        monkeypatch.setattr(online_costs, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
+        for module in (costs, timings, online_costs):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: made[-1].seconds))
         return made[-1]
 
     yield make

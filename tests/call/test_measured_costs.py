@@ -1,161 +1,337 @@
-"""The table of costs: what calls of a kind have in common, what is assumed, and the file that keeps it."""
+"""Measuring what rounds cost: in a bounded time, with nothing of the call touched, for every kind of drafter.
 
+The clock is one that only passes of the models move, so that nothing depends on this machine.
+"""
+
+import copy
 import gc
-import json
+import threading
 
 import pytest
 import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BloomConfig,
+    BloomForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    set_seed,
+)
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.call.measured_costs import SETTLED, CostTable, assumed_column
+from hf_speculative.call import timings
+from hf_speculative.drafting.source import LENGTHS
+from hf_speculative.drafting.texts import GuessingSource
+from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Constant
 from hf_speculative.types import Costs
 from tests.support import tiny
+from tests.support.cases import slow_but
+from tests.support.lookup import PromptLookup
 
 pytestmark = pytest.mark.measures
-KWARGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
+SHORT, LONG = ({"max_new_tokens": n, "pad_token_id": 0} for n in (12, 100))
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """Nothing is known, in memory or on disk."""
+def nothing_known(monkeypatch):
+    """Nor has a call to save up for it, but where that is tested."""
     monkeypatch.setattr(costs, "_known", type(costs._known)())
-    monkeypatch.setattr(costs, "folder", lambda: tmp_path / "passes")
-    return tmp_path / "passes"
+    monkeypatch.setattr(costs, "SHARE", 1.0)
 
 
-@pytest.fixture
-def pair():
-    target = tiny.llama()
-    return target, tiny.noisy_copy(target, noise=0.1)
-
-
-def call(target, draft, batch_size=1, **kwargs):
+def probed(target, draft, batch_size=1, **kwargs) -> float:
+    """Seconds that a call took to measure; it ends with its first token, and could have had as many as it asked for."""
+    kwargs = LONG | {"do_sample": False, "stopping_criteria": [at_once]} | kwargs
     with hs.record() as stats:
-        found = hs.generate(target, **tiny.prompts(batch_size), draft_model=draft, **KWARGS | kwargs)
-    return found.tolist(), stats
+        hs.generate(target, **tiny.prompts(batch_size), draft_model=draft, **kwargs)
+    return stats.seconds["probe"]
 
 
-def tables(target):
-    return [table for kinds in costs._known[target].values() for table in kinds.values()]
+def at_once(ids, scores):
+    return torch.ones(len(ids), dtype=torch.bool)
 
 
-def table_of(cells=(), level=0.1):
-    table = CostTable(lambda rows: 0.05 * rows, level)
-    for cell, ratio in dict(cells).items():
-        table.add(cell, ratio)
-    return table
+def known(target) -> dict[int, timings.Timings]:
+    """What is known of the only pair and kind of call."""
+    ((found,),) = (pairs.values() for pairs in costs._known[target].values())
+    return {num_rows: timed for (num_rows, num_levels), timed in found.items() if not num_levels}
 
 
-def test_what_was_not_measured_is_assumed():
-    table = table_of()
-    assert table.costs(1).curve(1, 4) == pytest.approx([1 + 0.15 * n for n in range(5)])
-    assert table.costs(8).curve(8, 2) == pytest.approx([1 + 0.5 * n for n in range(3)])
-    assert table.costs(1, guesses=True).curve(1, 4)[4] == pytest.approx(1.2)
-    on_cpu, elsewhere = (assumed_column(32, torch.device(name)) for name in ("cpu", "meta"))
-    assert on_cpu == 0.5 and elsewhere < 0.2
+def num_kinds(target) -> int:
+    return sum(len(pairs) for pairs in costs._known[target].values())
 
 
-def test_costs_follow_the_lines_between_what_was_measured():
-    table = table_of({("pass", 1, 3): 1.4, ("pass", 1, 5): 1.6, ("draft", 1, 4): 0.2})
-    passes = [table.ratio("pass", 1, n) for n in range(1, 10)]
-    assert passes == pytest.approx([1, 1.2, 1.4, 1.5, 1.6, 1.675, 1.75, 1.825, 1.9]), "beyond them, half of the mean"
-    assert [table.ratio("draft", 1, n) for n in (2, 4, 8)] == pytest.approx([0.1, 0.2, 0.3])
-    table.add(("pass", 1, 9), 1.3)
-    assert table.ratio("pass", 1, 5) == 1.3 and table.ratio("pass", 1, 3) == 1.3, "less for more is noise"
-
-
-def test_trees_pay_for_their_levels_and_their_nodes():
-    found = table_of({("pass", 1, 9): 1.8, ("draft", 1, 2): 0.4}).costs(1, branches=True)
-    assert found.tree_curve(1, 1, 8)[8] == pytest.approx(1.8 + 0.2)
-    assert found.tree_curve(1, 4, 8)[8] == pytest.approx(1.8 + 0.4 + 2 * 0.1, abs=0.05)
-    assert not table_of().costs(1).trees
-
-
-def test_one_busy_moment_does_not_change_what_is_known():
-    table = table_of()
-    for ratio in (1.5, 9.0, 1.5, 1.5):
-        table.add(("pass", 1, 2), ratio)
-    assert table.ratio("pass", 1, 2) == 1.5
-    for _ in range(SETTLED):
-        table.add(("pass", 1, 2), 2.0)
-    assert table.ratio("pass", 1, 2) == 2.0 and len(table.cells["pass", 1, 2]) == SETTLED
-
-
-def test_fewer_rows_take_no_longer():
-    """One row was timed while the machine was slower."""
-    found = table_of({("step", 1, 1): 3.0, ("step", 8, 1): 2.0}).costs(1)
-    assert found.curve(1, 0) == [2.0] and found.curve(8, 0) == [2.0]
-
-
-def test_a_process_begins_with_what_the_last_one_knew(pair, folder):
-    call(*pair)
-    (table,) = tables(pair[0])
-    (file,) = folder.glob("costs-*.json")
-    assert table.cells and file == table.path
-    costs._known.clear()  # as in a new process
-    again = call(*pair)[0]
-    (read,) = tables(pair[0])
-    assert {*table.cells} <= {*read.cells} and [*folder.iterdir()] == [file]
-    assert again == pair[0].generate(**tiny.prompts(1), **KWARGS).tolist()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '[["pass", 1, 2, [0.0]]]', '[["pass", 1, 2, ["a"]]]', "null"])
-def test_a_damaged_file_is_told_and_measured_anew(pair, folder, text):
-    call(*pair)
-    (file,) = folder.glob("costs-*.json")
-    file.write_text(text)
-    costs._known.clear()
-    with pytest.warns(UserWarning, match="is damaged, and costs of rounds are measured anew"):
-        call(*pair)
-    assert json.loads(file.read_text()), "the next process finds a sound one"
-
-
-def test_a_folder_that_cannot_be_written_is_told_once(pair, folder):
-    folder.write_text("a file in its place")
-    with pytest.warns(UserWarning, match="costs of rounds are kept in this process only") as told:
-        expected = call(*pair)[0]
-        assert call(*pair)[0] == expected
-    assert len(told) == 1 and tables(pair[0])[0].cells
-
-
-def test_kinds_of_calls_are_known_apart(pair, monkeypatch):
-    for kwargs in ({}, {"do_sample": True}, {"do_sample": True, "top_k": 0}):
-        call(*pair, **kwargs)
-    call(*pair, batch_size=2)
-    assert len(tables(pair[0])) == 3 and len({table.path for table in tables(pair[0])}) == 3
+def test_costs_are_of_the_threads_and_the_weights_that_they_were_measured_with(small, monkeypatch):
+    probed(*small)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    call(*pair)
-    call(pair[0], tiny.llama(seed=1, layers=1))
-    assert len({table.path for table in tables(pair[0])}) == 5
+    probed(*small)
+    assert num_kinds(small[0]) == 2
+    monkeypatch.setattr(packing, "are_packed", lambda model: model is small[1])
+    probed(*small)
+    assert num_kinds(small[0]) == 3
+    probed(*small)
+    assert num_kinds(small[0]) == 3
 
 
-def test_a_constant_length_or_given_costs_measure_nothing(pair, folder):
-    given = [Constant(2), Adaptive(costs=Costs({1: {0: 1.0, 1: 1.1}}))]
-    own = [{"speculative_config": hs.SpeculativeConfig(schedule=schedule)} for schedule in given]
-    for settings in ({"num_draft_tokens": 3}, {"num_assistant_tokens_schedule": "heuristic"}, *own):
-        assert call(*pair, **settings)[1].num_draft_tokens > 0
-    assert pair[0] not in costs._known and not folder.exists()
+def test_a_machine_that_is_faster_later_does_not_make_drafts_dear(small, machine):
+    """What is settled is not timed again, but plain steps are. It was held against the fastest of them, of any time."""
+    ours = machine(*small, draft_step=0.12, column=0.02, jump=0.35)
+    for _ in range(3):
+        probed(*small, max_new_tokens=64)
+    ours.step = 0.5
+    while probed(*small):
+        pass
+    found = known(small[0])[1].best()
+    assert {n: found[n] / found[0] for n in LENGTHS} == pytest.approx({n: ours.curve[n] for n in LENGTHS})
+    assert found[0] == pytest.approx(0.5)
+
+
+SPEEDS = {
+    "as assumed": {"draft_step": 0.1, "column": 0.05},
+    "1.1B, bfloat16": {"draft_step": 0.12, "column": 0.02, "jump": 0.35},
+    "slow": {"step": 30.0},
+    "fast": {"step": 1e-4},
+    "a dear draft": {"draft_step": 0.7},
+    "a useless draft": {"draft_step": 1.0},
+    "fewer weights than time": {"draft_step": 0.02, "column": 0.001},
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("num_new", slow_but([16, 64, 110], 64))
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_no_call_measures_for_longer_than_its_share(small, machine, speed, num_new, batch_size):
+    ours = machine(*small, **SPEEDS[speed])
+    for _ in range(24):
+        seconds = probed(*small, batch_size, max_new_tokens=num_new)
+        assert seconds <= min(8, 0.1 * num_new) * ours.step * 1.0001
+        if seconds == 0:
+            break
+    assert seconds == 0, "in the end all is known that this budget reaches"
+
+
+@pytest.mark.parametrize("num_new", slow_but([48, 128, 1000], 128))
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_calls_together_measure_no_longer_than_their_share(small, machine, monkeypatch, speed, num_new):
+    monkeypatch.setattr(costs, "SHARE", 0.02)
+    ours = machine(*small, **SPEEDS[speed])
+    seconds = []
+    for num_calls in range(1, 25):
+        seconds.append(probed(*small, max_new_tokens=num_new))
+        assert sum(seconds) <= 0.02 * num_calls * num_new * ours.step * 1.0001
+    assert any(seconds) and (seconds[0] > 0) == (num_new == 1000), "short calls save up"
+
+
+def test_rows_that_wait_are_asked_for_as_well(small, machine, monkeypatch):
+    """20 prompts in 2 lanes ask for ten times as many plain steps as 2 prompts do."""
+    monkeypatch.setattr(costs, "SHARE", 0.02)
+    machine(*small)
+    prompts = torch.randint(2, tiny.VOCAB, (20, 4)).tolist()
+    for num_prompts, is_measured in ((2, False), (20, True)):
+        costs._known.clear()
+        with hs.record() as stats:
+            call = {"batch_size": 2, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+            next(hs.generate_batches(small[0], prompts[:num_prompts], draft_model=small[1], **call))
+        assert (stats.seconds["probe"] > 0) == is_measured
+
+
+def test_more_rows_are_assumed_to_compute_more(small, monkeypatch):
+    """A guess, which costs no pass of a draft, costs a CPU half a plain step where each of 32 rows has one."""
+    monkeypatch.setattr(costs, "SHARE", 0.0)
+    for num_rows, expected in ((1, costs.ASSUMED_VERIFICATION), (8, 0.2), (32, 0.5)):
+        costs._known.clear()
+        probed(small[0], "ngram", num_rows)
+        (found,) = costs._known[small[0]].values()
+        (by_shape,) = found.values()
+        assert by_shape[num_rows, 0].best() == pytest.approx({0: 1.0, 1: 1 + expected})
+
+
+def test_a_machine_that_gets_busy_is_not_measured_on(small, machine):
+    """The round in which it happens is the last one, and a plain step keeps its time."""
+    for after in range(2, 12):
+        costs._known.clear()
+        ours = machine(*small)
+        ours.get_busy(after, slowness=20)
+        assert probed(*small) <= 8 + 19 * max(ours.curve[:9])
+        assert known(small[0])[1].plain_step == 1
+    ours.slow_from = None
+    while probed(*small):
+        pass
+    assert known(small[0])[1].best() == pytest.approx({n: ours.curve[n] for n in LENGTHS}), "found out later"
+
+
+def test_what_was_not_measured_is_assumed_and_later_calls_refine(small, machine):
+    target, draft = small
+    ours = machine(*small, draft_step=0.12, column=0.02, jump=0.35)
+    assumed = {0: 1.0, 1: 1 + draft.num_parameters() / target.num_parameters() + costs.ASSUMED_VERIFICATION}
+    seen = []
+    for num_new in (16, 45, *[100] * 12):
+        found = (probed(*small, max_new_tokens=num_new) > 0), known(target)[1]
+        seen.append({n for n in LENGTHS if found[1].ratios(n)} if found[0] else found[1].best())
+    assert seen[0] == assumed
+    assert seen[1:3] == [{0, 1}, {0, 1, 4, 8}], "the most telling first"
+    assert seen[-1] == pytest.approx({n: ours.curve[n] for n in LENGTHS}), "times agree: no call measures again"
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_the_length_chosen_after_one_call_is_a_good_one(small, machine, speed):
+    """By the true costs, for a draft of each quality, against the best constant length."""
+    ours = machine(*small, **SPEEDS[speed])
+    probed(*small, max_new_tokens=64)
+    found = Costs({1: known(small[0])[1].best()}).curve(1, 16)
+    for alpha in (0.3, 0.6, 0.8, 0.9):
+        tokens = [(1 - alpha ** (n + 1)) / (1 - alpha) for n in range(17)]
+        chosen = max(range(17), key=lambda n: tokens[n] / found[n])
+        best = max(n / time for n, time in zip(tokens, ours.curve, strict=True))
+        assert tokens[chosen] / ours.curve[chosen] > 0.85 * best
+
+
+def test_the_rows_that_are_left_last_are_few(small, machine):
+    """One row is timed as well, by a later call."""
+    machine(*small)
+    probed(*small, 3)
+    assert not known(small[0])[1].are_measured
+    probed(*small, 3)
+    assert {size for size, found in known(small[0]).items() if found.are_measured} == {1, 3}
+
+
+def test_a_constant_length_measures_nothing(small):
+    target, draft = small
+    for settings in (
+        {"num_draft_tokens": 3},
+        {"speculative_config": hs.SpeculativeConfig(schedule=Constant(2))},
+        {"speculative_config": hs.SpeculativeConfig(schedule=Adaptive(costs=Costs({1: {0: 1.0, 1: 1.1}})))},
+        {"num_assistant_tokens_schedule": "heuristic"},
+    ):
+        with hs.record() as stats:
+            hs.generate(target, **tiny.prompts(1), draft_model=draft, **SHORT, **settings)
+        assert target not in costs._known and stats.num_draft_tokens > 0
+
+
+class CountCalls(LogitsProcessor):
+    num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        return scores
+
+
+def test_nothing_of_the_call_is_touched(small, machine):
+    """Chance, processors with a memory and configs are as if the costs had been known."""
+    target, draft = small
+    machine(*small, draft_step=draft.num_parameters() / target.num_parameters(), column=costs.ASSUMED_VERIFICATION)
+    configs = copy.deepcopy((target.generation_config, target.config, draft.generation_config, draft.config))
+    results = []
+    for _ in range(2):
+        counter = CountCalls()
+        set_seed(3)
+        out = hs.generate(
+            target,
+            **tiny.prompts(2),
+            draft_model=draft,
+            do_sample=True,
+            logits_processor=LogitsProcessorList([counter]),
+            **SHORT | {"max_new_tokens": 40},
+        )
+        results.append((out.tolist(), counter.num_calls, torch.rand(1).item()))
+    assert results[0] == results[1], "the same seed gives the same tokens in the call that measures and in the next"
+    assert str(configs) == str((target.generation_config, target.config, draft.generation_config, draft.config))
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "lookup", "early_exit", "own drafter", "bart"])
+def test_every_kind_of_drafter(small, kind):
+    target, draft = small
+    sampling = {"do_sample": True, "reproducible": True}
+    inputs, stops = tiny.prompts(2), {"stopping_criteria": [lambda ids, scores: ids.shape[1] >= 30]}
+    settings = {
+        "draft_model": {"draft_model": draft},
+        "lookup": {"prompt_lookup_num_tokens": 6},
+        "early_exit": {"assistant_early_exit": 2},
+        "own drafter": {"draft_model": PromptLookup(2)},
+        "bart": {"draft_model": None},
+    }[kind]
+    if kind == "bart":
+        target = tiny_bart(2)
+        settings = {"draft_model": tiny_bart(1)}
+    set_seed(5)
+    expected = target.generate(**inputs, **LONG, **stops, do_sample=True)
+    set_seed(5)
+    found = hs.generate(target, **inputs, **settings, **LONG, **stops, **sampling)
+    assert found.tolist() == expected.tolist()
+    assert known(target)[2].are_measured
+
+
+def tiny_bart(layers):
+    torch.manual_seed(0)
+    sides = ("encoder", "decoder")
+    config = BartConfig(vocab_size=tiny.VOCAB, d_model=16, max_position_embeddings=128, forced_eos_token_id=None)
+    config.update({f"{side}_layers": layers for side in sides} | {f"{side}_attention_heads": 2 for side in sides})
+    config.update({"eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1})
+    return BartForConditionalGeneration(config).eval()
+
+
+def test_a_lookup_that_finds_nothing_has_costs_all_the_same(small, machine):
+    target, _ = small
+    machine(target)
+    prompt = torch.arange(1, 9)[None]
+    with tiny.CountForwards(target) as passes:
+        for _ in range(3):
+            hs.generate(target, input_ids=prompt, prompt_lookup_num_tokens=4, **LONG, stopping_criteria=[at_once])
+    lengths = [n for n in GuessingSource.timed_lengths if n <= 4]
+    assert all(known(target)[1].ratios(n) for n in lengths)
+    assert {width - 1 for _, width in passes.lengths} >= set(lengths), "rounds as wide as real drafts"
+
+
+def test_without_room_to_measure_costs_are_assumed():
+    target, draft = tiny.llama(), tiny.llama(seed=1, layers=1, positions=23)
+    assert [probed(target, draft) > 0 for _ in range(2)] == [True, False], "tried once"
+    share = draft.num_parameters() / target.num_parameters()
+    found = known(target)[1]
+    assert not found.can_grow and found.best() == {0: 1.0, 1: 1 + share + costs.ASSUMED_VERIFICATION}
+
+
+def test_a_long_prompt_that_would_be_read_whole_is_not(machine):
+    """Through transformers' own cache only whole prompts can be read: where that takes too long costs are assumed."""
+    torch.manual_seed(0)
+    target, draft = tiny_bloom(2), tiny_bloom(1)
+    machine(target, draft)
+    for width, is_measured in ((90, False), (9, True)):
+        costs._known.clear()
+        hs.generate(target, **tiny.prompts(1, width=width), draft_model=draft, **LONG, stopping_criteria=[at_once])
+        assert known(target)[1].are_measured == is_measured
+
+
+def tiny_bloom(layers):
+    config = BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=layers, n_head=2)
+    return BloomForCausalLM(config).eval()
+
+
+def test_threads_measure_one_after_the_other(small, monkeypatch):
+    running, seen = [], []
+    original = costs.Probe._time
+
+    def noted(*args):
+        running.append(1)
+        seen.append(len(running))
+        original(*args)
+        running.pop()
+
+    monkeypatch.setattr(costs.Probe, "_time", noted)
+    threads = [threading.Thread(target=probed, args=small) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen and set(seen) == {1}
 
 
 def test_costs_go_with_the_model():
     target = tiny.llama()
-    call(target, tiny.llama(seed=1, layers=1))
+    hs.generate(target, **tiny.prompts(1), draft_model=tiny.llama(seed=1, layers=1), **SHORT)
     assert len(costs._known) == 1
     del target
     gc.collect()
     assert len(costs._known) == 0
-
-
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "reproducible": True}])
-@pytest.mark.parametrize("source", ["draft", "auto", "both"])
-def test_the_default_length_gives_plain_tokens_whatever_the_clock_says(pair, source, sampling):
-    """The real thing: nothing is replaced, and each call goes by what this machine took."""
-    target, draft = pair
-    source = {"draft": draft, "auto": "auto", "both": [draft, "auto"]}[source]
-    for batch_size in (1, 3, 1, 1):
-        torch.manual_seed(5)
-        plain = target.generate(**tiny.prompts(batch_size), **KWARGS | {"do_sample": sampling["do_sample"]}).tolist()
-        torch.manual_seed(5)
-        assert call(target, source, batch_size, **sampling)[0] == plain

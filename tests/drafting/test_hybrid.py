@@ -5,10 +5,11 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.call import measured_costs
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, Recycling, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain
 
@@ -47,7 +48,7 @@ def turns(monkeypatch):
 
 def both(draft):
     """A call's options, at costs that are given."""
-    schedule = HybridSchedule(Adaptive(8, COSTS, 12, 4), 16, costs=COSTS)
+    schedule = HybridSchedule(AdaptiveTree(8, 12, 4, costs=COSTS), 16, costs=COSTS)
     return {"draft_model": [draft, "auto"], "speculative_config": SpeculativeConfig(schedule=schedule)}
 
 
@@ -128,6 +129,23 @@ def test_the_target_teaches_the_guesses_about_drafts_as_well(target):
     drafter.guesses._learn_successors()
     token, successor = tokens[-1]
     assert recycling.table[token, 0] == successor
+
+
+@pytest.mark.measures
+def test_costs_of_both_are_measured_in_turns(draft, monkeypatch):
+    """No call measures for longer than it would for one of them: guesses once nothing is open about drafts."""
+    target, measured, seconds = tiny.llama(), [], []
+
+    def measure(self, known):
+        measured.append(self.options.source.method)
+        self.seconds = seconds.pop(0)
+
+    monkeypatch.setattr(measured_costs.Probe, "_measure", measure)
+    for times, methods in (([1.0], ["draft_model"]), ([0.0, 2.0], ["draft_model", "recycling"])):
+        seconds[:], measured[:] = times, []
+        with hs.record() as stats:
+            hs.generate(target, **tiny.prompts(1), draft_model=[draft, "recycling"], **SETTINGS)
+        assert measured == methods and stats.seconds["probe"] == times[-1]
 
 
 def test_attached_both_draft(target, draft, turns):

@@ -12,7 +12,7 @@ from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.drafting.nodes import united
 from hf_speculative.drafting.proposers import Proposer
 from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
 from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
 from tests.support.cases import slow_but
@@ -96,7 +96,7 @@ def test_the_drafts_cache_is_right_where_guesses_were_kept(model_type, top_k, de
 
 
 @pytest.mark.parametrize(
-    "schedule", [Constant(7), Adaptive(6, Costs({1: {0: 1.0, 4: 1.1}}), 12, 4)], ids=["constant", "chains"]
+    "schedule", [Constant(7), AdaptiveTree(6, 12, 4, Costs({1: {0: 1.0, 4: 1.1}}))], ids=["constant", "chains"]
 )
 def test_rows_that_wait_and_sampling(schedule):
     target = tiny.llama()
@@ -178,7 +178,7 @@ def test_guesses_that_the_draft_does_not_share_count_as_far_as_they_came_true():
 
 def test_a_chain_with_guesses_beside_it_is_judged_by_what_was_kept():
     """Of a tree a round tells the path that was kept only."""
-    schedule = Adaptive(8, max_nodes=64, costs=Costs({1: {0: 1.0, 8: 1.1}}))
+    schedule = AdaptiveTree(8, costs=Costs({1: {0: 1.0, 8: 1.1}}))
     batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
     schedule.begin(batch, lambda: pytest.fail("costs are given"))
     batch.is_unread = False

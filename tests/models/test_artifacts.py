@@ -164,7 +164,7 @@ class TestAuto:
     @pytest.mark.measures
     def test_costs_timed_eagerly_are_not_those_of_compiled_passes(self, target, draft, emulated, started):
         def kinds():
-            return [kind for tables in measured_costs._known[target].values() for kind in tables]
+            return [kind for pairs in measured_costs._known[target].values() for kind in pairs]
 
         call = (
             tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "optimize": "auto", "max_new_tokens": 64})

@@ -8,7 +8,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.schedules import Adaptive, Constant, Costs
+from hf_speculative.schedules import AdaptiveTree, Constant, Costs
 from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
@@ -68,9 +68,9 @@ def always(chance):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tree_where_it_pays_and_a_chain_elsewhere(seed):
     for costs, others, kind in ((CHEAP, 0.25, 2), (EVEN, 0.3, 2), (DEAR, 0.25, 1), (EVEN, 0.0, 1)):
-        time, counts = simulate(Adaptive(max_nodes=64), costs, always(0.6), always(others), seed=seed)
+        time, counts = simulate(AdaptiveTree(), costs, always(0.6), always(others), seed=seed)
         assert counts[kind] > 0.5 * sum(counts)
-        chains_alone, _ = simulate(Adaptive(max_nodes=64), Costs(CHAINS), always(0.6), always(others), seed=seed)
+        chains_alone, _ = simulate(AdaptiveTree(), Costs(CHAINS), always(0.6), always(others), seed=seed)
         assert time < (0.95 if kind == 2 else 1.1) * chains_alone
 
 
@@ -81,9 +81,9 @@ def changing(first, last, position):
 def test_what_did_not_pay_is_tried_again():
     """From position 300 on, the branches are right. And the other way round."""
     for first, last in ((0.0, 0.3), (0.3, 0.0)):
-        _, before = simulate(Adaptive(max_nodes=64), EVEN, always(0.6), always(first), num_tokens=300)
+        _, before = simulate(AdaptiveTree(), EVEN, always(0.6), always(first), num_tokens=300)
         _, counts = simulate(
-            Adaptive(max_nodes=64),
+            AdaptiveTree(),
             EVEN,
             always(0.6),
             lambda p, first=first, last=last: first if p < 300 else last,
@@ -95,12 +95,12 @@ def test_what_did_not_pay_is_tried_again():
 
 def test_chains_alone_where_nothing_is_known_of_trees_or_the_call_takes_none():
     for costs, branches in ((Costs(CHAINS), True), (CHEAP, False)):
-        _, counts = simulate(Adaptive(max_nodes=64), costs, always(0.6), always(0.3), branches=branches)
+        _, counts = simulate(AdaptiveTree(), costs, always(0.6), always(0.3), branches=branches)
         assert counts[2] == 0 and counts[1] > 100
 
 
 def test_a_useless_draft_costs_little():
-    time, _ = simulate(Adaptive(max_nodes=64), CHEAP, always(0.02), always(0.02))
+    time, _ = simulate(AdaptiveTree(), CHEAP, always(0.02), always(0.02))
     assert time < 1.06
 
 
@@ -118,7 +118,7 @@ def test_costs_of_trees():
 
 
 def attached(draft, costs=CHEAP, max_nodes=12, **options):
-    schedule = Adaptive(max_nodes=max_nodes, max_levels=4, costs=costs)
+    schedule = AdaptiveTree(max_nodes=max_nodes, max_levels=4, costs=costs)
     return as_keywords({"draft_model": draft, "schedule": schedule, **options})
 
 
@@ -232,7 +232,7 @@ def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkey
 def test_drafts_that_end_early_are_chains(method):
     """However much trees would pay: their plan would be of nodes, and what came of a chain would be taken for a tree's."""
     target = tiny.llama()
-    schedule = hs.schedules.ConfidenceStop(Adaptive(4, CHEAP, 12, 2), 1e-4)
+    schedule = hs.schedules.ConfidenceStop(AdaptiveTree(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
     draft = tiny.noisy_copy(target, noise=0)
     options = {
@@ -247,9 +247,9 @@ def test_a_tree_is_not_begun_for_less_than_its_start_takes():
     costs = Costs({1: {0: 1.0, 1: 3.0, 8: 12.0}}, {1: {1: {8: 1.8}, 4: {8: 5.0}}})
 
     def levels(num_tokens, has_drafted=False):
-        schedule, batch = Adaptive(costs=costs, max_nodes=64), batch_at(1, max_length=1 + num_tokens)
+        schedule, batch = AdaptiveTree(costs=costs), batch_at(1, max_length=1 + num_tokens)
         schedule.begin(batch, lambda: costs)
-        schedule.credit, schedule.has_drafted = 0.0, has_drafted
+        schedule.chains.credit, schedule.chains.has_drafted = 0.0, has_drafted
         schedule.plan(batch)
         return schedule.num_levels(batch)
 

@@ -159,7 +159,7 @@ def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monk
     costs = Costs(
         {1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}})
     )
-    monkeypatch.setattr(measured_costs.MeasuredCosts, "__call__", lambda measured: costs)
+    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: costs)
     original, num_trees = Draft.tree_for, []
     monkeypatch.setattr(Draft, "tree_for", lambda *args: num_trees.append(original(*args)) or num_trees[-1])
     settings = {"max_new_tokens": 40, "seed": 1}

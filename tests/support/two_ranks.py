@@ -34,7 +34,7 @@ from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
 from hf_speculative.call import measured_costs as costs
-from hf_speculative.call import online_costs
+from hf_speculative.call import timings
 from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import eager_reason, probe, verified_types
 from hf_speculative.schedules import Adaptive
@@ -171,18 +171,23 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 @check
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
     """Costs are measured on both; the second rank's clock jumps."""
-    models, clock = parallel(), online_costs.time
+    models, clock, share = parallel(), timings.time, costs.SHARE
     try:
         if rank == 1:
-            online_costs.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+            timings.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+        costs.SHARE = 1.0  # nothing is saved up for first
         for _ in range(2):
             decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
         (found,) = costs._known[models["split target"]][models["split draft"]].values()
-        one, other = from_both(dict(found.cells))
-        assert one == other and one and found.path is None
+        one, other = from_both({size: [session.times for session in of] for size, of in found.sessions.items()})
+        assert (
+            one == other and {1, 3} == set(one) and all(timings.PLAIN in times for of in one.values() for times in of)
+        )
         decide_alike(models, "split draft", do_sample=False, max_new_tokens=100)
+        kinds = costs._known[models["split target"]][models["split draft"]].values()
+        assert not any(found.num_calls for found in kinds), "no call goes by rounds that each rank has timed for itself"
     finally:
-        online_costs.time = clock
+        timings.time, costs.SHARE = clock, share
 
 
 class EndsAt(StoppingCriteria):
@@ -485,8 +490,10 @@ def what_is_refused_and_warned_about(rank):
         warnings.simplefilter("always")
         hs.generate(target, **unequal(rank), draft_model=draft, synced_gpus=False)
     assert any("FSDP2 has sharded" in str(warning.message) for warning in caught)
-    known = [*costs._known[target][draft].values()]
-    assert known and not any(table.cells for table in known), "ranks would time each other's work"
+    known = [item for found in costs._known[target][draft].values() for item in found.items()]
+    assert known
+    for (num_rows, _), times in known:
+        assert times.best() == pytest.approx({0: 1.0, 1: 2.0 + costs.assumed_verification(num_rows, target.device)})
 
 
 if __name__ == "__main__":

@@ -261,9 +261,7 @@ def weights_of(folder):
 def test_the_same_seed_gives_the_same_answers_and_weights(trained, tokenizer, tmp_path, monkeypatch):
     """Whatever draft lengths the clock of the machine has led to; killed while it answered, too."""
     target, whole, _ = trained
-    monkeypatch.setattr(
-        measured_costs.MeasuredCosts, "__call__", lambda measured: Costs({1: {0: 1.0, 1: 1.02, 8: 1.1}})
-    )
+    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.02, 8: 1.1}}))
     arguments = {"tokenizer": tokenizer, "lr_scheduler_type": "linear"}
     again = train(target, PROMPTS, tmp_path / "again", Settings(**SETTINGS), **arguments)
 
