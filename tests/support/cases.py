@@ -19,5 +19,6 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list:
 
 def types_and_attentions() -> list:
     """Every type of model with both attentions; of eager ones, a type with windows and one without are quick."""
-    pairs = list(itertools.product(tiny.ARCHITECTURES, ("sdpa", "eager")))
-    return slow_but(pairs, *(pair for pair in pairs if pair[1] == "sdpa" or pair[0] in ("llama", "gemma3_text")))
+    quick = {(name, "eager") for name in ("llama", "gemma3_text")} | {(name, "sdpa") for name in tiny.ARCHITECTURES}
+    pairs = itertools.product(tiny.ARCHITECTURES, ("sdpa", "eager"))
+    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
