@@ -43,6 +43,11 @@ def option(name: str, *flags: str, default: Any = None, also: str | None = None,
     return setting(default, help_line(name, also), *flags, least=least, **about)
 
 
+def target_option(what: str, is_argument: bool = True) -> Any:
+    """The field of settings that names the target, where the embedded pair is the default."""
+    return setting(None, f"{what}: a Hub name or folder. Default: the embedded pair.", is_argument=is_argument)
+
+
 def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callable], Callable]:
     """A command gets the table's options about drafting besides its own, and what is given of them, by name, as `drafting`.
 

@@ -10,7 +10,16 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from ..command.arguments import ExactMachine, check_file, check_models, load_pair, numbers, option, raw_setting
+from ..command.arguments import (
+    ExactMachine,
+    check_file,
+    check_models,
+    load_pair,
+    numbers,
+    option,
+    raw_setting,
+    target_option,
+)
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
@@ -21,11 +30,7 @@ from .defaults import BATCH_SIZES, SECONDS
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(
-        None,
-        "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair.",
-        is_argument=True,
-    )
+    model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder. Default: none.", is_argument=True)
     measure: bool = setting(
         True,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from ..command.arguments import DTYPES, Machine, check_models, load_pair, option
+from ..command.arguments import DTYPES, Machine, check_models, load_pair, option, target_option
 from ..command.interrupts import ends_at_once
 from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
@@ -22,11 +22,7 @@ from ..command.terminal import quiet_transformers
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(
-        None,
-        "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair.",
-        is_argument=True,
-    )
+    model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
     json: bool = setting(False, "Print what was made as JSON.")

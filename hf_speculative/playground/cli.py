@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.arguments import Machine, check_models, load_pair, option, raw_setting
+from ..command.arguments import Machine, check_models, load_pair, option, raw_setting, target_option
 from ..command.interrupts import ends_at_once
 from ..command.prompts import built_in_prompts
-from ..command.settings import check_ranges, setting, with_settings
+from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -35,9 +35,7 @@ SERVER = "Server"
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(
-        None, "The model to play with: a Hub name or folder. Default: the embedded pair.", is_argument=True
-    )
+    model: str | None = target_option("The model to play with")
     draft_model: str | None = option("draft_model", also="Default: auto. The page lets you choose methods anew.")
     prompt: str = setting("", "What stands in the page's prompt at first.")
     raw: bool = raw_setting()
@@ -47,7 +45,6 @@ class Options:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_ranges(self)
         check_models(MODEL=self.model, draft_model=self.draft_model)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ..command.arguments import Machine, check_models, load_pair, option, with_drafting_options
+from ..command.arguments import Machine, check_models, load_pair, option, target_option, with_drafting_options
 from ..command.interrupts import ends_at_once
-from ..command.settings import check_ranges, setting, with_settings
+from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ HELP = """\
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(
-        None, "The model to talk to: a Hub name or folder. Default: the embedded pair.", is_argument=True
-    )
+    model: str | None = target_option("The model to talk to")
     draft_model: str | None = option("draft_model", also="Default: auto.")
     system: str = setting("", "The system's message, if the model has a chat template.")
     temperature: float = setting(0.7, "0 always takes the likeliest token.", least=0.0)
@@ -44,7 +42,6 @@ class Options:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_ranges(self)
         check_models(MODEL=self.model, draft_model=self.draft_model)
 
 

@@ -17,10 +17,11 @@ from ..command.arguments import (
     loadable,
     naming,
     option,
+    target_option,
     with_drafting_options,
 )
 from ..command.interrupts import ends_at_once
-from ..command.settings import check_ranges, setting, with_settings
+from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
 
 #: what answers that run get to end in, after a signal to stop
@@ -36,9 +37,7 @@ SERVER, LIMITS = "Server", "Limits"
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(
-        None, "The model to serve: a Hub name or folder. Default: the embedded pair.", is_argument=True
-    )
+    model: str | None = target_option("The model to serve")
     draft_model: str | None = option("draft_model", also="Default: auto.")
     name: str = setting("", "What clients call the model. Default: the last part of MODEL.")
     host: str = setting("localhost", "Address to listen on.", panel=SERVER)
@@ -52,7 +51,6 @@ class Options:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_ranges(self)
         check_models(MODEL=self.model, draft_model=self.draft_model)
 
 

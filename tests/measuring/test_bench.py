@@ -101,6 +101,13 @@ def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
     assert run("--batch", "1,2", "--results", tmp_path / "results").exit_code == 0 and len(begun) == 2
 
 
+def test_a_method_is_no_draft_model_to_load():
+    """It was looked for on the Hub."""
+    result = run("--model", "embedded", "--draft-model", "auto", "--methods", "auto,draft")
+    assert result.exit_code == 0, result.output
+    assert "auto" in result.stdout and "draft," not in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

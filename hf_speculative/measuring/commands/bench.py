@@ -13,9 +13,18 @@ import typer
 from rich.console import Console
 
 from ...call.option_table import DRAFTS, checked
-from ...command.arguments import Machine, check_models, check_outputs, load_pair, numbers, option, raw_setting
+from ...command.arguments import (
+    Machine,
+    check_models,
+    check_outputs,
+    load_pair,
+    numbers,
+    option,
+    raw_setting,
+    target_option,
+)
 from ...command.interrupts import STOPPED, ends_at_once
-from ...command.settings import check_ranges, setting, with_settings
+from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
 from ..bench import DEFAULT_METHODS, METHODS, sweep
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 class Options:
     """Options of the command."""
 
-    model: str | None = setting(None, "Target: a Hub name or folder. Default: the embedded pair.")
+    model: str | None = target_option("Target", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     draft_tokens: str = option("num_draft_tokens", default=f"4,{ADAPTIVE}", also=LENGTHS)
     batch: str = setting("1", "Prompts decoded together.")
@@ -62,7 +71,6 @@ class Options:
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
 
     def __post_init__(self):
-        check_ranges(self)
         check_models(model=self.model, draft_model=self.draft_model)
         check_outputs(json=self.json_file, report=self.report)
         if self.gpu_report and self.machine.dtype:

@@ -24,10 +24,11 @@ from ...command.arguments import (
     naming,
     numbers,
     option,
+    target_option,
     with_drafting_options,
 )
 from ...command.interrupts import STOPPED, ends_at_once
-from ...command.settings import check_ranges, setting, with_settings
+from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...names import place_of
 from ...reports import files
@@ -45,7 +46,7 @@ class Options:
     dataset: str = setting(
         ..., "A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
     )
-    model: str | None = setting(None, "Target: a Hub name or folder. Default: the embedded pair.")
+    model: str | None = target_option("Target", is_argument=False)
     draft_model: list[str] | None = option("draft_model", also="Repeat the option for several to compare.")
     reading: Reading = field(default_factory=Reading)
     num_draft_tokens: str = option("num_draft_tokens", default=f"4,{ADAPTIVE}", also=LENGTHS)
@@ -78,7 +79,6 @@ class Options:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_ranges(self)
         check_outputs(results=self.results, report=self.report, json=self.json_file, csv=self.csv_file)
         check_data("--dataset", self.dataset)
         check_models(model=self.model, draft_model=self.draft_model)

@@ -22,10 +22,11 @@ from ...command.arguments import (
     load_pair,
     option,
     raw_setting,
+    target_option,
     with_drafting_options,
 )
 from ...command.interrupts import STOPPED, ends_at_once
-from ...command.settings import check_ranges, setting, with_settings
+from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 
 #: texts are shown by default for up to so many prompts
@@ -46,9 +47,7 @@ class Options:
     prompts: Path | None = setting(None, "A file of prompts: .txt (one a line), .jsonl, .csv, .parquet; also as .gz.")
     field: str = setting("prompt", "The column of that file that holds the prompt.")
     demo: bool = setting(False, "Show three answers of a chat model, plain and speculative side by side.")
-    model: str | None = setting(
-        None, "Target, the model whose text you want: a Hub name or folder. Default: the embedded pair."
-    )
+    model: str | None = target_option("Target, the model whose text you want", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     num_draft_tokens: int | None = option("num_draft_tokens")
     max_new_tokens: int = setting(96, "How many tokens to generate for each prompt, at most.", least=1)
@@ -74,7 +73,6 @@ class Options:
     glossary: bool = setting(False, "Say below the table what the figures mean.")
 
     def __post_init__(self):
-        check_ranges(self)
         check_models(model=self.model, draft_model=self.draft_model)
         if not self.prompt:  # else there are two sources, which is said later
             check_file("--prompts", self.prompts)
