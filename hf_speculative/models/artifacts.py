@@ -58,7 +58,7 @@ NOT_OF_PASSES = {
 #: of a layer's, what changes nothing of the layer
 NOT_OF_LAYERS = ("num_hidden_layers", "layer_types", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: of what is set on a module, likewise
-NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes")
+NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
 #: modules whose source decides what is compiled
 OWN_SOURCES = (
     "exported.py",
@@ -210,7 +210,7 @@ class Files:
     def are_there(self) -> bool:
         return all(path.exists() for path in self.paths)
 
-    def load(self, places: Mapping[Path, Path] | None = None) -> CompiledPass:
+    def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
         """On the model's own weights.
 
         Args:

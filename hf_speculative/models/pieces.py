@@ -208,7 +208,7 @@ class Layer(nn.Module):
 
 
 class After(nn.Module):
-    """What follows the layers of a `Pass`: logits of `columns (m,)` of states `(batch, q, hidden)`, and where they are largest."""
+    """What follows the layers of a `Pass`: logits of some columns of the states, and where they are largest."""
 
     def __init__(self, whole: Pass, watch: Watch, states: Tensor):
         super().__init__()

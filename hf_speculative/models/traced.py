@@ -131,8 +131,9 @@ class TracedPass(nn.Module):
         self, num_rows: int, num_columns: int, seen: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Random ones of a layer, as `sample` has them."""
-        shape = (num_rows, *self.layers.shape_of_keys())
-        shape = (*shape[:2], seen + num_columns + NUM_SPARE, shape[2])
+        generator = generator or torch.Generator().manual_seed(0)
+        heads, dim = self.layers.shape_of_keys()
+        shape = (num_rows, heads, seen + num_columns + NUM_SPARE, dim)
         keys, values = (torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(2))
         return keys, values
 

@@ -64,7 +64,7 @@ class Emulated:
     """
 
     def __init__(self):
-        self.num_files = 0
+        self.num_files, self.is_trying = 0, False
         self.num_made, self.runs, self.modules, self.runs_of_heads = 0, [], {}, 0
 
     def compile_to(self, path, module):
@@ -76,11 +76,11 @@ class Emulated:
     def check(self, compiled, module):
         """The trial of what was made; its passes are not counted."""
         counted = self.runs, self.runs_of_heads
-        self.runs = []
+        self.runs, self.is_trying = [], True
         try:
             check(compiled, module)
         finally:
-            self.runs, self.runs_of_heads = counted
+            (self.runs, self.runs_of_heads), self.is_trying = counted, False
 
     def open_package(self, path):
         return Package(self, *self.modules[path.read_text()])
