@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -272,7 +273,7 @@ def pieces_of(whole: Pass) -> Pieces:
     pieces = Pieces(before, [], [], After(hollow, watch, given[0][0]))
     for layer, call in zip(layers, watch.calls, strict=True):
         uses: list[int] = []
-        own = _each(call, lambda value, uses=uses: _renumbered(value, uses))
+        own = _each(call, partial(_renumbered, uses=uses))
         tensors = [
             (states, slots, places[4], *(shared[index] for index in uses), *whole.keys_and_values(*sizes))
             for (states, slots, *shared), places, sizes in zip(given, samples, SAMPLES, strict=True)

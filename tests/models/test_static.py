@@ -17,8 +17,8 @@ from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_rea
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
-from tests.support.plain import same_as_plain
 from tests.support.execution import run_as
+from tests.support.plain import same_as_plain
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
