@@ -326,6 +326,7 @@ class TestCompiled:
     def test_the_process_that_makes_one(self, target, folder, monkeypatch, tmp_path):
         monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
         monkeypatch.setattr(artifacts, "_started", set())
+        monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
         processes, popen = [], artifacts.subprocess.Popen
         monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
         artifacts.start(target)

@@ -65,6 +65,7 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "open_package", compiler.open_package)
     monkeypatch.setattr(artifacts, "_started", set())
+    monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)
     pool._kept.clear()
     return compiler
