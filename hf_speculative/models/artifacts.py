@@ -14,7 +14,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,16 @@ import transformers
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..hf_compat import attention_name
 from ..version import __version__
 from . import exported
 from .attention import with_folded_attention
-from .bound import BoundPass, Moved
+from .bound import BoundPass, Moved, PassOfPieces
 from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of, own_parameters, parameters_of
+from .pieces import CannotCut, Pieces, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass
@@ -53,10 +55,15 @@ NOT_OF_PASSES = {
     "dtype",
     "torch_dtype",
 }
+#: of a layer's, what changes nothing of the layer
+NOT_OF_LAYERS = ("num_hidden_layers", "layer_types", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+#: of what is set on a module, likewise
+NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
 #: modules whose source decides what is compiled
 OWN_SOURCES = (
     "exported.py",
     "traced.py",
+    "pieces.py",
     "masks.py",
     "attention.py",
     "packed_layers.py",
@@ -103,23 +110,28 @@ def folder() -> Path:
 
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
-    """Where the file of `model` is, if it is there: named by its description, which hidden states it gives, and which of its
-    layers are packed, in which order.
+    """Where the file of a whole pass of `model` is, if there is one: it says by its name what the pass depends on.
+
+    Those are the model's description, which hidden states it gives, and which of its layers are packed, in which order.
     """
-    packed = layout_of(packed_of(model))
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
-    return folder() / f"{_described(model)}{states}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
+    return folder() / f"{_described(model, model.config)}{states}{_order(model)}.pt2"
 
 
-def _described(model: PreTrainedModel) -> str:
+def _order(model: nn.Module) -> str:
+    """How packed weights lie, for a file's name."""
+    packed = layout_of(packed_of(model))
+    return f"-packed-{_hash(packed)[:8]}" if packed else ""
+
+
+def _described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
     """A name for all that passes of `model` depend on, packing apart: code, versions, processor, config, shapes and modules."""
-    config = model.config.to_dict()
     packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
     described = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
-        "config": {name: value for name, value in config.items() if name not in NOT_OF_PASSES},
-        "attention": attention_name(model.config),
+        "config": {name: value for name, value in config.to_dict().items() if name not in {*NOT_OF_PASSES, *others}},
+        "attention": attention_name(config),
         "sources": _sources(model),
         "tensors": [
             (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
@@ -131,7 +143,7 @@ def _described(model: PreTrainedModel) -> str:
             for name, module in model.named_modules()
         ],
     }
-    return f"{type(model).__name__}-{_hash(described)[:24]}"
+    return f"{_kind(model).__name__}-{_hash(described)[:24]}"
 
 
 def _hash(described) -> str:
@@ -145,11 +157,11 @@ def _kind(module: nn.Module) -> type:
 def _settings(module: nn.Module) -> dict:
     """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
     plain = (bool, int, float, str, type(None), tuple)
-    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name != "name_or_path")
+    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name not in NOT_OF_MODULES)
     return {name: value for name, value in named if isinstance(value, plain)}
 
 
-def _sources(model: PreTrainedModel) -> str:
+def _sources(model: nn.Module) -> str:
     """A hash of the files that define the modules, and of ours."""
     names = {_kind(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
@@ -170,25 +182,87 @@ def note_of(path: Path) -> Path:
     return path.with_suffix(".txt")
 
 
-def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | None:
-    """The compiled pass of `model`, on its own weights, if its file is there and nobody asks for packed ones meanwhile.
+def whole_of(path: Path) -> Path:
+    """Where it says why a pass is one file rather than pieces."""
+    return path.with_suffix(".whole.txt")
+
+
+@dataclass(frozen=True)
+class Files:
+    """A pass and the files that it is loaded from.
+
+    Attributes:
+        whole: the pass.
+        pieces: what it was cut into; `None`: it is one file.
+        paths: of the files, one a piece.
+    """
+
+    whole: TracedPass
+    pieces: Pieces | None
+    paths: tuple[Path, ...]
+
+    @property
+    def modules(self) -> dict[Path, nn.Module]:
+        """What each file is compiled from."""
+        return dict(zip(self.paths, (self.whole,) if self.pieces is None else self.pieces, strict=True))
+
+    @property
+    def are_there(self) -> bool:
+        return all(path.exists() for path in self.paths)
+
+    def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
+        """On the model's own weights.
+
+        Args:
+            places: where files are that are not in their place yet.
+        """
+        paths = [(places or {}).get(path, path) for path in self.paths]
+        if self.pieces is None:
+            return exported.load(paths[0], self.whole)
+        before, *layers, after = (exported.load(path, piece) for path, piece in zip(paths, self.pieces, strict=True))
+        return PassOfPieces(before, layers, after, self.pieces.uses, self.whole.recorded)
+
+
+def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
+    """The files of the passes of `model`: one for each kind of layer and two for the rest, or one where that cannot be.
 
     Args:
-        recorded: which of transformers' `hidden_states` it gives beside logits; here and below.
+        recorded: which of transformers' `hidden_states` they give beside logits; here and below.
     """
-    path = path_of(model, recorded)
-    if not path.exists():
+    whole, path = _pass(model, recorded), path_of(model, recorded)
+    if not isinstance(whole, Pass) or whole_of(path).exists():
+        return Files(whole, None, (path,))
+    try:
+        pieces = pieces_of(whole)
+    except CannotCut:
+        return Files(whole, None, (path,))
+    config = model.config
+    rest = _described(pieces.before, config), _described(pieces.after, config)
+    layers = (
+        f"{_described(layer, config, *NOT_OF_LAYERS)}-{_hash([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
+    )
+    names = zip((rest[0], *layers, rest[1]), pieces, strict=True)
+    return Files(whole, pieces, tuple(folder() / f"{name}{_order(piece)}.pt2" for name, piece in names))
+
+
+def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
+    """The compiled pass of `model`, on its own weights, if its files are there and nobody asks for packed ones meanwhile."""
+    files = files_of(model, recorded)
+    if not files.are_there:
         return None
     try:
-        return exported.load(path, _pass(model, recorded))
+        return files.load()
     except Moved:
         return None
 
 
 def make(
     model: PreTrainedModel, say: Callable[[str], None] = lambda step: None, recorded: tuple[int, ...] = ()
-) -> Path:
-    """Makes the file of `model`, unless it is there; another process that makes it is waited for.
+) -> list[Path]:
+    """Makes the files of `model` that are not there; another process that makes them is waited for.
+
+    Args:
+        say: is told what is done.
 
     Raises:
         CannotCompile: torch cannot compile it, or not so that it computes what the model does.
@@ -198,22 +272,37 @@ def make(
     path = path_of(model, recorded)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        if path.exists():
-            return path
         if note_of(path).exists():
             raise CannotCompile(note_of(path).read_text())
-        with tempfile.TemporaryDirectory(dir=path.parent) as place:
-            begun = Path(place) / "pass.pt2"
+        while True:
+            files = files_of(model, recorded)
             try:
-                exported.compile_to(begun, _pass(model, recorded), say)
+                _make(files, say)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                note_of(path).write_text(reason)
-                raise CannotCompile(reason) from error
-            begun.replace(path)
-    return path
+                place = note_of(path) if files.pieces is None else whole_of(path)
+                place.write_text(reason)
+                if files.pieces is None:
+                    raise CannotCompile(reason) from error
+            else:
+                return list(files.modules)
+
+
+def _make(files: Files, say: Callable[[str], None]) -> None:
+    """Compile what is not there, and keep it if the pass does what the model does."""
+    missing = {path: module for path, module in files.modules.items() if not path.exists()}
+    with tempfile.TemporaryDirectory(dir=folder()) as place:
+        begun = {path: Path(place) / path.name for path in missing}
+        for number, (path, module) in enumerate(missing.items(), 1):
+            say(f"compiling {number} of {len(missing)}")
+            exported.compile_to(begun[path], module)
+        if missing:
+            say("comparing with the model")
+            exported.check(files.load(begun), files.whole)
+        for path, made in begun.items():
+            made.replace(path)
 
 
 def pays(model: PreTrainedModel) -> bool:
