@@ -6,11 +6,9 @@ with the reason in its place, so that nobody tries again; delete it to do so.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..hf_compat import attention_name
-from ..version import __version__
 from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved, PassOfPieces
-from .packed_layers import PLAIN, layout_of, packed_of
-from .packed_parameters import WEIGHT, named_parameters_of, own_parameters, parameters_of
+from .described import NOT_OF_LAYERS, described, digest, order_of_packed
+from .packed_layers import layout_of, packed_of
+from .packed_parameters import own_parameters, parameters_of
 from .pieces import CannotCut, Pieces, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
@@ -45,33 +42,6 @@ FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 #: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
 LEAST_SHARE = 0.1
-#: what a model's config says that changes nothing of its passes
-NOT_OF_PASSES = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-    "id2label",
-    "label2id",
-    "dtype",
-    "torch_dtype",
-}
-#: of a layer's, what changes nothing of the layer
-NOT_OF_LAYERS = ("num_hidden_layers", "layer_types", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-#: of what is set on a module, likewise
-NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
-#: modules whose source decides what is compiled
-OWN_SOURCES = (
-    "exported.py",
-    "traced.py",
-    "pieces.py",
-    "masks.py",
-    "attention.py",
-    "packed_layers.py",
-    "fused_linears.py",
-    "places.py",
-    "states.py",
-)
-
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
@@ -115,66 +85,7 @@ def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     Those are the model's description, which hidden states it gives, and which of its layers are packed, in which order.
     """
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
-    return folder() / f"{_described(model, model.config)}{states}{_order(model)}.pt2"
-
-
-def _order(model: nn.Module) -> str:
-    """How packed weights lie, for a file's name."""
-    packed = layout_of(packed_of(model))
-    return f"-packed-{_hash(packed)[:8]}" if packed else ""
-
-
-def _described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
-    """A name for all that passes of `model` depend on, packing apart: code, versions, processor, config, shapes and modules."""
-    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
-    described = {
-        "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
-        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
-        "config": {name: value for name, value in config.to_dict().items() if name not in {*NOT_OF_PASSES, *others}},
-        "attention": attention_name(config),
-        "sources": _sources(model),
-        "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
-            for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
-            for name, tensor in named
-        ],
-        "modules": [
-            (name, _kind(module).__module__, _kind(module).__qualname__, _settings(module))
-            for name, module in model.named_modules()
-        ],
-    }
-    return f"{_kind(model).__name__}-{_hash(described)[:24]}"
-
-
-def _hash(described) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
-
-
-def _kind(module: nn.Module) -> type:
-    return PLAIN.get(type(module), type(module))
-
-
-def _settings(module: nn.Module) -> dict:
-    """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
-    plain = (bool, int, float, str, type(None), tuple)
-    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name not in NOT_OF_MODULES)
-    return {name: value for name, value in named if isinstance(value, plain)}
-
-
-def _sources(model: nn.Module) -> str:
-    """A hash of the files that define the modules, and of ours."""
-    names = {_kind(module).__module__ for module in model.modules()}
-    files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
-    own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
-    texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
-    return hashlib.sha256(b"".join(texts)).hexdigest()
-
-
-def processor() -> str:
-    """What it can do, as the system names it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
-    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
+    return folder() / f"{described(model, model.config)}{states}{order_of_packed(model)}.pt2"
 
 
 def note_of(path: Path) -> Path:
@@ -237,12 +148,12 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
     except CannotCut:
         return Files(whole, None, (path,))
     config = model.config
-    rest = _described(pieces.before, config), _described(pieces.after, config)
+    rest = described(pieces.before, config), described(pieces.after, config)
     layers = (
-        f"{_described(layer, config, *NOT_OF_LAYERS)}-{_hash([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
+        f"{described(layer, config, *NOT_OF_LAYERS)}-{digest([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
     )
     names = zip((rest[0], *layers, rest[1]), pieces, strict=True)
-    return Files(whole, pieces, tuple(folder() / f"{name}{_order(piece)}.pt2" for name, piece in names))
+    return Files(whole, pieces, tuple(folder() / f"{name}{order_of_packed(piece)}.pt2" for name, piece in names))
 
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:

@@ -75,12 +75,17 @@ def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | No
     if mask is None:
         return None
     width, dtype = query.shape[2], query.dtype
-    made = vars(mask).setdefault("folded", {})  # torch would make the same of it in each layer
-    if groups not in made:
-        if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_compiling():
-            return fold(mask, groups, width)
-        made[groups] = torch.zeros((), dtype=dtype).where(fold(mask, groups, width), float("-inf"))
-    return made[groups]
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return fold(mask, groups, width)
+    made, kind = vars(mask).get("folded", {}), (groups, dtype)
+    if kind in made:
+        return made[kind]
+    if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_exporting():
+        return fold(mask, groups, width)
+    # torch would make the same of it in each layer
+    made = vars(mask).setdefault("folded", made)
+    made[kind] = torch.zeros((), dtype=dtype).where(fold(mask, groups, width), float("-inf"))
+    return made[kind]
 
 
 def fold(mask: Tensor, groups: int, width: int) -> Tensor:

@@ -42,11 +42,11 @@ class Shared:
 
     Attributes:
         index: which one.
-        folded: of a mask, by groups of query heads, which one is the same as `fold` makes it.
+        folded: of a mask, by groups of query heads and type, which one is the same as `fold` makes it.
     """
 
     index: int
-    folded: tuple[tuple[int, int], ...] = ()
+    folded: tuple[tuple[tuple[int, torch.dtype], int], ...] = ()
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Watch:
             return Given.CACHE
         if isinstance(value, Tensor):
             folded = vars(value).get("folded", {})
-            return Shared(self._index(value), tuple((groups, self._index(mask)) for groups, mask in folded.items()))
+            return Shared(self._index(value), tuple((kind, self._index(mask)) for kind, mask in folded.items()))
         if not isinstance(value, bool | int | float | str | None):
             raise CannotCut(f"layers are given a {type(value).__name__}")
         return value
@@ -151,7 +151,8 @@ class Before(nn.Module):
             return {kind: self._additive(mask) for kind, mask in masks.items()}  # type: ignore[misc]
         if masks.dtype == torch.bool:
             masks = torch.zeros((), dtype=self.whole.model.dtype).where(masks, float("-inf"))
-        vars(masks)["folded"] = {groups: fold(masks, groups, masks.shape[2])[:] for groups in self.groups}
+        width = masks.shape[2]
+        vars(masks)["folded"] = {(groups, masks.dtype): fold(masks, groups, width)[:] for groups in self.groups}
         return masks
 
 
@@ -199,7 +200,7 @@ class Layer(nn.Module):
 
         def given(value: Any) -> Any:
             if isinstance(value, Shared):
-                vars(shared[value.index])["folded"] = {groups: shared[index] for groups, index in value.folded}
+                vars(shared[value.index])["folded"] = {kind: shared[index] for kind, index in value.folded}
                 return shared[value.index]
             return {Given.STATES: states, Given.CACHE: cache}.get(value, value) if isinstance(value, Given) else value
 
@@ -328,7 +329,7 @@ def _renumbered(value: Any, uses: list[int]) -> Any:
             uses.append(index)
         return uses.index(index)
 
-    return Shared(number(value.index), tuple((groups, number(index)) for groups, index in value.folded))
+    return Shared(number(value.index), tuple((kind, number(index)) for kind, index in value.folded))
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import torch
+import transformers
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
@@ -165,7 +166,7 @@ class TestTheName:
         change(other)
         assert artifacts.path_of(other) != artifacts.path_of(target)
 
-    @pytest.mark.parametrize("package", [torch, artifacts.transformers], ids=["torch", "transformers"])
+    @pytest.mark.parametrize("package", [torch, transformers], ids=["torch", "transformers"])
     def test_of_other_versions(self, target, package, monkeypatch):
         before = artifacts.path_of(target)
         monkeypatch.setattr(package, "__version__", "9.9.9")
