@@ -24,8 +24,8 @@ def tokenizer(template):
         (CHATML, CHATML, None),
         (None, None, None),
         (CHATML, BROKEN, None),
-        (CHATML, None, "the draft may be a base model"),
-        (None, CHATML, "the target may be a base model"),
+        (CHATML, None, "The draft may be a base model"),
+        (None, CHATML, "The target may be a base model"),
         (CHATML, INST, "the target's writes '<|im_start|>user\\nHello!<' where the draft's writes '[INST] Hello!"),
     ],
 )

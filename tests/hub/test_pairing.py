@@ -160,7 +160,7 @@ def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_
         hs.from_pretrained("repo")
     export_generate(tmp_path / "repo")
     model = AutoModelForCausalLM.from_pretrained("repo", trust_remote_code=True)
-    with pytest.raises(ValueError, match="the default draft is org/evil on the Hub, and in the working directory"):
+    with pytest.raises(ValueError, match="the default draft is org/evil on the Hub, and the working directory has"):
         model.generate(**tiny.prompts(1), max_new_tokens=2)
     with pytest.raises(ValueError, match="is neither a subfolder"):
         export_generate(tmp_path / "other", draft_model="evil")
