@@ -49,7 +49,7 @@ class Acceptance:
         rate = self.kept.sum() / self.reached.sum()
         seen = np.array([self.rows.get(row, (0.0, 0.0)) for row in rows])
         own = (seen[:, 1] + PRIOR_WEIGHT * rate) / (seen[:, 0] + PRIOR_WEIGHT)
-        return np.minimum(1.0, self.shares() * (own / rate)[:, None]).cumprod(1)
+        return np.minimum(1.0, self.shares() * (own / max(rate, 1e-9))[:, None]).cumprod(1)
 
     def forget_rows(self, but: list[int]) -> None:
         """A server's call has no end."""

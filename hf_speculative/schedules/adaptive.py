@@ -142,7 +142,7 @@ class Adaptive(Schedule):
             self.nodes.update(round)
         levels = self.levels
         curve = self._costs.tree_curve(num_rows, levels, width) if levels else self._costs.curve(num_rows, width)
-        gain = sum(map(sum, kept.values())) / num_rows
+        gain = min(map(sum, kept.values()))  # the slowest row ends the batch
         self.credit = min(self.credit + 1 + gain - curve[width] / self._costs.curve(num_rows, 0)[0], MOST_CREDIT)
 
     def _of_levels(self, path: list[float]) -> list[float]:

@@ -47,5 +47,5 @@ def test_promises_that_were_not_kept_count_less():
 
 def test_why_nothing_is_drafted_is_told():
     schedule = BestNodes(4, Costs({1: {0: 1.0, 1: 1.5, 4: 3.0}}))
-    assert schedule.best([[0.2, 0.1]], [1.0, 1.5, 2.0]) == [0] and "promise less than 1.05 times" in schedule.reason
+    assert schedule.best([[0.2, 0.1]], [1.0, 1.5, 2.0]) == [0] and "promise less than 1.03 times" in schedule.reason
     assert schedule.best([[0.9, 0.1]], [1.0, 1.2, 2.0]) == [1] and schedule.reason is None
