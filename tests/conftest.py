@@ -24,7 +24,7 @@ def pytest_report_header(config):
 
 
 def pytest_collection_finish():
-    """What is imported by now is garbage never: `gc.collect()`, which packing weights calls, need not look through it."""
+    """Keep what is imported out of `gc.collect()`, which packing weights calls: none of it is garbage."""
     gc.collect()
     gc.freeze()
 

@@ -231,7 +231,8 @@ class Probe:
                 self._add_tree(known, num_rows, num_levels)
         drafter.begin(batch, sampler)
         rounds = TimedRounds(batch, target, drafter, rule, ranks.sampler(sampler), budget)
-        if self.options.execution(self.model).compile is True:
+        execution = options.execution(self.model)
+        if execution.compile is True or execution.captures:
             rounds.compile(options.source.timed_lengths)
         elif is_whole:  # by the target, and by the draft
             rounds.seconds_of_next(0)

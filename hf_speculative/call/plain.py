@@ -13,7 +13,6 @@ from . import checks
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import setting_of
 from .optimize import execution_of
-from .option_table import ROWS
 from .preparation import checked
 
 #: nothing is drafted, so there is nothing to measure either
@@ -28,7 +27,6 @@ TAKEN = {
     "stopping_criteria",
     "streamer",
     "tokenizer",
-    *ROWS["draft_model"].names,
 }
 #: outputs of steps, which plain decoding goes on computing for rows that have ended
 OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -56,8 +54,7 @@ def on_own_passes(
     if not has_compiled_passes(target, waits=execution.compile is True):
         return None
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
-    call = {name: value for name, value in kwargs.items() if name not in ROWS["draft_model"].names}
-    call |= NO_DRAFT | {"speculative_config": own}
+    call = kwargs | NO_DRAFT | {"speculative_config": own}
     try:
         options, prepared = checked(model, plain_generate, call, None, None)
     except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can

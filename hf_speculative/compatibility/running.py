@@ -24,7 +24,7 @@ from ..tokenizers.chat import chat_keywords
 #: draft tokens of a draft model or head, beside the adaptive length
 NUM_DRAFT_TOKENS = 4
 #: new tokens of a text, between these; they are chosen so that as many batches as this fit into the time
-FEWEST_TOKENS, MOST_TOKENS, BATCHES = 32, 64, 5
+SHORTEST_CALL, LONGEST_CALL, BATCHES = 32, 64, 5
 #: of a batch's time, what warming up takes
 WARM_UP = 0.3
 #: no more batches than these, whatever the time
@@ -117,7 +117,7 @@ def _length(
     for _ in range(2):
         call = decoder.decode(Setting(), 0, list(range(len(ids))), ids)
     fitting = seconds / (BATCHES + WARM_UP) / max(call.seconds / PROBE, 1e-9)
-    return max(FEWEST_TOKENS, min(MOST_TOKENS, int(fitting)))
+    return max(SHORTEST_CALL, min(LONGEST_CALL, int(fitting)))
 
 
 def _decoder(

@@ -13,8 +13,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..call.optimize import execution_of
 from ..call.sources import source_of
 from ..generation import attached_to
+from ..models import device_of
 from ..reports.environment import environment
 from .decoder import Decoder
 from .fingerprint import fingerprint
@@ -198,7 +200,7 @@ def journal_of(
 def _is_compiled(model: PreTrainedModel) -> bool:
     """By what is attached; a setting may ask for it, too."""
     _, config = attached_to(model)
-    return config is not None and bool(config.optimize)
+    return config is not None and bool(execution_of(config.optimize, device_of(model)).compile)
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:

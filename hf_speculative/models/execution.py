@@ -12,7 +12,7 @@ from ..interfaces import CachedModel
 from . import artifacts, packing, pool
 from .cached_model import device_of
 from .capture import CudaGraphs
-from .choice import Path, ragged_unsupported_reason
+from .choice import Path, choose
 from .inputs import Inputs
 from .model_state import kept_with
 from .ragged import RaggedModel
@@ -77,8 +77,8 @@ def has_compiled_passes(model: PreTrainedModel, waits: bool = False) -> bool:
     Args:
         waits: until it is there.
     """
-    is_ragged = ragged_unsupported_reason(model) is None and eager_reason(model) is None
-    return is_ragged and _ahead_of_time(model, waits) is not None
+    can_be = choose(model).name == "ragged" and eager_reason(model) is None
+    return can_be and _ahead_of_time(model, waits) is not None
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:

@@ -16,7 +16,7 @@ from tests.support.files import write_prompts
 @pytest.fixture(autouse=True)
 def short_texts(monkeypatch):
     """Whatever the time that is given."""
-    monkeypatch.setattr(running, "FEWEST_TOKENS", 6)
+    monkeypatch.setattr(running, "SHORTEST_CALL", 6)
 
 
 def shown(*args):

@@ -37,7 +37,7 @@ def made_small(monkeypatch):
     """A head is judged by its first token, and a tiny target repeats itself, so that even a misread head is sometimes right."""
     monkeypatch.setattr(running, "NUM_DRAFT_TOKENS", 1)
     monkeypatch.setattr(running, "MOST_BATCHES", 12)
-    for name in ("FEWEST_TOKENS", "MOST_TOKENS"):
+    for name in ("SHORTEST_CALL", "LONGEST_CALL"):
         monkeypatch.setattr(running, name, 7)
     monkeypatch.setattr(doctor, "POOR", 0.9)
 

@@ -44,7 +44,7 @@ def verdict(folder, name, monkeypatch):
     monkeypatch.setattr(doctor, "POOR", 0.9)
     monkeypatch.setattr(answer, "candidates", lambda target: [])
     monkeypatch.setattr(running, "MOST_BATCHES", 12)
-    for length in ("FEWEST_TOKENS", "MOST_TOKENS"):
+    for length in ("SHORTEST_CALL", "LONGEST_CALL"):
         monkeypatch.setattr(running, length, 7)
     args = [str(folder / "target"), str(folder / name), "--prompts", str(folder / "prompts.jsonl")]
     result = CliRunner().invoke(app, ["check", *args, "--seconds", "1000", "--batch", "1"], env={"COLUMNS": "2000"})

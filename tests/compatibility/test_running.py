@@ -27,8 +27,8 @@ def tried(target, draft, settings=(GREEDY,), batch_size=1, seconds=1e9, **more):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(running, "MOST_BATCHES", 4)
-    monkeypatch.setattr(running, "MOST_TOKENS", 12)
-    monkeypatch.setattr(running, "FEWEST_TOKENS", 4)
+    monkeypatch.setattr(running, "LONGEST_CALL", 12)
+    monkeypatch.setattr(running, "SHORTEST_CALL", 4)
 
 
 def named(target):
