@@ -348,15 +348,13 @@ class Schedule:
     """
 
     learned: object = None  #: what it knows about its pair, from which a later call may start
-    #: tokens per second, of all rows together, that the last plan promises; `None` where nothing is known of time
+    #: tokens a row in the time of a plain step, which the last plan promises; `None` where nothing is known of time
     speed: float | None = None
+    weighs_costs: bool = False  #: its plans depend on what rounds cost
     reason: str | None = None  #: why the last plan drafts nothing, where that was weighed
 
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        """Called once a call, before its first round. `costs` tells how long rounds take; asking may mean measuring."""
-
-    def update_costs(self, costs: Costs) -> None:
-        """How long rounds take after all, by those of the call itself. Only told if `begin` has asked."""
+    def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
+        """Called once a call, before its first round. `costs` tells what rounds of so many rows cost, by all that is known."""
 
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""
@@ -374,6 +372,10 @@ class Schedule:
     def num_levels(self, batch: Batch) -> int | None:
         """How deep the next tree is to be, of a drafter that asks for each level, 0 for a chain; `None`: as that is set."""
         return None
+
+    def num_passes(self, round: Round) -> int:
+        """Passes of the draft in a finished round: as many as the longest draft has tokens."""
+        return max(round.num_drafted)
 
     def parts(self, plan: list[int]) -> tuple[Part, Part]:
         """Where a call has both: who plans guesses that take no pass, and who plans drafts that do; of `plan`, each its own."""

@@ -17,7 +17,7 @@ from ..distributed.tensor_parallel import SingleProcess
 from ..hf_compat import is_given_by_user
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
-from ..models import Inputs, note_decoded, warms_up
+from ..models import Inputs, note_decoded
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -25,8 +25,7 @@ from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
-from .measured_costs import Probe
-from .online_costs import OnlineCosts
+from .learned import Learned
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
 from .parts import (
     drawn_from,
@@ -39,7 +38,6 @@ from .parts import (
     target_and_drafter,
     within_reach,
 )
-from .schedule_state import ScheduleState
 from .statistics import Statistics, Stopwatch, publish
 
 
@@ -59,8 +57,7 @@ class Parts:
         inputs: the call, as the target's own `generate` prepared it.
         cache: the user's own `past_key_values`, if given.
         generator: what a sampled call draws from, if that is known.
-        probe: measures what rounds cost, should the schedule ask.
-        learned: what schedules of earlier calls have learned.
+        learned: what earlier calls have learned.
         ranks: who decides, where several processes run the target together.
     """
 
@@ -74,8 +71,7 @@ class Parts:
     schedule: Schedule
     stopping: Stopping
     generator: torch.Generator | None
-    probe: Probe
-    learned: ScheduleState
+    learned: Learned
     ranks: SingleProcess
 
     def begin(self) -> None:
@@ -202,13 +198,8 @@ class SpeculativeDecoding:
         rule = make_rule(options.config, sampler, drafter)
         sampler.keeps_draft_probs = rule.reads_draft_probs
         batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
-        probe = Probe(options, model, inputs, inputs_tensor, batch, logits_processor)
-        learned = ScheduleState(options, model, inputs)
-        schedule = within_reach(make_schedule(options), processors)
-        execution = options.execution(model)
-        warm_up = warms_up(execution.compile, execution.captures, model, options.source.draft_model)
-        if learned.is_allowed and ranks.one_clock and not warm_up:
-            schedule = OnlineCosts(schedule, probe)
+        learned = Learned(options, model, inputs, logits_processor)
+        schedule = learned.timed(within_reach(make_schedule(options), processors))
         return Parts(
             inputs=inputs,
             cache=cache,
@@ -220,7 +211,6 @@ class SpeculativeDecoding:
             schedule=schedule,
             stopping=ranks.stopping(stopping),
             generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
-            probe=probe,
             learned=learned,
             ranks=ranks,
         )
@@ -253,7 +243,7 @@ class SpeculativeDecoding:
         """All rounds; what was counted is published, whatever ends them."""
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
         parts.ranks.begin(parts.generator)
-        parts.schedule.begin(parts.batch, parts.probe)
+        parts.schedule.begin(parts.batch, parts.learned.costs)
         parts.learned.start(parts.schedule)
         stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
         parts.begin()
@@ -272,7 +262,7 @@ class SpeculativeDecoding:
             parts.learned.keep(parts.schedule)
             statistics.num_target_forwards = parts.target.num_forwards
             statistics.num_draft_forwards = drafter.num_forwards - num_forwards_before
-            statistics.seconds = stopwatch.seconds() | {"probe": parts.probe.seconds}
+            statistics.seconds = stopwatch.seconds()
             if not statistics.num_draft_tokens:
                 statistics.reason = parts.schedule.reason
             if not self.is_plain:

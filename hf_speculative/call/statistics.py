@@ -16,7 +16,7 @@ import torch
 
 from ..types import Round
 
-STAGES = ("draft", "verify", "accept", "rest", "probe")
+STAGES = ("draft", "verify", "accept", "rest")
 COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
 
 
@@ -137,8 +137,7 @@ class Statistics(RowStatistics):
         rows: the counts of each sequence, in order.
         num_calls: calls of `generate`.
         num_target_forwards, num_draft_forwards: model passes; one pass serves a whole batch.
-        seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`, and `probe`, the measuring of costs before a first
-            call; `total` is their sum.
+        seconds: wall time by stage: `draft`, `verify`, `accept` and `rest`; `total` is their sum.
         reason: why nothing was drafted, where nothing was and the schedule decided so.
     """
 

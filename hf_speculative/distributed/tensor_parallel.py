@@ -24,13 +24,7 @@ from ..types import Batch, Draft, Verdict
 
 
 class SingleProcess:
-    """One process: every part decides for itself.
-
-    Attributes:
-        one_clock: what is timed within a round may decide.
-    """
-
-    one_clock: bool = True
+    """One process: every part decides for itself."""
 
     def begin(self, generator: torch.Generator | None) -> None:
         """A call begins that draws from `generator`; `None` if unknown."""
@@ -53,9 +47,6 @@ class SingleProcess:
     def stopping(self, stopping: Stopping) -> Stopping:
         return stopping
 
-    def number(self, value: float) -> float:
-        return value
-
 
 class TensorParallelGroup(SingleProcess):
     """The ranks of one model: wraps each part that decides.
@@ -68,8 +59,6 @@ class TensorParallelGroup(SingleProcess):
     Attributes:
         decides: this is the first rank.
     """
-
-    one_clock = False
 
     def __init__(self, group, device: torch.device, all_draft: bool):
         self.group, self.device, self.all_draft = group, device, all_draft
@@ -94,9 +83,6 @@ class TensorParallelGroup(SingleProcess):
             state = self.broadcast(self.generator.get_state()).cpu()
             if self.were_alike:
                 self.generator.set_state(state)
-
-    def number(self, value: float) -> float:
-        return self.broadcast(torch.tensor([value], dtype=torch.float64)).item()
 
     def drafter(self, drafter: Drafter) -> Drafter:
         return AgreedDrafter(self, drafter) if self.all_draft or self.decides else AgreedDrafter(self, Absent(drafter))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,15 +11,14 @@ from transformers import PreTrainedModel
 from ..hf_compat import attention_name
 from ..interfaces import Drafter, Schedule
 from ..models import ATTENTION
-from ..schedules import AdaptiveTree
+from ..schedules import Adaptive
 from .autoregressive import AutoregressiveDrafter
 from .dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
 from .source import BuildContext, DraftSource
 
 TREE_OPTIONS = ("tree_top_k", "tree_depth")
-#: the largest tree that the schedule "adaptive" considers, and the numbers of nodes that are timed for it, by levels
+#: the largest tree that the schedule "adaptive" considers
 MAX_NODES, MAX_LEVELS = 64, 8
-TIMED_TREES: Mapping[int, tuple[int, ...]] = {2: (8, 0, 16, 4, 32), 5: (8, 0)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +54,12 @@ class GivenModelSource(DraftSource):
         return tuple(name for name in super().options() if cls.scores_levels or name not in TREE_OPTIONS)
 
     @property
-    def timed_trees(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
-        return TIMED_TREES if self.scores_levels and self.tree_top_k != 1 else {}
+    def may_grow_levels(self) -> bool:
+        return self.scores_levels and self.tree_top_k != 1
 
     @property
     def counts_nodes(self) -> bool:
-        return bool(self.timed_trees) and (self.tree_top_k, self.tree_depth) != (None, None)
+        return self.may_grow_levels and (self.tree_top_k, self.tree_depth) != (None, None)
 
     @property
     def cost_key(self) -> Hashable:
@@ -73,10 +72,10 @@ class GivenModelSource(DraftSource):
         return f"{super().label} ({', '.join(said)})" if said else super().label
 
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
-        if not self.timed_trees:
+        if not self.may_grow_levels:
             return super().adaptive_schedule(max_tokens, is_default)
         max_nodes = MAX_NODES if is_default else max_tokens
-        return AdaptiveTree(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
+        return Adaptive(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
 
     def in_trees(self, drafter: AutoregressiveDrafter) -> Drafter:
         """`drafter`, or trees of what it guesses: where they were asked for, or the schedule says."""

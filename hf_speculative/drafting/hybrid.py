@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -91,7 +91,6 @@ class HybridSource(DraftSource):
         self.draft_model, self.num_draft_tokens = paid.draft_model, paid.num_draft_tokens
         self.runs_target, self.most_tokens = paid.runs_target, paid.most_tokens  # type: ignore[misc]
         self.reads_states, self.needs_ragged = paid.reads_states, paid.needs_ragged  # type: ignore[misc]
-        self.timed_lengths = paid.timed_lengths  # type: ignore[misc]
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self.paid.options(), *self.guesses.options())
@@ -107,10 +106,6 @@ class HybridSource(DraftSource):
     @property
     def counts_nodes(self) -> bool:
         return self.paid.counts_nodes
-
-    @property
-    def timed_trees(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
-        return self.paid.timed_trees
 
     @property
     def cost_key(self) -> Hashable:

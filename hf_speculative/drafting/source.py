@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -14,9 +14,8 @@ from ..models import Inputs, Path, num_parameters, recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
 
-#: the longest draft that "adaptive" considers, and the lengths whose rounds are timed for it, the most telling first
+#: the longest draft that "adaptive" considers
 DEFAULT_MAX_DRAFT_TOKENS = 16
-LENGTHS = (1, 4, 0, 8, 2)
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,6 @@ class DraftSource:
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
-        timed_lengths: draft lengths whose rounds are timed for that, the most telling first; what lies between is interpolated.
-        timed_trees: likewise numbers of nodes, by the number of levels of a tree whose levels are drafted one after another.
     """
 
     argument: ClassVar[str] = "draft_model"
@@ -73,8 +70,6 @@ class DraftSource:
     needs_ragged: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
-    timed_lengths: ClassVar[tuple[int, ...]] = LENGTHS
-    timed_trees: ClassVar[Mapping[int, tuple[int, ...]]] = {}
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
     #: what guesses without a pass, and what drafts, where it is two sources in one
@@ -155,14 +150,14 @@ class DraftSource:
         return schedule
 
     def cost_of_token(self, model: PreTrainedModel) -> float:
-        """What a draft token is assumed to cost, in passes of the target `model`, until that is measured.
+        """What a draft token is assumed to cost, in passes of the target `model`, until such rounds were timed.
 
         By the number of weights alone, which is what small batches are bound by.
         """
         return 0.0 if self.draft_model is None else num_parameters(self.draft_model) / num_parameters(model)
 
     def costs_end_with(self, model: PreTrainedModel) -> object:
-        """Measured costs are kept for later calls until this object goes; `model` is the target."""
+        """What costs were learned is kept for later calls until this object goes; `model` is the target."""
         return self.draft_model or model
 
     def hidden_layers(self, model: PreTrainedModel) -> tuple[int, ...]:

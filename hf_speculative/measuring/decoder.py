@@ -105,17 +105,14 @@ class Decoder:
             else:
                 counts, decoded = None, self._without_us(setting, call)
                 rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
-        # Costs are measured in the first few calls only, which is not what a few repeats should tell.
-        probe = counts.seconds["probe"] if counts is not None and self.forgets else 0.0
-        first = None if decoded.first_seconds is None else decoded.first_seconds - probe
         passes = None if setting.rival is None else decoded.num_target_passes
         return Call(
             setting.name,
             batch,
-            decoded.seconds - probe,
+            decoded.seconds,
             rows,
             counts,
-            first_seconds=first,
+            first_seconds=decoded.first_seconds,
             num_first_tokens=decoded.num_first_tokens,
             num_passes=passes,
             peak_bytes=peak.num_bytes,

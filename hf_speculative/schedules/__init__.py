@@ -2,15 +2,16 @@
 
 from ..types import Costs
 from .adaptive import Adaptive
-from .adaptive_tree import AdaptiveTree
 from .align_rows import AlignRows
 from .best_nodes import BestNodes
 from .confidence import ConfidenceStop
 from .constant import Constant
 from .heuristic import Heuristic
 from .hybrid import HybridSchedule
+from .round_costs import RoundCosts
+from .timed import Timed
 
-SCHEDULES = (Adaptive, BestNodes, AdaptiveTree, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
+SCHEDULES = (Adaptive, BestNodes, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
 #: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
@@ -23,7 +24,6 @@ __all__ = [
     "SCHEDULES",
     "SCHEDULE_NAMES",
     "Adaptive",
-    "AdaptiveTree",
     "AlignRows",
     "BestNodes",
     "ConfidenceStop",
@@ -31,4 +31,6 @@ __all__ = [
     "Costs",
     "Heuristic",
     "HybridSchedule",
+    "RoundCosts",
+    "Timed",
 ]

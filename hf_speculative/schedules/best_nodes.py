@@ -20,54 +20,53 @@ FEW, MORE = 2, 4
 
 
 class BestNodes(Schedule):
-    """The number of nodes, of a chain or a tree, with the best expected tokens per second, 0 included.
+    """The number of nodes, of a chain or a tree, with the most expected tokens per expected second, 0 included.
 
     Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, for a tree: a round brings a row one token and each node's chance to
-    be kept, and takes the time that was measured for the widest row.
+    be kept, and takes the time of the widest row.
 
     The likeliest of many guesses look better than they are. So chances count only as far as those of earlier rounds came true.
 
     Args:
         max_tokens: the most nodes.
-        costs: of rounds; by default those that are measured.
+        costs: of rounds. Default: learned from those of earlier calls.
     """
+
+    weighs_costs = True
+    #: tokens a row in the time of a plain step that something else promises
+    to_beat = 0.0
 
     def __init__(self, max_tokens: int = 64, costs: Costs | None = None):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
-        self.max_tokens, self.costs = max_tokens, costs
-        self.times: dict[int, list[float]] = {}
+        self.max_tokens, self.given = max_tokens, costs
         self.last = FEW
         self.promised = self.kept = TRUST_WEIGHT
 
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
-        self.costs = self.costs or costs()
-
-    def update_costs(self, costs: Costs) -> None:
-        self.costs, self.times = costs, {}
+    def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
+        given = self.given
+        self.costs = costs if given is None else lambda num_rows: given
 
     def plan(self, batch: Batch) -> list[int]:
         num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last))
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
-        num_rows = len(chances)
-        if num_rows not in self.times:
-            assert self.costs is not None  # `begin` comes before the first plan
-            self.times[num_rows] = self.costs.curve(num_rows, self.max_tokens)
-        return self.best(chances, self.times[num_rows])
+        return self.best(chances)
 
-    #: tokens per second that something else promises
-    to_beat = 0.0
+    def num_passes(self, round: Round) -> int:
+        return 0
 
-    def best(self, chances: list[list[float]], times: list[float]) -> list[int]:
-        """The number of nodes of each row, where rounds take `times` with 0, 1, ... of them."""
+    def best(self, chances: list[list[float]], passes: int = 0) -> list[int]:
+        """The number of nodes of each row, which were drafted in so many passes."""
         num_rows, trust = len(chances), min(1.0, self.kept / self.promised)
-        best, best_speed, tokens = 0, max(MARGIN * num_rows / times[0], self.to_beat), float(num_rows)
+        costs = self.costs(num_rows)
+        best, best_speed, tokens = 0, max(MARGIN / (1 + costs.draft * passes), self.to_beat), 1.0
         for n in range(1, max(map(len, chances), default=0) + 1):
-            tokens += trust * sum(row[n - 1] for row in chances if len(row) >= n)
-            if tokens / times[n] > best_speed:
-                best, best_speed = n, tokens / times[n]
+            tokens += trust * sum(row[n - 1] for row in chances if len(row) >= n) / num_rows
+            speed = tokens / costs.steps(passes, n)
+            if speed > best_speed:
+                best, best_speed = n, speed
         self.last = best
         self.reason = None if best else NOTHING_PAYS
         if best:

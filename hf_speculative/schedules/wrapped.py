@@ -16,11 +16,12 @@ class WrappedSchedule(Schedule):
     def __init__(self, schedule: Schedule):
         self.schedule = schedule
 
-    def begin(self, batch: Batch, costs: Callable[[], Costs]) -> None:
+    def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         self.schedule.begin(batch, costs)
 
-    def update_costs(self, costs: Costs) -> None:
-        self.schedule.update_costs(costs)
+    @property
+    def weighs_costs(self) -> bool:  # type: ignore[override]
+        return self.schedule.weighs_costs
 
     @property
     def learned(self) -> object:  # type: ignore[override]
@@ -50,6 +51,9 @@ class WrappedSchedule(Schedule):
     @property
     def reason(self) -> str | None:  # type: ignore[override]
         return self.schedule.reason
+
+    def num_passes(self, round: Round) -> int:
+        return self.schedule.num_passes(round)
 
     def parts(self, plan: list[int]) -> tuple[Part, Part]:
         return self.schedule.parts(plan)

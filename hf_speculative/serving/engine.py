@@ -20,7 +20,7 @@ from ..batches import NO_DRAFT
 from ..call import checks
 from ..call.configuration import Options
 from ..call.generation_settings import setting_of
-from ..call.measured_costs import Probe
+from ..call.learned import Learned
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
@@ -221,9 +221,9 @@ class Engine:
         batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))
-        schedule = PerRequestRoom(make_schedule(self.options), running)
-        probe = Probe(self.options, model, request.inputs, request.inputs.input_ids, batch, [])
-        schedule.begin(batch, probe)
+        learned = Learned(self.options, model, request.inputs, [])
+        schedule = PerRequestRoom(learned.timed(make_schedule(self.options)), running)
+        schedule.begin(batch, learned.costs)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)

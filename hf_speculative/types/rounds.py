@@ -1,11 +1,9 @@
-"""What a round did, and how long rounds take."""
+"""What a round did, and what rounds cost."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 
 from torch import Tensor
 
@@ -100,71 +98,26 @@ class Round:
 
 @dataclass(frozen=True)
 class Costs:
-    """The time of a round: draft, one target pass, and everything around them.
+    """What rounds of one batch size take, in plain steps: `1 + start + draft * passes + verify * nodes`, 1 without a draft.
 
     Attributes:
-        rounds: `{batch_size: {num_draft_tokens: time}}`, in any unit. 0 draft tokens, one step of plain decoding, has to be
-            there. Between two numbers the line through them is followed; beyond the largest draft, the last one; beyond the
-            batch sizes given, the nearest of them.
-        trees: `{batch_size: {num_levels: {num_nodes: time}}}`, of rounds that draft a tree a level at a time. Of two numbers of
-            levels at least; each level is taken to cost the same.
-        guesses: of rounds whose draft takes no pass, where a call has both kinds.
+        draft: of a pass of the draft, for a token of a chain or a level of a tree.
+        verify: of verifying one more token, or node of a tree, in each row.
+        start: of any draft at all.
 
     Raises:
-        ValueError: nothing given, no time of a plain step, trees of one number of levels, or a time that is not above 0.
+        ValueError: one of them is negative or not finite.
     """
 
-    rounds: Mapping[int, Mapping[int, float]]
-    trees: Mapping[int, Mapping[int, Mapping[int, float]]] = field(default_factory=dict)
-    guesses: Costs | None = None
+    draft: float = 0.0
+    verify: float = 0.0
+    start: float = 0.0
 
     def __post_init__(self):
-        if not self.rounds:
-            raise ValueError("`rounds={}` gives no costs: give them as {batch_size: {num_draft_tokens: time}}.")
-        for batch_size, times in self.rounds.items():
-            if 0 not in times:
-                raise ValueError(
-                    f"`rounds[{batch_size}]={dict(times)}` lacks 0 draft tokens, a step of plain decoding."
-                )
-            if not all(time > 0 for time in times.values()):
-                raise ValueError(f"`rounds[{batch_size}]={dict(times)}`: times have to be above 0.")
+        for name, cost in vars(self).items():
+            if not 0 <= cost < inf:
+                raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
 
-        for batch_size, by_levels in self.trees.items():
-            if len(by_levels) < 2:
-                raise ValueError(f"`trees[{batch_size}]` has trees of one number of levels: give two.")
-            if not all(time > 0 for times in by_levels.values() for time in times.values()):
-                raise ValueError(f"`trees[{batch_size}]`: times have to be above 0.")
-
-    def curve(self, batch_size: int, longest: int) -> list[float]:
-        """Times of rounds of `batch_size` rows that draft 0, 1, ..., `longest` tokens."""
-        return [
-            _of_batch({size: _interpolated(times, n) for size, times in self.rounds.items()}, batch_size)
-            for n in range(longest + 1)
-        ]
-
-    def tree_curve(self, batch_size: int, num_levels: int, most_nodes: int) -> list[float]:
-        """Likewise of trees of `num_levels` levels, with 0, 1, ..., `most_nodes` nodes."""
-        return [
-            _of_batch({size: _time_of_tree(times, num_levels, n) for size, times in self.trees.items()}, batch_size)
-            for n in range(most_nodes + 1)
-        ]
-
-
-def _time_of_tree(times: Mapping[int, Mapping[int, float]], num_levels: int, num_nodes: int) -> float:
-    low, high = min(times), max(times)
-    common = max(times[high])
-    of_level = max(0.0, times[high][common] - _interpolated(times[low], common)) / (high - low)
-    return max(_interpolated(times[low], num_nodes) + (num_levels - low) * of_level, min(times[low].values()) / 2)
-
-
-def _of_batch(times: Mapping[int, float], batch_size: int) -> float:
-    return _interpolated(times, min(max(batch_size, min(times)), max(times)))
-
-
-def _interpolated(points: Mapping[int, float], at: int) -> float:
-    known = sorted(points)
-    if len(known) == 1:
-        return points[known[0]]
-    right = min(max(1, bisect_right(known, at)), len(known) - 1)
-    x0, x1 = known[right - 1], known[right]
-    return points[x0] + (points[x1] - points[x0]) * (at - x0) / (x1 - x0)
+    def steps(self, passes: int, nodes: int) -> float:
+        """Plain steps of a round that takes so many passes of the draft, and verifies so many nodes."""
+        return 1 + self.start + self.draft * passes + self.verify * nodes if nodes else 1.0

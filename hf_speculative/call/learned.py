@@ -1,0 +1,82 @@
+"""What earlier calls have learned about a pair: what rounds cost, and how drafts were accepted.
+
+A call whose tokens depend on how many are drafted, sampled and not `reproducible`, begins with what no call changes: else the
+same seed would give other tokens in a later call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import LogitsProcessor, PreTrainedModel
+
+from ..interfaces import Schedule
+from ..models import Inputs, how_passes_run, is_sharded, warms_up
+from ..models.model_state import kept_with
+from ..sampling.logits_processors import CONTEXT_FREE
+from ..schedules import RoundCosts, Timed
+from ..types import Costs
+from .configuration import Options
+
+#: verifying a draft token beside a plain step, where no round was timed: at least this much; and the tokens of a pass that
+#: computes for as long as it reads the weights, on a CPU and on anything else
+LEAST_VERIFICATION = 0.05
+BALANCE_ON_CPU, BALANCE = 32, 256
+
+#: by target and what drafts for it: not with what `keeping` puts aside, for costs are no matter of texts
+_costs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, RoundCosts]]] = WeakKeyDictionary()
+
+
+class Learned:
+    """The place in memory for what calls like this one have learned; it goes with the models.
+
+    Attributes:
+        costs: what rounds of so many rows cost, as far as this call may know.
+    """
+
+    def __init__(self, options: Options, model: PreTrainedModel, inputs: Inputs, processors: Sequence[LogitsProcessor]):
+        source, own, is_sampled = options.source, options.config, bool(inputs.generation_config.do_sample)
+        execution = options.execution(model)
+        pair = source.costs_end_with(model)
+        rule = own.rule if isinstance(own.rule, str) else None
+        kinds = (type(p) for p in processors if type(p) in CONTEXT_FREE)
+        sampling = (is_sampled, own.reproducible, own.draft_sample_method, rule, *kinds)
+        passes = how_passes_run(execution.compile, model, source.draft_model)
+        where = (model.dtype, model.device, torch.get_num_threads(), execution.captures, *passes, *inputs.others)
+        costs = _costs.setdefault(model, WeakKeyDictionary()).setdefault(pair, {})
+        assumed = RoundCosts(source.cost_of_token(model), partial(_verification, model.device))
+        self._costs = costs.setdefault((source.cost_key, *sampling, *where), assumed)
+        # Ranks may have been in different calls before, and wait for each other; passes that are made take their time once.
+        is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
+        self.is_timed = is_alone and not warms_up(execution.compile, execution.captures, model, source.draft_model)
+        # What a user's own schedule learns ends with the call.
+        depends_on_length = is_sampled and not own.reproducible
+        self.is_kept = is_alone and not depends_on_length and own.schedule is None
+        self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
+        self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
+        self.kind = (source.cost_key, is_sampled, options.schedule_name, options.num_draft_tokens, *inputs.others)
+
+    def timed(self, schedule: Schedule) -> Schedule:
+        """`schedule`, whose rounds tell later calls what they cost."""
+        return Timed(schedule, self._costs) if self.is_timed and schedule.weighs_costs else schedule
+
+    def start(self, schedule: Schedule) -> None:
+        """The schedule begins with what earlier ones have learned."""
+        known = self.place.get(self.kind)
+        if self.is_kept and known is not None and schedule.learned is not None:
+            schedule.learned = known
+
+    def keep(self, schedule: Schedule) -> None:
+        """Later calls begin with what `schedule` has learned."""
+        if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
+            self.place[self.kind] = schedule.learned
+
+
+def _verification(device: torch.device, num_rows: int) -> float:
+    """Plain steps of a token more in each row: a pass reads weights once, and computes for each."""
+    share = num_rows / (BALANCE_ON_CPU if device.type == "cpu" else BALANCE)
+    return max(LEAST_VERIFICATION, share / (1 + share))

@@ -1,0 +1,98 @@
+"""What rounds cost, learned from those that calls run anyway.
+
+A machine may be half as fast a minute later. So costs are in plain steps, and what changes all rounds alike changes the time of
+a plain step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..types import Costs
+
+#: a round's time may be off by this share, and costs move by this share of their first uncertainty each round
+NOISE, DRIFT = 0.15, 1e-3
+#: of what a round took otherwise than expected, the part that is put down to the machine, if costs are certain
+OF_MACHINE, OF_MACHINE_IF_PLAIN = 0.1, 0.5
+#: a time counts as no further from what was expected than by this factor
+OUTLIER = 2.0
+#: rounds with drafts after which costs are settled
+SETTLED = 32
+
+
+class RoundCosts:
+    """Costs of one kind of call, by the number of rows, rounded up to a power of two.
+
+    Args:
+        draft: plain steps of a pass of the draft, as long as none was timed.
+        verify: those of verifying one more token in each of so many rows, likewise.
+    """
+
+    def __init__(self, draft: float, verify: Callable[[int], float]):
+        self.draft, self.verify = draft, verify
+        self.fits: dict[int, _Fit] = {}
+        self._settled: dict[int, Costs] = {}
+
+    def __call__(self, num_rows: int) -> Costs:
+        """By all that is known."""
+        return self._fit(num_rows).costs
+
+    def settled(self) -> Callable[[int], Costs]:
+        """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed."""
+        self._settled = {size: fit.costs for size, fit in self.fits.items() if fit.num_timed >= SETTLED} | self._settled
+        settled = dict(self._settled)
+        return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
+
+    def see(self, num_rows: int, passes: int, nodes: int, seconds: float) -> None:
+        """A round took so long that had so many passes of the draft and verified so many nodes in its widest row."""
+        self._fit(num_rows).see(passes, nodes, seconds)
+
+    def _assumed(self, size: int) -> Costs:
+        return Costs(self.draft, self.verify(size))
+
+    def _fit(self, num_rows: int) -> _Fit:
+        size = _rounded(num_rows)
+        if size not in self.fits:
+            costs, plain_step = self._assumed(size), None
+            if self.fits:
+                nearest = min(self.fits, key=lambda other: max(other / size, size / other))
+                known, plain_step = self.fits[nearest].costs, self.fits[nearest].plain_step
+                costs = Costs(known.draft, known.verify * costs.verify / self.verify(nearest), known.start)
+            self.fits = {**self.fits, size: _Fit(costs, plain_step)}
+        return self.fits[size]
+
+
+def _rounded(num_rows: int) -> int:
+    return 1 << (num_rows - 1).bit_length()
+
+
+class _Fit:
+    """A Kalman filter over (start, draft, verify), which drift slowly, and the seconds of a plain step beside it."""
+
+    def __init__(self, costs: Costs, plain_step: float | None):
+        self.mean = np.array([costs.start, costs.draft, costs.verify])
+        # A draft's cost may be several times what its weights say, but where it has none it has none.
+        self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify]) ** 2
+        self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
+
+    @property
+    def costs(self) -> Costs:
+        start, draft, verify = np.maximum(0.0, self.mean).tolist()
+        return Costs(draft, verify, start)
+
+    def see(self, passes: int, nodes: int, seconds: float) -> None:
+        if self.plain_step is None:
+            self.plain_step = None if nodes else seconds
+            return
+        seen = np.array([1.0, passes, nodes]) * (nodes > 0)
+        expected = max(0.5, 1 + float(seen @ self.mean))
+        steps = min(max(seconds / self.plain_step, expected / OUTLIER), expected * OUTLIER)
+        part = OF_MACHINE_IF_PLAIN
+        if nodes:
+            gain = self.covariance @ seen / (seen @ self.covariance @ seen + (NOISE * expected) ** 2)
+            self.mean = self.mean + gain * (steps - expected)
+            self.covariance = self.covariance - np.outer(gain, seen @ self.covariance) + DRIFT * self.first
+            self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
+        self.plain_step *= (steps / expected) ** part

@@ -1,0 +1,45 @@
+"""Times the rounds of a call, for what they tell of their costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..interfaces import Schedule
+from ..types import Batch, Costs, Round
+from .round_costs import RoundCosts
+from .wrapped import WrappedSchedule
+
+#: one round in so many is a plain one, which others are compared with, and it is not the first; none in calls for fewer tokens
+EVERY, FIRST, LONG_CALL = 64, 2, 32
+
+
+class Timed(WrappedSchedule):
+    """Another schedule, whose rounds tell `known` what they cost.
+
+    What does not count: rounds that read prompts, which the first one with a draft does as well.
+    """
+
+    def __init__(self, schedule: Schedule, known: RoundCosts):
+        super().__init__(schedule)
+        self.known, self.num_rounds = known, 0
+        self.counts = self.has_drafted = self.is_plain = self.is_long = False
+
+    def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
+        super().begin(batch, costs)
+        self.is_long = batch.max_length - batch.prompt_width >= LONG_CALL
+
+    def plan(self, batch: Batch) -> list[int]:
+        self.counts = not batch.is_unread
+        self.is_plain = self.counts and self.is_long and self.num_rounds % EVERY == FIRST
+        self.num_rounds += self.counts
+        self.started = time.perf_counter()
+        return [0] * len(batch.rows) if self.is_plain else self.schedule.plan(batch)
+
+    def update(self, round: Round) -> None:
+        seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
+        if not self.is_plain:  # else it is none of the other's rounds
+            self.schedule.update(round)
+        if self.counts and (self.has_drafted or not nodes):
+            self.known.see(len(round.rows), self.schedule.num_passes(round) if nodes else 0, nodes, seconds)
+        self.has_drafted = self.has_drafted or nodes > 0
