@@ -6,11 +6,9 @@ import pytest
 import torch
 import transformers
 
-from hf_speculative.call import measured_costs as costs
 from hf_speculative.measuring import plan
 from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
-from hf_speculative.types import Costs
 from tests.support import tiny
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -40,13 +38,6 @@ def short_texts():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "FEWEST_TOKENS", 0)
         yield
-
-
-@pytest.fixture(autouse=True)
-def fixed_costs(request, monkeypatch):
-    """The adaptive schedule decides by these costs, not by the clock; a test marked `measures` asks the clock."""
-    if request.node.get_closest_marker("measures") is None:
-        monkeypatch.setattr(costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}}))
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """The draft with the most expected tokens per expected second, by what rounds cost and how drafts were accepted.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts n
-tokens brings 1 + s_1 + ... + s_n, s_i the chance that draft token i is kept, and costs what such rounds have taken. All rows
-share that time, so one length is chosen for all. Of a tree's levels, each is kept at least as often as a chain's token.
+tokens brings a row 1 + s_1 + ... + s_n, s_i the chance that draft token i is kept, and costs what such rounds have taken. All
+rows share that time, so one length is chosen for all. Of a tree's levels, each is kept at least as often as a chain's token.
 
 Where no draft seems to pay, the length is 0, plain decoding, unless there is credit: a share of the call, and what drafts have
 saved. So bad luck at the start does not end drafting, a text that becomes predictable is noticed, and a useless draft costs
@@ -12,6 +12,7 @@ little. The decision depends only on earlier rounds, so the output stays exact.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import cast
 
 from ..interfaces import Schedule
@@ -25,7 +26,7 @@ SHARE, MOST_CREDIT = 0.02, 8.0
 FIRST_DRAFT = 2.0
 #: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until one was tried
 RESCUED = 0.5
-#: rounds of the one kind after which the other is judged by what it might bring at best
+#: rounds of the one kind after which the other is taken to be as good as it can be
 PATIENCE = 32
 #: nodes that are expected of a tree before there was one, and what a tree leaves of that
 FIRST_NODES, MEMORY = 8.0, 0.9
@@ -51,9 +52,10 @@ class Adaptive(Schedule):
         self.max_tokens, self.max_nodes, self.max_levels, self.given = max_tokens, max_nodes, max_levels, costs
         self.chains, self.trees = Evidence(max_tokens), Evidence(max_levels, _rescued(PRIOR_RATE))
         self.nodes, self.typical = BestNodes(max_nodes), min(FIRST_NODES, float(max_nodes))
-        self.rounds_since_chain, self.rounds_since_tree = 0, PATIENCE
+        self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
-        self.levels, self.has_drafted = 0, False
+        self.levels, self.has_drafted, self.left = 0, False, list[int]()
+        self.resting, self.needed = list[int](), 0.0
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         given = self.given
@@ -61,25 +63,27 @@ class Adaptive(Schedule):
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
 
     @property
-    def learned(self) -> tuple[Evidence, float]:  # type: ignore[override]
-        """Of chains, and plain steps that calls have saved, less what they lost."""
-        return self.chains.faded(), min(self.saved, MOST_CREDIT)
+    def learned(self) -> tuple[Evidence, Evidence, float]:  # type: ignore[override]
+        """Of chains and trees, and plain steps that calls have saved, less what they lost."""
+        return self.chains.faded(), self.trees.faded(), min(self.saved, MOST_CREDIT)
 
     @learned.setter
     def learned(self, learned: object) -> None:
-        evidence, self.saved = cast(tuple[Evidence, float], learned)
-        self.chains, self.credit = evidence.faded(), min(self.credit, self.saved)
+        chains, trees, self.saved = cast(tuple[Evidence, Evidence, float], learned)
+        self.chains, self.trees, self.credit = chains.faded(), trees.faded(), min(self.credit, self.saved)
 
     def plan(self, batch: Batch) -> list[int]:
-        rooms, self.levels, self.speed, self.reason = self.rooms(batch), 0, 1.0, None
+        rooms, self.levels, self.speed = self.rooms(batch), 0, 1.0
         longest = min(self.max_tokens, max(batch.rooms)) if any(rooms) else 0
-        if not longest:
+        if not longest or (batch.rows == self.resting and self.credit < self.needed):
             return [0] * len(rooms)
-        costs = self.costs(len(rooms))
-        speed, length = self._best(self._chain_rates()[:longest], batch, lambda n: costs.steps(n, n))
+        self.left = [] if batch.refills else [batch.max_length - length for length in batch.host_lengths]
+        self._refresh(batch)
+        costs, of_chains = self.costs(len(rooms)), [self.chains.rates(row)[:longest] for row in batch.rows]
+        speed, length = self._best(of_chains, batch, lambda n: costs.steps(n, n))
         if batch.grows_levels:
-            rates = self._tree_rates()[:longest]
-            of_tree, levels = self._best(rates, batch, lambda n: costs.steps(n, max(n, round(self.typical))))
+            of_trees = [self.trees.rates(row)[:longest] for row in batch.rows]
+            of_tree, levels = self._best(of_trees, batch, lambda n: costs.steps(n, max(n, round(self.typical))))
             if of_tree > speed:
                 speed, self.levels = of_tree, levels
         if not self._is_worth(speed, length, costs, batch):
@@ -89,10 +93,20 @@ class Adaptive(Schedule):
         return [min(self.max_nodes if self.levels else length, room) for room in rooms]
 
     @staticmethod
-    def _best(rates: list[float], batch: Batch, steps: Callable[[int], float]) -> tuple[float, int]:
-        """Tokens in the time of a plain step and the number, 1 or more, of tokens or levels that brings most."""
-        gains = expected_tokens(rates, batch.rooms)
-        return max((gain / steps(n), n) for n, gain in enumerate(gains) if n)
+    def _best(rates: list[list[float]], batch: Batch, steps: Callable[[int], float]) -> tuple[float, int]:
+        """How many times as fast as plain steps the rest of the batch can be, and with how many tokens or levels, 1 or more.
+
+        A batch is over when its slowest row is. Where other rows wait for the lanes that become free, all tokens count alike.
+        """
+        gains = [expected_tokens(*row) for row in zip(rates, batch.rooms, strict=True)]
+        left = [max(1, batch.max_length - length) for length in batch.host_lengths]
+
+        def speed(n: int) -> float:
+            if batch.refills:
+                return sum(row[n] for row in gains) / len(gains) / steps(n)
+            return max(left) / max(tokens / row[n] for tokens, row in zip(left, gains, strict=True)) / steps(n)
+
+        return max((speed(n), n) for n in range(1, len(gains[0])))
 
     def _is_worth(self, speed: float, length: int, costs: Costs, batch: Batch) -> bool:
         """Whether such drafts pay in what is left of the call, or there is credit for one."""
@@ -102,8 +116,10 @@ class Adaptive(Schedule):
             return True
         steps = costs.steps(length, length)
         # A draft that takes longer than what it could bring at best is not worth a try either.
-        if self.credit >= max(0.0, steps * (1 - speed)) + first and 1 + length > steps:
+        self.needed = max(0.0, steps * (1 - speed)) + first if 1 + length > steps else inf
+        if self.credit >= self.needed:
             return True
+        self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
         tokens = "1 draft token" if length == 1 else f"{length} draft tokens"
         begins = f", the first of a call {first:.0f} more," if first else ""
         self.reason = (
@@ -111,16 +127,14 @@ class Adaptive(Schedule):
         )
         return False
 
-    def _chain_rates(self) -> list[float]:
-        if self.rounds_since_chain < PATIENCE:
-            return self.chains.rates()
-        rates = self.trees.rates()
-        return rates + rates[-1:] * (self.max_tokens - len(rates))
-
-    def _tree_rates(self) -> list[float]:
-        if self.rounds_since_tree < PATIENCE:
-            return self.trees.rates()
-        return [_rescued(rate) for rate in self.chains.rates()][: self.max_levels]
+    def _refresh(self, batch: Batch) -> None:
+        """Whichever of chains and trees was not used of late may be as good as it can be: so it is tried again."""
+        if self.rounds_since_chain == PATIENCE:
+            self.chains, self.rounds_since_chain = Evidence(self.max_tokens, self.trees.all_rows.rate()), 0
+        if self.rounds_since_tree == PATIENCE:
+            self.trees, self.rounds_since_tree = Evidence(self.max_levels, _rescued(self.chains.all_rows.rate())), 0
+        for kind in (self.chains, self.trees):
+            kind.forget_all_but(batch.rows)
 
     def num_levels(self, batch: Batch) -> int:
         return self.levels
@@ -137,20 +151,26 @@ class Adaptive(Schedule):
 
     def update(self, round: Round) -> None:
         self.earn(SHARE)
-        nodes, drafts = max(round.num_drafted), list(zip(round.acceptance_prob, round.num_drafted, strict=True))
+        nodes, drafts = (
+            max(round.num_drafted),
+            list(zip(round.rows, round.acceptance_prob, round.num_drafted, strict=True)),
+        )
         if self.levels:
             self.nodes.update(round)
-            self.trees.add([[1.0] * min(len(kept), self.levels) + [0.0] for kept, _ in drafts])
+            self.trees.add({row: [1.0] * min(len(kept), self.levels) + [0.0] for row, kept, _ in drafts})
             self.rounds_since_chain, self.rounds_since_tree = self.rounds_since_chain + 1, 0
         elif nodes:  # the path that was kept of a tree of guesses beside the chain stands for it
-            self.chains.add([[*kept, 0.0][:num] for kept, num in drafts if num])
+            self.chains.add({row: [*kept, 0.0][:num] for row, kept, num in drafts if num})
             self.rounds_since_chain, self.rounds_since_tree = 0, self.rounds_since_tree + 1
         else:
             return
         costs = self.costs(len(drafts))
-        saved = 1 + sum(sum(kept) for kept, _ in drafts) / len(drafts) - costs.steps(self.num_passes(round), nodes)
-        self.earn(saved - self._first(costs))
-        self.has_drafted = True
+        gains = [1 + sum(kept) for _, kept, _ in drafts]
+        saved = sum(gains) / len(gains)
+        if self.left:  # until the last row is done
+            saved = max(self.left) - max(left - gain for left, gain in zip(self.left, gains, strict=True))
+        self.earn(saved - costs.steps(self.num_passes(round), nodes) - self._first(costs))
+        self.has_drafted, self.resting = True, []
 
     def _first(self, costs: Costs) -> float:
         return FIRST_DRAFT if costs.draft and not self.has_drafted else 0.0

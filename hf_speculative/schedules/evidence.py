@@ -1,56 +1,82 @@
-"""How often draft tokens were accepted, by position."""
+"""How often draft tokens were kept, by position, in each row and in all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-#: before the first draft token this share is taken to be accepted, as if seen in so many of them
+#: before the first draft token this share is taken to be kept, as if seen in so many of them
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
 #: what a round leaves of the evidence before it; what an earlier call has seen counts as so many tokens at most
 MEMORY, START_WEIGHT = 0.96, 8.0
-#: a position counts as if so many tokens of it had been seen at the rate of all
-POSITION_WEIGHT = 8.0
+#: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
+POSITION_WEIGHT, ROW_WEIGHT = 8.0, 4.0
 
 
-class Evidence:
+class Counts:
     """How many draft tokens were kept at each position, of those whose predecessors were; old rounds fade.
 
     Attributes:
         reached, kept: by position, sums over rounds of the chance that it was reached and that it was kept.
     """
 
-    def __init__(self, longest: int, rate: float = PRIOR_RATE):
+    def __init__(self, longest: int):
         self.reached, self.kept = [0.0] * longest, [0.0] * longest
-        self.reached[0], self.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * rate
 
-    def add(self, drafts: list[list[float]]) -> None:
-        """One round: for each of `drafts` the chances that its first token, its first two, ... were kept; the mean counts."""
-        self._scale(MEMORY)
+    def add(self, drafts: Sequence[list[float]]) -> None:
+        """One round: for each of `drafts` the chances that its first token, its first two, ... were kept; their mean counts."""
+        self.fade(MEMORY)
         for chances in drafts:
             for i, (reached, kept) in enumerate(zip([1.0, *chances], chances[: len(self.kept)], strict=False)):
                 self.reached[i] += reached / len(drafts)
                 self.kept[i] += kept / len(drafts)
 
-    def faded(self) -> Evidence:
-        """The same rates, seen in no more than `START_WEIGHT` tokens."""
-        faded = Evidence(len(self.reached))
-        faded.reached, faded.kept = [*self.reached], [*self.kept]
-        faded._scale(min(1.0, START_WEIGHT / max(self.reached)))
-        return faded
-
-    def rates(self) -> list[float]:
-        """The share kept at each position, drawn towards that of all positions."""
-        rate = sum(self.kept) / sum(self.reached)
-        positions = zip(self.reached, self.kept, strict=True)
-        return [(kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT) for reached, kept in positions]
-
-    def _scale(self, weight: float) -> None:
+    def fade(self, weight: float) -> None:
         self.reached, self.kept = [n * weight for n in self.reached], [n * weight for n in self.kept]
 
+    def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
+        """The share kept over all positions, drawn towards `prior`."""
+        return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
 
-def expected_tokens(rates: list[float], rooms: list[int]) -> list[float]:
-    """What a round brings a row in the mean, with drafts of 0, 1, ... tokens, each as long as its row has room for."""
-    shares = [sum(room > i for room in rooms) / len(rooms) for i in range(len(rates))]
+
+class Evidence:
+    """What came of drafts of up to `longest` tokens, as if `rate` of the first ones had been kept."""
+
+    def __init__(self, longest: int, rate: float = PRIOR_RATE):
+        self.all_rows, self.rows = Counts(longest), dict[int, Counts]()
+        self.all_rows.reached[0], self.all_rows.kept[0] = PRIOR_WEIGHT, PRIOR_WEIGHT * rate
+
+    def add(self, drafts: dict[int, list[float]]) -> None:
+        """One round's drafts, by row: the chances that the first token, the first two, ... were kept."""
+        self.all_rows.add(list(drafts.values()))
+        for row, chances in drafts.items():
+            self._of(row).add([chances])
+
+    def forget_all_but(self, rows: list[int]) -> None:
+        """Rows that are done; a server's call has no end."""
+        for row in self.rows.keys() - {*rows}:
+            del self.rows[row]
+
+    def faded(self) -> Evidence:
+        """The same rates of all rows, seen in no more than `START_WEIGHT` tokens."""
+        faded = Evidence(len(self.all_rows.kept))
+        faded.all_rows.reached, faded.all_rows.kept = self.all_rows.reached, self.all_rows.kept
+        faded.all_rows.fade(min(1.0, START_WEIGHT / max(self.all_rows.reached)))
+        return faded
+
+    def rates(self, row: int) -> list[float]:
+        """The share kept at each position of those that reach it, drawn towards the row's and all rows' over all positions."""
+        counts = self._of(row)
+        rate = counts.rate(self.all_rows.rate(), ROW_WEIGHT)
+        positions = zip(counts.reached, counts.kept, strict=True)
+        return [(kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT) for reached, kept in positions]
+
+    def _of(self, row: int) -> Counts:
+        return self.rows.setdefault(row, Counts(len(self.all_rows.kept)))
+
+
+def expected_tokens(rates: list[float], room: int) -> list[float]:
+    """What a round brings with drafts of 0, 1, ... tokens, or as many as there is `room` for."""
     survival = accumulate(rates, mul)
-    return [*accumulate((share * chance for share, chance in zip(shares, survival, strict=True)), initial=1.0)]
+    return [*accumulate((chance * (i < room) for i, chance in enumerate(survival)), initial=1.0)]

@@ -8,38 +8,45 @@ import random
 from collections import defaultdict
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from hf_speculative import Draft, SpeculativeConfig, theory
+from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import Adaptive, AdaptiveTree, AlignRows, BestNodes, ConfidenceStop, Constant, Heuristic
-from hf_speculative.schedules.adaptive import CREDIT_A_ROUND, FIRST_CREDIT, MOST_SAVED, RESTS
-from hf_speculative.schedules.remaining import Remaining
+from hf_speculative.schedules import (
+    Adaptive,
+    AlignRows,
+    BestNodes,
+    ConfidenceStop,
+    Constant,
+    Heuristic,
+    RoundCosts,
+    Timed,
+    timed,
+)
+from hf_speculative.schedules.adaptive import MOST_CREDIT, SHARE
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
 from tests.support.cases import slow_but
 
-#: costs of a round: in proportion to the draft; with a jump where a pass gets wider than one column; hardly any
+#: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
 COSTS = {
-    "cheap": {0: 1.0, 1: 1.03, 8: 1.24},
-    "even": {0: 1.0, 1: 1.15, 8: 2.2},
-    "dear": {0: 1.0, 1: 1.4, 8: 4.2},
-    "a jump": {0: 1.0, 1: 1.5, 2: 1.6, 8: 2.2},
+    "cheap": Costs(0.01, 0.02),
+    "even": Costs(0.08, 0.07),
+    "dear": Costs(0.2, 0.2),
+    "a jump": Costs(0.05, 0.06, 0.4),
 }
 
 
-def batch_at(lengths, max_length=10_000, refills=False):
+def batch_at(lengths, max_length=10_000, rows=None, refills=False):
     rooms = [max(0, max_length - length - 1) for length in lengths]
     is_unread = not any(lengths)
     return SimpleNamespace(
-        rows=list(range(len(lengths))),
+        rows=rows or list(range(len(lengths))),
         host_lengths=lengths,
-        host_padding=[0] * len(lengths),
         is_unread=is_unread,
         rooms=rooms,
         branches=False,
@@ -50,69 +57,118 @@ def batch_at(lengths, max_length=10_000, refills=False):
     )
 
 
-def simulate(schedule, costs, accepts, num_tokens, seed, learned=None) -> tuple[float, list[int]]:
-    """Time a token, and the lengths drafted. `accepts(position)` is the chance that a draft token there is kept.
+def finished(rows, acceptance_prob):
+    return SimpleNamespace(
+        rows=rows, acceptance_prob=acceptance_prob, num_drafted=[len(row) for row in acceptance_prob]
+    )
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Which only simulated rounds move."""
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    return now
+
+
+def simulate(
+    schedule, true, accepts, num_tokens, seed, clock=None, costs=None, learned=None
+) -> tuple[float, list[int]]:
+    """Plain steps until all rows have `num_tokens`, and the longest draft of each round.
 
     Args:
+        true: what rounds cost, give or take 5 %; the first draft reads the prompts, for two more.
+        accepts: of each row, the chance that a draft token at a position is kept, or that of any.
+        costs: what the schedule knows of them; the truth by default.
         learned: what an earlier call has left.
     """
-    rng, curve = random.Random(seed), Costs({1: costs}).curve(1, 16)
-    schedule.begin(batch_at([0], num_tokens), lambda: Costs({1: costs}))
+    rng, done, steps, lengths = random.Random(seed), [0] * len(accepts), 0.0, []
+    schedule.begin(batch_at(done, num_tokens), costs or (lambda num_rows: true))
     schedule.learned = learned or schedule.learned
-    position, time, lengths = 0, 0.0, []
-    while position < num_tokens:
-        (length,) = schedule.plan(batch_at([1 + position]))
-        # As tokens of a sampled draft: kept for sure or by a coin, whose chance is known afterwards.
-        chances = []
-        for i in range(length):
-            chance = accepts(position + i)
-            is_sure = rng.random() < 2 * chance - 1
-            chances.append(1.0 if is_sure else rng.random() * min(1.0, 2 * chance))
-        acceptance_prob = list(itertools.accumulate(chances, lambda a, b: a * b))
-        kept = next((i for i, chance in enumerate(chances) if rng.random() >= chance), length)
-        schedule.update(SimpleNamespace(rows=[0], acceptance_prob=[acceptance_prob]))
-        position, time = position + kept + 1, time + curve[length]
-        lengths.append(length)
-    return time / position, lengths
+    while rows := [row for row, num in enumerate(done) if num < num_tokens]:
+        batch = batch_at([done[row] for row in rows], num_tokens, rows)
+        plan, acceptance_prob = schedule.plan(batch), []
+        for row, num in zip(rows, plan, strict=True):
+            # As tokens of a sampled draft: kept for sure or by a coin, whose chance is known afterwards.
+            chances, position = [], done[row]
+            for i in range(num):
+                chance = accepts[row](position + i) if callable(accepts[row]) else accepts[row]
+                chances.append(1.0 if rng.random() < 2 * chance - 1 else rng.random() * min(1.0, 2 * chance))
+            acceptance_prob.append([*itertools.accumulate(chances, lambda a, b: a * b)])
+            done[row] += 1 + next((i for i, chance in enumerate(chances) if rng.random() >= chance), num)
+        seconds = rng.gauss(1.0, 0.05) * true.steps(max(plan), max(plan)) + 2 * (any(plan) and not any(lengths))
+        steps, lengths = steps + seconds, [*lengths, max(plan)]
+        if clock:
+            clock.seconds += seconds
+        schedule.update(finished(rows, acceptance_prob))
+    return steps, lengths
 
 
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_tokens", slow_but([48, 128, 512], 128))
 @pytest.mark.parametrize("name", COSTS)
-@pytest.mark.parametrize("alpha", slow_but([0.3, 0.5, 0.7, 0.8, 0.9, 0.95], 0.3, 0.8))
-def test_within_five_percent_of_the_best_constant_length(name, alpha):
-    curve = Costs({1: COSTS[name]}).curve(1, 16)
-    best = min(time / theory.expected_tokens(alpha, n) for n, time in enumerate(curve))
-    found = [simulate(Adaptive(), COSTS[name], lambda position: alpha, 500, seed)[0] for seed in range(12)]
-    assert best / (sum(found) / len(found)) > 0.95
+def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
+    """Over useless to nearly perfect drafts, of a pair whose costs are learned from its own calls."""
+    true, regrets = COSTS[name], []
+    for alpha in (0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
+        found, learned, costs = [], None, RoundCosts(1.3 * true.draft, lambda rows: 0.05 * rows)
+        for seed in range(14):
+            schedule = Timed(Adaptive(), costs)
+            steps, _ = simulate(schedule, true, [alpha] * num_rows, num_tokens, seed, clock, costs, learned)
+            learned = schedule.learned
+            found.append(steps)
+        constants = (Constant(n) for n in (0, 1, 2, 3, 4, 6, 8, 12, 16))
+        best = min(
+            mean(simulate(constant, true, [alpha] * num_rows, num_tokens, seed)[0] for seed in range(10))
+            for constant in constants
+        )
+        regrets.append(best / mean(found[4:]))
+    assert math.prod(regrets) ** (1 / len(regrets)) > 0.945 and min(regrets) > 0.87
 
 
+@pytest.mark.parametrize("num_tokens", [48, 200])
 @pytest.mark.parametrize("name", COSTS)
-def test_a_useless_draft_costs_little(name):
-    found = [simulate(Adaptive(), COSTS[name], lambda position: 0.01, 200, seed)[0] for seed in range(5)]
-    assert 1 / max(found) > 0.95
+def test_a_useless_draft_costs_little(name, num_tokens):
+    """In the first call of a pair, and less in later ones."""
+    assert mean(simulate(Adaptive(), COSTS[name], [0.01], num_tokens, seed)[0] for seed in range(9)) < 1.07 * num_tokens
+    learned, later = None, []
+    for seed in range(44):
+        schedule = Adaptive()
+        later.append(simulate(schedule, COSTS[name], [0.01], num_tokens, seed, learned=learned)[0])
+        learned = ConfidenceStop(schedule, 0.1).learned
+    assert mean(later[4:]) < 1.025 * num_tokens
 
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_text_that_becomes_predictable_is_drafted_again(name):
     for seed in range(5):
-        _, lengths = simulate(Adaptive(), COSTS[name], lambda position: 0.95 * (position > 150), 400, seed)
-        assert max(lengths[:130]) < 8 and min(lengths[-20:]) >= 2
+        _, lengths = simulate(Adaptive(), COSTS[name], [lambda position: 0.95 * (position > 150)], 500, seed)
+        assert max(lengths[:130]) < 8 and min(lengths[-12:-3]) >= 2
 
 
 def test_the_length_grows_with_a_draft_that_is_always_right():
-    _, lengths = simulate(Adaptive(), COSTS["even"], lambda position: 1.0, 400, seed=0)
-    assert lengths[0] < 8 and lengths[-1] == max(lengths) == 16
+    _, lengths = simulate(Adaptive(), COSTS["even"], [1.0], 400, seed=0)
+    assert lengths[1] < 8 and max(lengths) == 16
 
 
 def test_a_draft_that_can_never_pay_is_not_even_tried():
-    _, lengths = simulate(Adaptive(), {0: 1.0, 1: 2.1, 8: 9.5}, lambda position: 1.0, 100, seed=0)
+    _, lengths = simulate(Adaptive(), Costs(0.6, 0.5), [1.0], 100, seed=0)
     assert set(lengths) == {0}
 
 
 def test_one_length_for_all_rows_within_what_each_can_use():
-    schedule = Adaptive(8, costs=Costs({1: {0: 1.0, 1: 1.05}, 2: {0: 1.0, 2: 1.4, 3: 3.0}}))
+    schedule = Adaptive(8)
+    schedule.begin(batch_at([0, 0]), lambda num_rows: Costs(0.0, 0.05 if num_rows == 1 else 0.3))
     assert schedule.plan(batch_at([0, 0])) == [0, 0], "the prompt's round"
     for _ in range(20):
-        schedule.update(SimpleNamespace(rows=[0, 1], acceptance_prob=[[1.0, 1.0], [0.0, 0.0]]))
+        schedule.left = []
+        schedule.update(finished([0, 1], [[1.0, 1.0], [0.0, 0.0]]))
+    schedule.credit = -1.0
 
     def plan(lengths, **batch):
         return copy.deepcopy(schedule).plan(batch_at(lengths, **batch))
@@ -123,78 +179,95 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert min(plan([5, 9_000])) >= 1, "the row that is never right has little left"
     (one,) = schedule.plan(batch_at([5]))
     assert refilled[0] == refilled[1] and 1 <= refilled[0] < one == 8, "it shares the cost, not the gain"
-    assert plan([5, 5], max_length=7) == [1, 1]
-    assert plan([5, 6], max_length=7) == [1, 0]
+    assert plan([5, 5], max_length=7, refills=True) == [1, 1]
+    assert plan([5, 6], max_length=7, refills=True) == [1, 0]
     assert plan([6, 6], max_length=7) == [0, 0]
-
-
-def simulate_batch(schedule, costs, accepts, num_tokens, seed) -> float:
-    """Time until all rows have `num_tokens`; draft tokens of row i are kept with the chance `accepts[i]`."""
-    rng, done, time = random.Random(seed), [0] * len(accepts), 0.0
-    schedule.begin(batch_at(done, num_tokens), lambda: costs)
-    while rows := [row for row, num in enumerate(done) if num < num_tokens]:
-        batch = batch_at([1 + done[row] for row in rows], 1 + num_tokens)
-        batch.rows = rows
-        plan, chances = schedule.plan(batch), [accepts[row] for row in rows]
-        acceptance_prob = [[chance ** (i + 1) for i in range(num)] for chance, num in zip(chances, plan, strict=True)]
-        schedule.update(SimpleNamespace(rows=rows, acceptance_prob=acceptance_prob))
-        time += costs.curve(len(rows), 16)[max(plan)]
-        for row, num in zip(rows, plan, strict=True):
-            while num and rng.random() < accepts[row]:
-                done[row], num = done[row] + 1, num - 1
-            done[row] += 1
-    return time
 
 
 @pytest.mark.parametrize("accepts", [[0.9] * 7 + [0.1], [0.9, 0.1], [0.8, 0.6, 0.4, 0.2]])
 def test_a_draft_that_helps_most_rows_does_not_make_the_batch_longer(accepts):
     """All rows share a round's time, and the slowest one ends the batch."""
-    costs = Costs({len(accepts): {0: 1.0, 1: 1.46, 2: 1.76, 4: 2.08, 8: 3.0}})
-    times = [simulate_batch(Adaptive(), costs, accepts, 96, seed) for seed in range(4)]
-    assert max(times) < 96 / 0.93
+    steps = [simulate(Adaptive(), Costs(0.1, 0.15, 0.2), accepts, 96, seed)[0] for seed in range(4)]
+    assert max(steps) < 96 / 0.92
 
 
 def test_rows_alike_are_drafted_for_as_one_is():
-    costs = Costs({1: COSTS["even"]})
-    one, eight = ([simulate_batch(Adaptive(), costs, [0.8] * n, 96, seed) for seed in range(6)] for n in (1, 8))
-    assert sum(eight) / 6 < 0.8 * 96 and sum(one) / 6 < 0.7 * 96
-
-
-def test_how_long_a_batch_takes():
-    """Rows leave as they are done, and passes get cheaper; where others take their lanes, all tokens count alike."""
-    times = np.array([[2.0, 2.0, 2.0], [3.0, 3.0, 3.0]])
-    remaining = Remaining(batch_at([10, 4], max_length=12))
-    assert remaining.tokens.tolist() == [2, 8]
-    ways = np.array([[1.0, 1.0, 4.0], [1.0, 2.0, 8.0]])
-    assert remaining.seconds(ways, times).tolist() == [2 * 3 + 6 * 2, 2 * 3 + 2 * 2, 3], "one round at least"
-    assert remaining.saved(ways[:, 1], times[:, 0]) == (2 * 3 + 6 * 2) - (1 * 3 + 5 * 2)
-    assert remaining.saved(ways[:, 2] + 9, times[:, 0]) == 2 * 3 + 6 * 2
-    refilled = Remaining(batch_at([10, 4], max_length=12, refills=True))
-    assert refilled.seconds(np.array([[1.0], [3.0]]), times[:, :1]).tolist() == [10 / 4 * 3]
-    assert refilled.saved(np.array([1.0, 3.0]), times[:, 0]) == 2 * 3
+    one, eight = (mean(simulate(Adaptive(), COSTS["even"], [0.8] * n, 96, s)[0] for s in range(6)) for n in (1, 8))
+    assert eight < 0.85 * 96 and one < 0.7 * 96
 
 
 def test_schedules_around_it_pass_everything_on():
-    for around in (AlignRows(Adaptive(4)), ConfidenceStop(Adaptive(4), 0.5)):
-        around.begin(batch_at([0]), lambda: Costs({1: {0: 1.0, 1: 1.1}}))
+    for around in (
+        AlignRows(Adaptive(4)),
+        ConfidenceStop(Adaptive(4), 0.5),
+        Timed(Adaptive(4), RoundCosts(0.1, float)),
+    ):
+        around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
         (length,) = around.plan(batch_at([3]))
-        around.update(SimpleNamespace(rows=[0], acceptance_prob=[[1.0] * length]))
-        assert length > 0 and sum(around.schedule.rows[0].kept) == length
+        around.update(finished([0], [[1.0] * length]))
+        assert length > 0 and sum(around.schedule.chains.rows[0].kept) == length
 
 
-def test_costs_between_and_beyond_what_is_known():
-    costs = Costs({1: {0: 1.0, 2: 2.0, 4: 2.5}, 3: {0: 3.0}})
-    assert costs.curve(1, 6) == [1.0, 1.5, 2.0, 2.25, 2.5, 2.75, 3.0]
-    assert costs.curve(2, 1) == [2.0, 2.25] and costs.curve(9, 1) == [3.0, 3.0]
-    for rounds, message in [
-        ({}, "gives no costs"),
-        ({1: {1: 2.0}}, "lacks 0 draft tokens"),
-        ({1: {0: 0.0}}, "above 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Costs(rounds)
+def test_what_means_nothing_is_refused():
+    for costs in ({"draft": -0.1}, {"verify": math.inf}, {"start": math.nan}):
+        with pytest.raises(ValueError, match=f"`{next(iter(costs))}=.*0 or more"):
+            Costs(**costs)
     with pytest.raises(ValueError, match="max_tokens=0"):
         Adaptive(0)
+
+
+def test_what_drafts_have_won_may_be_lost_in_a_later_call():
+    """Where they pay on the whole, a text with a bad start is not given up for good."""
+    steps = {0.0: 0.0, 3.0: 0.0}  # by the credit that an earlier call has left
+    for credit, seed in itertools.product(steps, range(30)):
+        learned = (*Adaptive().learned[:2], credit)
+        found = simulate(Adaptive(), COSTS["a jump"], [lambda at: 0.85 * (at > 12)], 96, seed, learned=learned)
+        steps[credit] += found[0]
+    assert steps[3.0] < steps[0.0]
+
+
+def test_one_bad_text_among_good_ones_does_not_end_drafting():
+    learned, saved = None, []
+    for seed in range(21):
+        schedule = Adaptive()
+        simulate(schedule, COSTS["even"], [0.9 if seed < 20 else 0.0], 48, seed, learned=learned)
+        learned = schedule.learned
+        saved.append(learned[2])
+    assert saved[19] == MOST_CREDIT and saved[20] > SHARE * 48
+
+
+def test_drafting_is_not_begun_for_less_than_its_start_takes():
+    def plan(num_tokens, has_drafted=False):
+        schedule = Adaptive(costs=Costs(0.32, 0.33))
+        schedule.begin(batch_at([0], num_tokens), None)
+        schedule.credit, schedule.has_drafted = -1.0, has_drafted
+        return schedule.plan(batch_at([1], 1 + num_tokens))
+
+    assert plan(48) == [0] and plan(1000) == [1], "it saves 3 %"
+    assert plan(48, has_drafted=True) == [1]
+
+
+def test_why_nothing_is_drafted_is_told():
+    schedule = Adaptive(costs=Costs(0.5, 0.4))
+    schedule.begin(batch_at([0], 48), None)
+    assert schedule.plan(batch_at([1])) == [0]
+    expected = (
+        "a round with 1 draft token takes 1.9 plain steps, the first of a call 2 more, and brings about 1.7 tokens"
+    )
+    assert schedule.reason == expected
+
+
+def test_later_calls_start_from_what_earlier_ones_have_learned():
+    def later(name, alpha, learns):
+        learned, steps = None, []
+        for seed in range(24):
+            schedule = Adaptive()
+            steps.append(simulate(schedule, COSTS[name], [alpha], 48, seed, learned=learned if learns else None)[0])
+            learned = schedule.learned
+        return sum(steps)
+
+    cases = [(name, alpha) for name in COSTS for alpha in (0.01, 0.8, 0.95)]
+    assert mean(later(*case, learns=True) / later(*case, learns=False) for case in cases) < 0.99
 
 
 # Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
@@ -232,16 +305,17 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
                     final[sequence[:length]] += probability
                     continue
                 after = copy.deepcopy(schedule)
-                after.update(
-                    SimpleNamespace(rows=[0], acceptance_prob=[verdict.acceptance_prob[b, : sizes[b]].tolist()])
-                )
+                after.update(finished([0], [verdict.acceptance_prob[b, : sizes[b]].tolist() if n else []]))
                 pending.append((sequence, probability, after, num_rounds + 1))
     return final, lengths
 
 
 def deciding():
     """Sure to decide differently in different branches."""
-    return Adaptive(2, costs=Costs({1: {0: 1.0, 1: 1.62, 2: 2.12}}))
+    schedule = Adaptive(2, costs=Costs(0.3, 0.26, 0.06))
+    schedule.begin(batch_at([0]), None)
+    schedule.has_drafted, schedule.credit = True, -100.0
+    return schedule
 
 
 @pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
@@ -281,15 +355,15 @@ def test_survival_is_the_chance_of_acceptance(rule):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (AdaptiveTree, 16)),
+        ({}, (Adaptive, 16)),
         ({"num_draft_tokens": 3}, (Constant, 3)),
-        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (AdaptiveTree, 3)),
+        ({"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "adaptive"}, (Adaptive, 3)),
         ({"speculative_config": SpeculativeConfig(tree_top_k=1)}, (Adaptive, 16)),
         ({"num_assistant_tokens_schedule": "heuristic"}, (Heuristic, 5)),
         ({"num_assistant_tokens_schedule": "constant"}, (Constant, 5)),
         ({"speculative_config": SpeculativeConfig(num_draft_tokens=2)}, (Constant, 2)),
         ({"generation_config": GenerationConfig(num_assistant_tokens=7)}, (Constant, 7)),
-        ({"generation_config": GenerationConfig()}, (AdaptiveTree, 16)),
+        ({"generation_config": GenerationConfig()}, (Adaptive, 16)),
         ({"draft_model": None, "prompt_lookup_num_tokens": 6}, (BestNodes, 6)),
     ],
 )
@@ -299,121 +373,8 @@ def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings,
     assert type(schedule) is kind
     names = {
         Adaptive: "max_tokens",
-        AdaptiveTree: "max_tokens",
         BestNodes: "max_tokens",
         Constant: "num_tokens",
         Heuristic: "start",
     }
     assert getattr(schedule, names[kind]) == length
-
-
-def times_of_calls(name, alpha, learns, num_tokens=48):
-    """Time a token in the later ones of 44 calls, of which each may start from what the one before has learned."""
-    learned, times = None, []
-    for seed in range(44):
-        schedule = Adaptive()
-        time, _ = simulate(schedule, COSTS[name], lambda _: alpha, num_tokens, seed, learned if learns else None)
-        learned = ConfidenceStop(schedule, 0.1).learned
-        times.append(time)
-    return times
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_a_useless_draft_costs_little_in_short_texts(name):
-    """At most 4.5 % of 48 plain steps in the first call of a pair, and 1 % in the others."""
-    assert sum(times_of_calls(name, 0.0, learns=False)) / 44 < 1.045
-    assert sum(times_of_calls(name, 0.0, learns=True)) / 44 < 1.01
-
-
-def test_what_drafts_have_won_may_be_lost_in_a_later_call():
-    """Where they pay on the whole, a text with a bad start is not given up for good."""
-    times = {0.0: 0.0, 3.0: 0.0}  # by the credit that an earlier call has left
-    for credit, seed in itertools.product(times, range(30)):
-        learned = (Adaptive().all_rows, credit)
-        time, _ = simulate(Adaptive(), COSTS["a jump"], lambda at: 0.85 * (at > 12), 96, seed, learned)
-        times[credit] += time
-    assert times[3.0] < 0.95 * times[0.0]
-    short = Adaptive(costs=Costs({1: COSTS["even"]}))
-    short.begin(batch_at([0], 48), lambda: None)
-    assert short.credit < 1, "of its own"
-    short.learned = (Adaptive().all_rows, 3.0)
-    assert short.credit == 3.0
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_a_useless_draft_is_tried_in_few_calls(name):
-    """For its first try a call reads the prompts, and its rows get out of step."""
-    learned, tried = None, []
-    for seed in range(44):
-        schedule = Adaptive()
-        _, lengths = simulate(schedule, COSTS[name], lambda _: 0.0, 48, seed, learned)
-        learned = schedule.learned
-        tried.append(any(lengths))
-    assert 3 <= sum(tried[4:]) <= 16
-
-
-def test_one_bad_text_among_good_ones_does_not_end_drafting():
-    """Nor do many good ones pay for a long row of bad ones."""
-    learned, saved = None, []
-    for seed in range(30):
-        schedule = Adaptive()
-        simulate(schedule, COSTS["even"], lambda _, seed=seed: 0.9 if seed < 20 else 0.0, 48, seed, learned)
-        learned = schedule.learned
-        saved.append(learned[1])
-    assert saved[19] == MOST_SAVED and saved[20] > FIRST_CREDIT and saved[-1] < 0
-    schedule.learned = learned[0], MOST_SAVED
-    assert schedule.credit == FIRST_CREDIT, "what one text may lose"
-
-
-@pytest.mark.parametrize("kind", [Adaptive, AdaptiveTree])
-def test_drafting_is_not_begun_for_less_than_its_start_takes(kind):
-    def plan(num_tokens, has_drafted=False):
-        schedule = kind(costs=Costs({1: {0: 1.0, 1: 1.65, 8: 9.0}}))
-        schedule.begin(batch_at([0], num_tokens), lambda: None)
-        schedule.learned = Adaptive().all_rows, 0.0
-        getattr(schedule, "chains", schedule).has_drafted = has_drafted
-        return schedule.plan(batch_at([1], 1 + num_tokens))
-
-    assert plan(48) == [0] and plan(1000) == [1], "it saves 3 %"
-    assert plan(48, has_drafted=True) == [1]
-
-
-@pytest.mark.parametrize("kind", [Adaptive, AdaptiveTree])
-def test_a_decision_not_to_draft_holds_for_some_rounds(kind, monkeypatch):
-    """Making it takes a few percent of a small model's pass."""
-    num_made, choose = [], Adaptive.choose
-    monkeypatch.setattr(Adaptive, "choose", lambda self, gains: num_made.append(1) or choose(self, gains))
-    schedule = kind(costs=Costs({1: {0: 1.0, 1: 2.5}}))
-    schedule.begin(batch_at([0, 0]), lambda: None)
-    for length in range(10 * (1 + RESTS)):
-        assert schedule.plan(batch_at([2 + length, 2 + length])) == [0, 0]
-    assert len(num_made) == 10
-    others = batch_at([5, 5])
-    others.rows = [0, 7]
-    for batch, expected in ((others, 11), (others, 11), (batch_at([92, 92]), 12)):
-        schedule.plan(batch)
-        assert len(num_made) == expected, "a row that leaves or comes changes it"
-
-
-def test_credit_ends_a_rest():
-    schedule = Adaptive(costs=Costs({1: COSTS["dear"]}))
-    schedule.begin(batch_at([0], 48), lambda: None)
-    never = Adaptive().all_rows
-    never.kept[0] = 0.0
-    schedule.learned = never, -0.5 * CREDIT_A_ROUND
-    assert schedule.plan(batch_at([1])) == [0]
-    schedule.update(SimpleNamespace(rows=[0], acceptance_prob=[[]]))
-    assert schedule.plan(batch_at([2])) == [1]
-
-
-def test_a_long_call_that_has_won_leaves_something():
-    """Whatever its start was taken to cost: rows of equal length, which then differ for 1,000 steps."""
-    schedule = Adaptive()
-    simulate_batch(schedule, Costs({1: COSTS["even"]}), [0.95] * 4, 1000, seed=0)
-    assert schedule.has_drafted and schedule.learned[1] == MOST_SAVED
-
-
-def test_later_calls_start_from_what_earlier_ones_have_learned():
-    cases = [(name, alpha) for name in COSTS for alpha in (0.6, 0.8, 0.9, 0.95)]
-    ratios = [sum(times_of_calls(*case, learns=True)) / sum(times_of_calls(*case, learns=False)) for case in cases]
-    assert sum(ratios) / len(ratios) < 0.99

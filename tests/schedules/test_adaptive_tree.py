@@ -1,5 +1,7 @@
 """Chains where they pay more, trees elsewhere: in simulated texts, and through `generate` with costs that are given."""
 
+import itertools
+import math
 import random
 
 import pytest
@@ -8,16 +10,13 @@ import torch
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.schedules import AdaptiveTree, Constant, Costs
+from hf_speculative.schedules import Adaptive, Constant, Costs
 from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
 
-CHAINS = {1: {0: 1.0, 1: 1.12, 8: 1.9}}
-#: trees of 2 and of 5 levels
-CHEAP = Costs(CHAINS, {1: {2: {4: 1.2, 8: 1.22, 32: 1.3}, 5: {8: 1.52}}})
-EVEN = Costs(CHAINS, {1: {2: {4: 1.36, 8: 1.42, 32: 1.9}, 5: {8: 1.84}}})
-DEAR = Costs(CHAINS, {1: {2: {4: 1.8, 8: 2.4, 32: 6.0}, 5: {8: 3.9}}})
+#: of nodes that are nearly free, that cost some and that cost as much as passes
+CHEAP, EVEN, DEAR = Costs(0.1, 0.005), Costs(0.1, 0.02), Costs(0.05, 0.15)
 
 
 def batch_at(position, branches=True, max_length=10_000):
@@ -27,35 +26,32 @@ def batch_at(position, branches=True, max_length=10_000):
     return batch
 
 
+def tree_of(top, others, levels):
+    """Paths of a tree with two guesses at each level, the likeliest first, and the chance that each is kept."""
+    paths = [path for depth in range(levels) for path in itertools.product("ab", repeat=depth + 1)]
+    chances = {path: math.prod(top if guess == "a" else others for guess in path) for path in paths}
+    return sorted(chances.items(), key=lambda item: -item[1])
+
+
 def simulate(schedule, costs, top, others, num_tokens=600, seed=0, branches=True):
-    """Time a token, and how many rounds were (none, chains, trees): the draft's best guess is right with the chance `top`, one
-    of the others, which trees have beside it, with the chance `others`, of position."""
+    """Time a token, and how many rounds were (none, chains, trees): the draft's best guess is right with the chance `top`, its
+    second one, which trees have beside it, with the chance `others`, of position."""
     rng, counts, position, time = random.Random(seed), [0, 0, 0], 1, 0.0
-    schedule.begin(batch_at(1), lambda: costs)
+    schedule.begin(batch_at(1), lambda num_rows: costs)
     while position < num_tokens:
-        batch = batch_at(position, branches)
+        batch, best, second = batch_at(position, branches), top(position), others(position)
         (num,) = schedule.plan(batch)
-        levels, kept = schedule.num_levels(batch), 0
+        levels, proposed = schedule.num_levels(batch), {("a",) * (n + 1) for n in range(num)}
         if levels:
-            chances = [(top(position) + others(position)) ** (1 + n // 3) / (1 + n % 3) for n in range(16)]
-            (num,) = schedule.num_nodes(batch, [sorted(chances, reverse=True)[:num]])
-        right = top(position) + (others(position) if levels else 0.0)
-        while kept < (levels or num) and rng.random() < right:
-            kept += 1
-        times = costs.tree_curve(1, levels, 64) if levels else costs.curve(1, 16)
-        time += times[num]
-        schedule.update(
-            hs.Round(
-                [0],
-                [[1] * (kept + 1)],
-                [num],
-                [kept],
-                [False],
-                None,
-                None,
-                [[1.0] * kept + [0.0] * (kept < num and not levels)],
-            )
-        )
+            tree = tree_of(best, second, levels)
+            (num,) = schedule.num_nodes(batch, [[chance for _, chance in tree[:num]]])
+            proposed = {path for path, _ in tree[:num]}
+        draws = (rng.random() for _ in range(levels or num))
+        right = ["a" if draw < best else "b" if draw < best + second else "" for draw in draws]
+        kept = next((n for n in range(len(right)) if tuple(right[: n + 1]) not in proposed), len(right))
+        time += costs.steps(levels or num, num) if num else 1 + costs.draft * levels
+        chances = [1.0] * kept + [0.0] * (kept < num and not levels)
+        schedule.update(hs.Round([0], [[1] * (kept + 1)], [num], [kept], [False], None, None, [chances]))
         counts[2 if levels else bool(num)] += 1
         position += kept + 1
     return time / position, counts
@@ -67,58 +63,36 @@ def always(chance):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tree_where_it_pays_and_a_chain_elsewhere(seed):
-    for costs, others, kind in ((CHEAP, 0.25, 2), (EVEN, 0.3, 2), (DEAR, 0.25, 1), (EVEN, 0.0, 1)):
-        time, counts = simulate(AdaptiveTree(), costs, always(0.6), always(others), seed=seed)
+    for costs, others, kind in ((CHEAP, 0.25, 2), (EVEN, 0.3, 2), (DEAR, 0.1, 1)):
+        time, counts = simulate(Adaptive(), costs, always(0.6), always(others), seed=seed)
         assert counts[kind] > 0.5 * sum(counts)
-        chains_alone, _ = simulate(AdaptiveTree(), Costs(CHAINS), always(0.6), always(others), seed=seed)
+        chains_alone, _ = simulate(Adaptive(), costs, always(0.6), always(others), seed=seed, branches=False)
         assert time < (0.95 if kind == 2 else 1.1) * chains_alone
 
 
-def changing(first, last, position):
-    return first if position < 300 else last
-
-
 def test_what_did_not_pay_is_tried_again():
-    """From position 300 on, the branches are right. And the other way round."""
-    for first, last in ((0.0, 0.3), (0.3, 0.0)):
-        _, before = simulate(AdaptiveTree(), EVEN, always(0.6), always(first), num_tokens=300)
-        _, counts = simulate(
-            AdaptiveTree(),
-            EVEN,
-            always(0.6),
-            lambda p, first=first, last=last: first if p < 300 else last,
-            num_tokens=900,
-        )
-        later = [n - m for n, m in zip(counts, before, strict=True)]
-        assert later[2 if last else 1] > 0.6 * sum(later)
+    """From position 300 on, the branches are right."""
+    _, before = simulate(Adaptive(), EVEN, always(0.6), always(0.0), num_tokens=300)
+    _, counts = simulate(Adaptive(), EVEN, always(0.6), lambda position: 0.3 * (position >= 300), num_tokens=900)
+    later = [n - m for n, m in zip(counts, before, strict=True)]
+    assert later[2] > 0.6 * sum(later)
 
 
-def test_chains_alone_where_nothing_is_known_of_trees_or_the_call_takes_none():
-    for costs, branches in ((Costs(CHAINS), True), (CHEAP, False)):
-        _, counts = simulate(AdaptiveTree(), costs, always(0.6), always(0.3), branches=branches)
-        assert counts[2] == 0 and counts[1] > 100
+def test_chains_alone_where_the_call_takes_no_trees():
+    _, counts = simulate(Adaptive(), CHEAP, always(0.6), always(0.3), branches=False)
+    assert counts[2] == 0 and counts[1] > 100
 
 
 def test_a_useless_draft_costs_little():
-    time, _ = simulate(AdaptiveTree(), CHEAP, always(0.02), always(0.02))
+    time, _ = simulate(Adaptive(), CHEAP, always(0.02), always(0.02))
     assert time < 1.06
-
-
-def test_costs_of_trees():
-    """Each level costs the same; a number of nodes lies on the line between those known."""
-    costs = Costs({1: {0: 1.0}}, {1: {2: {4: 2.0, 8: 3.0}, 4: {8: 4.0}}, 3: {2: {4: 4.0, 8: 6.0}, 4: {8: 8.0}}})
-    assert costs.tree_curve(1, 3, 8)[4::2] == pytest.approx([2.5, 3.0, 3.5])
-    assert costs.tree_curve(2, 2, 8)[8] == pytest.approx(4.5) and costs.tree_curve(9, 5, 8)[8] == pytest.approx(9.0)
-    for trees, why in (({2: {8: 1.0}}, "give two"), ({2: {8: 0.0}, 3: {8: 1.0}}, "above 0")):
-        with pytest.raises(ValueError, match=why):
-            Costs({1: {0: 1.0}}, {1: trees})
 
 
 # through `generate`
 
 
 def attached(draft, costs=CHEAP, max_nodes=12, **options):
-    schedule = AdaptiveTree(max_nodes=max_nodes, max_levels=4, costs=costs)
+    schedule = Adaptive(max_nodes=max_nodes, max_levels=4, costs=costs)
     return as_keywords({"draft_model": draft, "schedule": schedule, **options})
 
 
@@ -166,7 +140,7 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
     """Where they are asked for: how deep, how many nodes and whether at all follows from the text alone."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     draft = tiny.noisy_copy(target, noise=0.4, seed=5)
-    call = attached(draft, max_nodes=3, rule="sampled")
+    call = attached(draft, Costs(0.0, 0.005), max_nodes=3, rule="sampled")
     torch.manual_seed(0)
     samples = [
         one for _ in range(4) for one in distributions.continuations(target, call, [(5, 2, 3, 2)] * 1000, top_k=3)
@@ -232,7 +206,7 @@ def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkey
 def test_drafts_that_end_early_are_chains(method):
     """However much trees would pay: their plan would be of nodes, and what came of a chain would be taken for a tree's."""
     target = tiny.llama()
-    schedule = hs.schedules.ConfidenceStop(AdaptiveTree(4, 12, 2, costs=CHEAP), 1e-4)
+    schedule = hs.schedules.ConfidenceStop(Adaptive(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
     draft = tiny.noisy_copy(target, noise=0)
     options = {
@@ -241,17 +215,3 @@ def test_drafts_that_end_early_are_chains(method):
     }
     stats = same_as_plain(target, tiny.prompts(2), **options)
     assert stats.num_accepted_draft_tokens > 20
-
-
-def test_a_tree_is_not_begun_for_less_than_its_start_takes():
-    costs = Costs({1: {0: 1.0, 1: 3.0, 8: 12.0}}, {1: {1: {8: 1.8}, 4: {8: 5.0}}})
-
-    def levels(num_tokens, has_drafted=False):
-        schedule, batch = AdaptiveTree(costs=costs), batch_at(1, max_length=1 + num_tokens)
-        schedule.begin(batch, lambda: costs)
-        schedule.chains.credit, schedule.chains.has_drafted = 0.0, has_drafted
-        schedule.plan(batch)
-        return schedule.num_levels(batch)
-
-    assert levels(48) == 0 and levels(1000) == 1, "it saves 3 %"
-    assert levels(48, has_drafted=True) == 1

@@ -18,7 +18,7 @@ def test_a_plan_ends_where_a_row_does():
 
 def test_a_chain_of_a_draft_model_up_to_the_last_position():
     model = tiny.build("gpt2", n_positions=31)
-    schedule = BestNodes(16, Costs({1: {0: 1.0, 16: 1.01}}))
+    schedule = BestNodes(16, Costs(0.0, 0.001))
     same_as_plain(
         model,
         tiny.prompts(1),
@@ -30,8 +30,8 @@ def test_a_chain_of_a_draft_model_up_to_the_last_position():
 def test_promises_that_were_not_kept_count_less():
     """And those that were, count again."""
     batch = Batch(torch.ones(1, 8, dtype=torch.long), [0], max_length=99)
-    schedule = BestNodes(4, Costs({1: {0: 1.0, 1: 1.2}}))
-    schedule.begin(batch, lambda: None)
+    schedule = BestNodes(4, Costs(0.0, 0.2))
+    schedule.begin(batch, None)
 
     def proposed(num_kept):
         (num,) = schedule.num_nodes(batch, [[0.5]])
@@ -46,6 +46,7 @@ def test_promises_that_were_not_kept_count_less():
 
 
 def test_why_nothing_is_drafted_is_told():
-    schedule = BestNodes(4, Costs({1: {0: 1.0, 1: 1.5, 4: 3.0}}))
-    assert schedule.best([[0.2, 0.1]], [1.0, 1.5, 2.0]) == [0] and "promise less than 1.05 times" in schedule.reason
-    assert schedule.best([[0.9, 0.1]], [1.0, 1.2, 2.0]) == [1] and schedule.reason is None
+    schedule = BestNodes(4, Costs(0.0, 0.2))
+    schedule.begin(None, None)
+    assert schedule.best([[0.2, 0.1]]) == [0] and "promise less than 1.05 times" in schedule.reason
+    assert schedule.best([[0.9, 0.1]]) == [1] and schedule.reason is None
