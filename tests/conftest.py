@@ -9,7 +9,9 @@ import transformers
 from hf_speculative.measuring import plan
 from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
+from hf_speculative.types import Costs
 from tests.support import tiny
+from tests.support.costs import fix_costs
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.
@@ -38,6 +40,13 @@ def short_texts():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "FEWEST_TOKENS", 0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def fixed_costs(request, monkeypatch):
+    """The default draft length goes by these costs, not by the clock's; a test marked `measures` asks the clock."""
+    if request.node.get_closest_marker("measures") is None:
+        fix_costs(monkeypatch, Costs(0.02, 0.03))
 
 
 @pytest.fixture(autouse=True)

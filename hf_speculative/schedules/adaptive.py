@@ -49,17 +49,17 @@ class Adaptive(Schedule):
     def __init__(self, max_tokens: int = 16, max_nodes: int = 64, max_levels: int = 8, costs: Costs | None = None):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
-        self.max_tokens, self.max_nodes, self.max_levels, self.given = max_tokens, max_nodes, max_levels, costs
+        self.max_tokens, self.max_nodes, self.max_levels = max_tokens, max_nodes, max_levels
         self.chains, self.trees = Evidence(max_tokens), Evidence(max_levels, _rescued(PRIOR_RATE))
-        self.nodes, self.typical = BestNodes(max_nodes), min(FIRST_NODES, float(max_nodes))
+        self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
         self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
         self.levels, self.has_drafted, self.left = 0, False, list[int]()
         self.resting, self.needed = list[int](), 0.0
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
-        given = self.given
-        self.costs = self.nodes.costs = costs if given is None else lambda num_rows: given
+        self.nodes.begin(batch, costs)
+        self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
 
     @property

@@ -17,6 +17,8 @@ TRUST_WEIGHT, MEMORY = 4.0, 0.97
 FORGIVENESS = 0.01
 #: nodes that are looked at where none paid in the last round, and how many times as many as were proposed else
 FEW, MORE = 2, 4
+#: rounds without a node that pays after which every second one is looked at, and so on, up to every MOST_REST-th
+PATIENCE, MOST_REST = 8, 4
 
 
 class BestNodes(Schedule):
@@ -40,15 +42,18 @@ class BestNodes(Schedule):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
         self.max_tokens, self.given = max_tokens, costs
-        self.last = FEW
+        self.costs: Callable[[int], Costs] = lambda num_rows: costs or Costs()
+        self.last, self.num_vain = FEW, 0
         self.promised = self.kept = TRUST_WEIGHT
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
-        given = self.given
-        self.costs = costs if given is None else lambda num_rows: given
+        if self.given is None:
+            self.costs = costs
 
     def plan(self, batch: Batch) -> list[int]:
-        num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last))
+        self.num_vain += 1
+        rest = min(MOST_REST, 1 + self.num_vain // PATIENCE)
+        num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last)) if self.num_vain % rest == 0 else 0
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
@@ -70,6 +75,7 @@ class BestNodes(Schedule):
         self.last = best
         self.reason = None if best else NOTHING_PAYS
         if best:
+            self.num_vain = 0
             self.promised = MEMORY * self.promised + sum(sum(row[:best]) for row in chances)
         return [min(best, len(row)) for row in chances]
 

@@ -17,13 +17,14 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
-from hf_speculative.call import measured_costs, preparation
+from hf_speculative.call import preparation
 from hf_speculative.call.options import check_names
 from hf_speculative.call.statistics import Statistics
 from hf_speculative.schedules import Constant
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification
 from tests.support import tiny
+from tests.support.costs import fix_costs
 from tests.support.plain import ours
 
 
@@ -333,7 +334,7 @@ def test_beams_with_a_draft_are_refused(target, draft):
 
 def test_a_draft_that_never_pays_is_told_once(target, draft, monkeypatch):
     """As large as its target: nothing is drafted, and the statistics say why."""
-    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 2.5, 8: 13.0}}))
+    fix_costs(monkeypatch, Costs(1.0, 0.5))
     model = hs.attach(tiny.llama(), draft)
     long = tiny.prompts(1) | {"max_new_tokens": 80, "do_sample": False, "pad_token_id": 0}
     told = "a round with 1 draft token takes 2.5 plain steps, the first of a call 2 more, and brings about 1.7 tokens"

@@ -17,6 +17,7 @@ from hf_speculative.schedules import Adaptive, Costs, RoundCosts, timed
 from tests.support import tiny
 from tests.support.lookup import PromptLookup
 
+pytestmark = pytest.mark.measures
 KWARGS = {"max_new_tokens": 64, "min_new_tokens": 64, "pad_token_id": 0}
 
 

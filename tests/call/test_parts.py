@@ -9,7 +9,6 @@ from hf_speculative.drafting import DRAFTERS, DraftModel
 from hf_speculative.schedules import (
     SCHEDULES,
     Adaptive,
-    AdaptiveTree,
     AlignRows,
     BestNodes,
     ConfidenceStop,
@@ -23,13 +22,12 @@ from tests.support import tiny
 from tests.support.cases import slow_but
 from tests.support.drafters import MAKE_DRAFTER
 
-CHEAP = Costs({1: {0: 1.0, 8: 1.1}}, {1: {1: {4: 1.02, 8: 1.03}, 3: {8: 1.05}}})
+CHEAP = Costs(0.01, 0.005)
 MAKE_SCHEDULE = {
-    Adaptive: lambda: Adaptive(6),
+    Adaptive: lambda: Adaptive(6, 8, 3, costs=CHEAP),
     BestNodes: lambda: BestNodes(6, costs=CHEAP),
-    AdaptiveTree: lambda: AdaptiveTree(4, 8, 3, costs=CHEAP),
     Constant: lambda: Constant(3),
-    HybridSchedule: lambda: HybridSchedule(AdaptiveTree(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
+    HybridSchedule: lambda: HybridSchedule(Adaptive(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
     Heuristic: lambda: Heuristic(2),
     ConfidenceStop: lambda: ConfidenceStop(Constant(5), 0.2),
     AlignRows: lambda: AlignRows(Constant(4), max_lead=2),
@@ -54,7 +52,7 @@ def test_greedy_equals_plain(target, draft, drafter, rule, schedule):
     assert found.tolist() == target.generate(**kwargs).tolist() and stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop, AdaptiveTree))
+@pytest.mark.parametrize("schedule", slow_but(SCHEDULES, Adaptive, ConfidenceStop))
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
     config = {

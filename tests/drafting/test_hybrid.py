@@ -5,17 +5,14 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.call import measured_costs
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, Recycling, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import AdaptiveTree, Constant, Costs, HybridSchedule
+from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain
 
-CHAINS = {1: {0: 1.0, 1: 1.1, 8: 1.8}}
-GUESSES = Costs({1: {0: 1.0, 4: 1.02, 16: 1.05}})
-COSTS = Costs(CHAINS, {1: {2: {4: 1.2, 8: 1.22}, 4: {8: 1.42}}}, GUESSES)
+COSTS = Costs(0.1, 0.005)
 SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
 
 
@@ -46,9 +43,9 @@ def turns(monkeypatch):
     return counts
 
 
-def both(draft):
+def both(draft, costs=COSTS):
     """A call's options, at costs that are given."""
-    schedule = HybridSchedule(AdaptiveTree(8, 12, 4, costs=COSTS), 16, costs=COSTS)
+    schedule = HybridSchedule(Adaptive(8, 12, 4, costs=costs), 16, costs=costs)
     return {"draft_model": [draft, "auto"], "speculative_config": SpeculativeConfig(schedule=schedule)}
 
 
@@ -83,7 +80,7 @@ def test_rows_that_wait(turns):
 def test_sampled_text_keeps_its_distribution(turns):
     """Drawn chains of the draft and guesses take turns."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
-    options = both(tiny.noisy_copy(target, noise=0.8, seed=5))
+    options = both(tiny.noisy_copy(target, noise=0.8, seed=5), Costs(0.0, 0.005))
     samples, settings = [], {"temperature": 0.8, "top_k": 3}
     torch.manual_seed(0)
     for _ in range(8):
@@ -97,7 +94,7 @@ def test_who_drafts_follows_from_what_each_promises(target, draft):
     batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
     batch.is_unread = False
     schedule = HybridSchedule(Constant(3))
-    schedule.begin(batch, lambda: pytest.fail("a constant number asks for no costs"))
+    schedule.begin(batch, lambda num_rows: Costs(0.0, 0.01))
 
     def guesses(chances):
         schedule.plan(batch)
@@ -123,29 +120,12 @@ def test_the_target_teaches_the_guesses_about_drafts_as_well(target):
 
     drafter.observe = observed
     never = HybridSchedule(Constant(3))
-    never.guesses.best = lambda chances, times: [0] * len(chances)
+    never.guesses.best = lambda chances: [0] * len(chances)
     call = {"input_ids": torch.tensor([[5, 9, 3]])} | SETTINGS
     hs.generate(target, **call, draft_model=drafter, speculative_config=SpeculativeConfig(schedule=never))
     drafter.guesses._learn_successors()
     token, successor = tokens[-1]
     assert recycling.table[token, 0] == successor
-
-
-@pytest.mark.measures
-def test_costs_of_both_are_measured_in_turns(draft, monkeypatch):
-    """No call measures for longer than it would for one of them: guesses once nothing is open about drafts."""
-    target, measured, seconds = tiny.llama(), [], []
-
-    def measure(self, known):
-        measured.append(self.options.source.method)
-        self.seconds = seconds.pop(0)
-
-    monkeypatch.setattr(measured_costs.Probe, "_measure", measure)
-    for times, methods in (([1.0], ["draft_model"]), ([0.0, 2.0], ["draft_model", "recycling"])):
-        seconds[:], measured[:] = times, []
-        with hs.record() as stats:
-            hs.generate(target, **tiny.prompts(1), draft_model=[draft, "recycling"], **SETTINGS)
-        assert measured == methods and stats.seconds["probe"] == times[-1]
 
 
 def test_attached_both_draft(target, draft, turns):

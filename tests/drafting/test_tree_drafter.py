@@ -6,7 +6,6 @@ import torch
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.sources import source_of
-from hf_speculative.call.timings import PLAIN, Session, Timings
 from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
 from hf_speculative.drafting.mtp import MtpSource
@@ -19,8 +18,8 @@ from tests.support.plain import agrees
 
 SAMPLER = type("Sampler", (), {"vocab_size": 10})
 #: a pass over many columns costs as much as one over one
-FREE = Costs({1: {0: 1.0, 64: 1.0 + 1e-6}})
-DEAR = Costs({1: {0: 1.0, 1: 3.0}})
+FREE = Costs(0.0, 1e-8)
+DEAR = Costs(0.0, 2.0)
 
 
 class Fixed(Proposer):
@@ -84,13 +83,13 @@ def test_as_many_nodes_as_pay():
     batch = hs.Batch(torch.tensor([[1], [1]]), [0, 0], max_length=20)
 
     def number(costs):
-        schedule = BestNodes(8, costs=Costs(costs))
+        schedule = BestNodes(8, costs=costs)
         schedule.begin(batch, lambda: pytest.fail("they are given"))
         return schedule.num_nodes(batch, chances)
 
-    assert number({2: {0: 1.0, 3: 1.01}}) == [3, 1]
-    assert number({2: {0: 1.0, 1: 1.1, 2: 1.2, 3: 1.3}}) == [2, 1]
-    assert number({2: {0: 1.0, 1: 1.8}}) == [0, 0]
+    assert number(Costs(0.0, 0.003)) == [3, 1]
+    assert number(Costs(0.0, 0.1)) == [2, 1]
+    assert number(Costs(0.0, 0.8)) == [0, 0]
 
 
 def test_chances_are_learned_from_all_that_was_guessed():
@@ -254,18 +253,3 @@ def test_near_its_end_a_row_keeps_its_siblings(target):
     assert found.tolist() == target.generate(**call, max_new_tokens=3).tolist()
     (draft, rooms) = proposed[1]
     assert rooms == [1] and draft.width > 1 and set(draft.parents[0].tolist()) == {-1}
-
-
-def test_wide_passes_are_timed_where_they_are_cheap():
-    """Not where 16 columns are dear, and not before 16 were timed."""
-    for of_sixteen, wanted in ((1.3, {32, 64}), (4.0, set())):
-        session = Session()
-        timings = Timings(0.05, (4, 0, 16, 32, 64), [session])
-        session.times |= {PLAIN: [1.0, 1.0], (0, 4): [1.1, 1.1]}
-        assert timings.wanted(8) == 16
-        session.times[0, 16] = [of_sixteen, of_sixteen]
-        found = set()
-        while (length := timings.wanted(8)) is not None:
-            found.add(length)
-            session.times[0, length] = [1.5, 1.5]
-        assert found == wanted

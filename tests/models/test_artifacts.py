@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
-from hf_speculative.call import measured_costs
+from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
 from tests.support import tiny
@@ -164,7 +164,7 @@ class TestAuto:
     @pytest.mark.measures
     def test_costs_timed_eagerly_are_not_those_of_compiled_passes(self, target, draft, emulated, started):
         def kinds():
-            return [kind for pairs in measured_costs._known[target].values() for kind in pairs]
+            return [kind for pairs in learned._costs[target].values() for kind in pairs]
 
         call = (
             tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "optimize": "auto", "max_new_tokens": 64})

@@ -32,6 +32,7 @@ from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
 from tests.support.cases import slow_but
 
+pytestmark = pytest.mark.measures
 #: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
 COSTS = {
     "cheap": Costs(0.01, 0.02),

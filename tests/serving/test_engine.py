@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
 
-from hf_speculative.call import measured_costs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
@@ -17,6 +16,7 @@ from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
 from hf_speculative.types import Draft
 from tests.support import tiny
+from tests.support.costs import fix_costs
 from tests.support.served import PATIENCE, alone, running, submit
 
 SETTINGS = (
@@ -156,10 +156,7 @@ class TakesBack(Remembers):
 def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monkeypatch):
     """A request with a memory runs beside others, which then get chains: first without it, then with it."""
     target = copy.deepcopy(target)  # of which nothing was learned by other tests
-    costs = Costs(
-        {1: {0: 1.0, 1: 1.2, 8: 2.5}}, {1: {2: {4: 1.05, 8: 1.06}, 4: {8: 1.2}}}, Costs({1: {0: 1.0, 16: 1.05}})
-    )
-    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: costs)
+    fix_costs(monkeypatch, Costs(0.05, 0.005))
     original, num_trees = Draft.tree_for, []
     monkeypatch.setattr(Draft, "tree_for", lambda *args: num_trees.append(original(*args)) or num_trees[-1])
     settings = {"max_new_tokens": 40, "seed": 1}

@@ -33,11 +33,10 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
-from hf_speculative.call import measured_costs as costs
-from hf_speculative.call import timings
+from hf_speculative.call import learned
 from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import eager_reason, probe, verified_types
-from hf_speculative.schedules import Adaptive
+from hf_speculative.schedules import Adaptive, timed
 from hf_speculative.types import Costs, Draft
 from tests.support import tiny
 
@@ -170,24 +169,17 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 
 @check
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
-    """Costs are measured on both; the second rank's clock jumps."""
-    models, clock, share = parallel(), timings.time, costs.SHARE
+    """Costs are assumed, and no rank learns from its own clock."""
+    models, clock = parallel(), timed.time
     try:
         if rank == 1:
-            timings.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
-        costs.SHARE = 1.0  # nothing is saved up for first
-        for _ in range(2):
-            decide_alike(models, "split draft", do_sample=True, max_new_tokens=100)
-        (found,) = costs._known[models["split target"]][models["split draft"]].values()
-        one, other = from_both({size: [session.times for session in of] for size, of in found.sessions.items()})
-        assert (
-            one == other and {1, 3} == set(one) and all(timings.PLAIN in times for of in one.values() for times in of)
-        )
-        decide_alike(models, "split draft", do_sample=False, max_new_tokens=100)
-        kinds = costs._known[models["split target"]][models["split draft"]].values()
-        assert not any(found.num_calls for found in kinds), "no call goes by rounds that each rank has timed for itself"
+            timed.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+        for do_sample in (True, False):
+            decide_alike(models, "split draft", do_sample=do_sample, max_new_tokens=100)
+        kinds = learned._costs[models["split target"]][models["split draft"]].values()
+        assert not any(fit.num_timed for costs in kinds for fit in costs.fits.values())
     finally:
-        timings.time, costs.SHARE = clock, share
+        timed.time = clock
 
 
 class EndsAt(StoppingCriteria):
@@ -360,7 +352,7 @@ def is_plain(rank: int, draft, target="sharded target", fewest: int = 4, **setti
     given = {"draft_model": models[draft]} if draft else {"prompt_lookup_num_tokens": 3}
     own = {"reproducible": True} if settings.get("do_sample") else {}
     if draft:
-        own["speculative_config"] = hs.SpeculativeConfig(schedule=Adaptive(4, Costs({1: {0: 1.0, 1: 1.1, 8: 1.8}})))
+        own["speculative_config"] = hs.SpeculativeConfig(schedule=Adaptive(4, costs=Costs(0.05, 0.05)))
     with hs.record() as stats:
         out = hs.generate(models[target], **unequal(rank, fewest), **given, **settings, **own)
     (one, _), (other, num_accepted) = from_both((stats.num_target_forwards, stats.num_accepted_draft_tokens))
@@ -490,10 +482,8 @@ def what_is_refused_and_warned_about(rank):
         warnings.simplefilter("always")
         hs.generate(target, **unequal(rank), draft_model=draft, synced_gpus=False)
     assert any("FSDP2 has sharded" in str(warning.message) for warning in caught)
-    known = [item for found in costs._known[target][draft].values() for item in found.items()]
-    assert known
-    for (num_rows, _), times in known:
-        assert times.best() == pytest.approx({0: 1.0, 1: 2.0 + costs.assumed_verification(num_rows, target.device)})
+    (costs,) = learned._costs[target][draft].values()
+    assert costs(4).draft == 1.0 and not any(fit.num_timed for fit in costs.fits.values()), "assumed, never learned"
 
 
 if __name__ == "__main__":

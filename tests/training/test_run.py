@@ -10,7 +10,6 @@ import torch
 from safetensors import SafetensorError
 
 import hf_speculative as hs
-from hf_speculative.call import measured_costs
 from hf_speculative.measuring import plan
 from hf_speculative.training import acceptance, arguments, deadline, prospects, wording
 from hf_speculative.training import card as cards
@@ -27,6 +26,7 @@ from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
 from tests.support import blocks, tiny
+from tests.support.costs import fix_costs
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
 SETTINGS = {
@@ -261,7 +261,7 @@ def weights_of(folder):
 def test_the_same_seed_gives_the_same_answers_and_weights(trained, tokenizer, tmp_path, monkeypatch):
     """Whatever draft lengths the clock of the machine has led to; killed while it answered, too."""
     target, whole, _ = trained
-    monkeypatch.setattr(measured_costs.Probe, "__call__", lambda probe: Costs({1: {0: 1.0, 1: 1.02, 8: 1.1}}))
+    fix_costs(monkeypatch, Costs(0.0, 0.01))
     arguments = {"tokenizer": tokenizer, "lr_scheduler_type": "linear"}
     again = train(target, PROMPTS, tmp_path / "again", Settings(**SETTINGS), **arguments)
 
