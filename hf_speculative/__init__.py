@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
-    from .integrations.trainer import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
+    from .integrations.trainer import SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
     from .interfaces import Drafter, Rule, Schedule
     from .measuring import Evaluation, Recommendation, Setting, Totals, evaluate
     from .types import Batch, Draft, Round, Verdict
@@ -42,7 +42,6 @@ else:
             ".hub.pairing": ["from_pretrained", "save_pretrained"],
             ".call.statistics": ["RowStatistics", "Statistics", "record"],
             ".integrations.trainer": [
-                "SpeculativeEvalCallback",
                 "SpeculativeSeq2SeqTrainer",
                 "SpeculativeTrainerMixin",
             ],
@@ -67,7 +66,6 @@ __all__ = [
     "Schedule",
     "Setting",
     "SpeculativeConfig",
-    "SpeculativeEvalCallback",
     "SpeculativeGenerationMixin",
     "SpeculativeSeq2SeqTrainer",
     "SpeculativeTrainerMixin",

@@ -2,7 +2,6 @@
 
 from .dflash import DFlash
 from .draft_model import DraftModel
-from .drawn_tree import DrawnTree
 from .dynamic_tree import DynamicTreeDrafter
 from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
@@ -19,7 +18,6 @@ from .tree_drafter import TreeDrafter
 DRAFTERS = (
     DynamicTreeDrafter,
     DraftModel,
-    DrawnTree,
     HybridDrafter,
     StringMatch,
     TokenIntersection,
@@ -35,7 +33,6 @@ __all__ = [
     "CorpusSuffix",
     "DFlash",
     "DraftModel",
-    "DrawnTree",
     "DynamicTreeDrafter",
     "Eagle3",
     "EarlyExit",

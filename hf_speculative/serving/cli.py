@@ -86,7 +86,6 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from ..models import choose
         from .app import build_app
         from .engine import Engine
-        from .patience import PatientProtocol
 
         drafts = drafting
         if model is None:
@@ -123,7 +122,6 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         host=host,
         port=port,
         log_level="warning",
-        http=PatientProtocol,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     if engine:
