@@ -125,15 +125,14 @@ def train_command(settings: Options) -> None:
     try:
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("reading the prompts", total=None)
-            lines = console.Told(say if is_first and not err.is_terminal else None)
 
             def count(done: int, total: int) -> None:
                 progress.update(task, completed=done, total=total)
-                lines.count(done, total)
 
             def part(name: str) -> None:
                 progress.update(task, description=name, completed=0, total=None)
-                lines.part(name)
+                if not err.is_terminal:
+                    say(f"{name} ...")
 
             watch = Watch(count, say, part, is_first)
             run = Run(model, options.output, options.settings, tokenizer, watch, push, options.store, begun=begun)

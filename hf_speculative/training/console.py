@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from rich.console import Console
 from rich.text import Text
 
@@ -13,31 +10,6 @@ from . import wording
 from .estimate import Estimate
 from .results import Trained
 from .run import Run
-
-#: seconds between lines about progress, where they go to a file
-EVERY = 30.0
-
-
-class Told:
-    """Lines about progress where no bar is seen: at the beginning of each part, then every half a minute.
-
-    Args:
-        say: prints a line; `None` where a bar is seen.
-    """
-
-    def __init__(self, say: Callable[[str], None] | None):
-        self.say, self.name, self.last = say, "", 0.0
-
-    def part(self, name: str) -> None:
-        self.name, self.last = name, time.monotonic()
-        if self.say is not None:
-            self.say(f"{name} ...")
-
-    def count(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self.say is not None and now - self.last >= EVERY:
-            self.last = now
-            self.say(f"{self.name}: {done:,} of {total:,}")
 
 
 def estimate(console: Console, run: Run, costs: Estimate, seconds: float) -> None:

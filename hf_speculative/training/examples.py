@@ -54,18 +54,6 @@ class Collator:
                 begin = end
         return {"input_ids": ids, "texts": texts, "labels": labels}
 
-    @staticmethod
-    def apart(input_ids: Tensor, texts: Tensor, labels: Tensor) -> list[Example]:
-        """The examples of a batch, row by row."""
-        found = []
-        for row, members in enumerate(texts.amax(1).tolist()):
-            for number in range(1, members + 1):
-                here = texts[row] == number
-                is_new = labels[row, here] != -100
-                ids = input_ids[row, here]
-                found.append(Example(tuple(ids[~is_new].tolist()), tuple(ids[is_new].tolist())))
-        return found
-
 
 def unique(examples: Sequence[Example], max_length: int) -> list[Example]:
     """Each text once, cut to `max_length`, without those whose prompt alone fills that."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..call import checks
 from ..drafting.tables import TablesSource
@@ -30,10 +30,9 @@ from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
-from .on_policy import OnPolicy
 from .own_prompts import own_prompts
 from .packing import keeps_texts_apart
-from .progress import Clock, Shown, Watch
+from .progress import Clock, Watch
 from .prompts import Data, read_data
 from .prospects import prospects
 from .push import Push
@@ -96,11 +95,6 @@ class Run:
             )
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
-        if self.store is not None and self.settings.on_policy:
-            raise ValueError(
-                f"`store={str(self.store)!r}` holds what the target makes of its own answers, and `on_policy` makes others in "
-                "each step: leave one of them out."
-            )
         if self.push is not None:
             self.push.check()
         files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
@@ -219,10 +213,8 @@ class Run:
             self.watch.say(note)
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
-        clock, shown = Clock(), Shown(self.watch.shows_progress)
-        ends = EndsInTime(self.deadline, self.estimate.seconds)
-        trainer.told = shown.tell_part
-        for callback in (clock, shown, ends):
+        clock, ends = Clock(), EndsInTime(self.deadline, self.estimate.seconds)
+        for callback in (clock, ends, *([ProgressCallback()] if self.watch.shows_progress else [])):
             trainer.add_callback(callback)
         if trainer.is_world_process_zero():
             result.write()
@@ -286,12 +278,11 @@ class Run:
             settings.loss,
             settings.use,
             self._meter(),
-            OnPolicy(settings.on_policy, settings.use, collator) if settings.on_policy else None,
             args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
             train_dataset=self.examples,
             data_collator=collator,
         )
-        trainer.remove_callback(PrinterCallback)  # `Shown` tells
+        trainer.remove_callback(PrinterCallback)  # a bar, if anything, shows how it goes
         return trainer
 
     def _meter(self) -> Meter:

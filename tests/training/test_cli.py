@@ -102,18 +102,3 @@ def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
     data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
     result = invoke("--data", data, "--output", out, *QUICK)
     assert result.exit_code == 130 and "the same command with --resume goes on from there" in result.stderr
-
-
-def test_where_no_bar_is_seen_lines_tell_how_far_it_is(monkeypatch):
-    said, now = [], [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    told = console.Told(said.append)
-    told.part("answers of the target")
-    for now[0] in (10.0, 31.0, 40.0, 62.0):
-        told.count(int(now[0]), 1200)
-    assert said == [
-        "answers of the target ...",
-        "answers of the target: 31 of 1,200",
-        "answers of the target: 62 of 1,200",
-    ]
-    console.Told(None).part("nothing")

@@ -237,8 +237,6 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
         ({"head": "draft:"}, "names no model"),
         ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
-        ({"head": "eagle3", "on_policy": 0.5}, "a head cannot write by itself"),
-        ({"on_policy": 1.5}, "give at most 1"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": SamplingParams(top_k=5)}, "infinite where `top_k`"),
         ({"minutes": 1.0}, "both say how long"),

@@ -8,7 +8,6 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store as stores
-from hf_speculative.training.call import train
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
@@ -141,9 +140,3 @@ def test_a_run_learns_the_same(tmp_path):
     assert found[0][1] - found[1][1] == 2, "one pass less of each step"
     fields = json.loads((tmp_path / "store" / "store.json").read_text())
     assert fields["kept"] == {"read": 32}
-
-
-def test_texts_of_the_draft_cannot_be_stored(target, tmp_path):
-    settings = Settings(**SETTINGS, on_policy=0.5)
-    with pytest.raises(ValueError, match="`on_policy` makes others in each step: leave one of them out"):
-        train(target, [], tmp_path / "out", settings, tokenizer=hs.embedded_pair()[2], store=tmp_path / "store")

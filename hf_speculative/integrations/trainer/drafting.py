@@ -42,6 +42,8 @@ def with_draft(
     if draft_model is not None or config is not None:
         # Weights that training changes would be packed anew in each evaluation.
         attach(target, draft_model, config=(config or SpeculativeConfig()).over(SpeculativeConfig(optimize=False)))
+    elif found is None:  # a call may name a source of drafts
+        target.generate = Attached(target, None, SpeculativeConfig())
     attached = own_generate(target)
     models = attached.models if isinstance(attached, Attached) else []
     for draft in models[1:]:
