@@ -24,31 +24,7 @@ if TYPE_CHECKING:
     from .measuring import Evaluation, Recommendation, Setting, Totals, evaluate
     from .types import Batch, Draft, Round, Verdict
 else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            ".call.adapters": ["with_adapter", "without_adapter"],
-            ".batches": ["Completion", "generate_batches"],
-            ".compatibility": ["Compatibility", "check"],
-            ".call.configuration": ["SpeculativeConfig"],
-            ".call.output": ["GenerateSpeculativeOutput"],
-            ".drafting.source": ["DraftSource"],
-            ".embedded": ["embedded_pair"],
-            ".embedded.examples": ["example_pair"],
-            ".drafting.suffix": ["SuffixStore"],
-            ".measuring": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
-            ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
-            ".hub.card": ["card"],
-            ".hub.pairing": ["from_pretrained", "save_pretrained"],
-            ".call.statistics": ["RowStatistics", "Statistics", "record"],
-            ".integrations.trainer": [
-                "SpeculativeSeq2SeqTrainer",
-                "SpeculativeTrainerMixin",
-            ],
-            ".interfaces": ["Drafter", "Rule", "Schedule"],
-            ".types": ["Batch", "Draft", "Round", "Verdict"],
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "Batch",

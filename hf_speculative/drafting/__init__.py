@@ -9,7 +9,7 @@ from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
-from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, Ngrams, PromptSuffix, Proposer, Recycling
+from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .string_match import StringMatch
 from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
@@ -39,7 +39,6 @@ __all__ = [
     "Gemma4Assistant",
     "HybridDrafter",
     "Mtp",
-    "Ngrams",
     "Nothing",
     "PEagle",
     "PromptSuffix",

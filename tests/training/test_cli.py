@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from hf_speculative.training import console, prompts
+from hf_speculative.training import prompts
 from tests.support.files import write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
