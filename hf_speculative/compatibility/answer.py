@@ -18,7 +18,6 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..drafting.source import DraftSource
 from ..measuring.drafts import NamedDraft
-from ..measuring.journal import Call
 from ..measuring.results import Evaluation
 from ..measuring.settings import Setting
 from ..models import num_parameters
@@ -155,7 +154,13 @@ def _advice(
     sizes = list(dict.fromkeys(batch_sizes))
     examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
-        run = partial(short_evaluation, target, tokenizer, watcher=Watch(bar, seconds), raw=raw)
+        start = time.perf_counter()
+
+        def say(what: str) -> None:
+            bar.set_description(what, refresh=False)
+            bar.update(min(seconds, time.perf_counter() - start) - bar.n)
+
+        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
         weights = {
             size: max(min(sizes) / size, LEAST_SHARE) for size in sizes
         }  # few rows take longer for as many tokens
@@ -176,21 +181,6 @@ def _advice(
 
 def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
     return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
-
-
-class Watch:
-    """A bar of seconds, which names the setting that is tried."""
-
-    def __init__(self, bar: tqdm, seconds: float):
-        self.bar, self.seconds, self.start = bar, seconds, time.perf_counter()
-
-    def say(self, what: str, at_once: bool = False) -> None:
-        """What comes next."""
-        self.bar.set_description(what, refresh=False)
-        self.bar.update(min(self.seconds, time.perf_counter() - self.start) - self.bar.n)
-
-    def count(self, call: Call) -> None:
-        """A call is done."""
 
 
 def _fit(

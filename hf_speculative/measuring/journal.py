@@ -214,7 +214,7 @@ class Journal:
                     journal.add(KINDS[kind](values))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not the file of an evaluation, which `--results` names: {_mistaken(content, error)}. Name another."
+                f"{path} is not the file of an evaluation, which `--results` names: name another."
             ) from error
         if version != FORMAT:
             raise ValueError(
@@ -238,22 +238,6 @@ KINDS: dict[str, Callable[[dict], Entry]] = {
     "difference": lambda values: Difference(**values),
     "failure": lambda values: Failure(**values),
 }
-
-
-def _mistaken(content: bytes, error: Exception) -> str:
-    """Why a file is not the results of an evaluation."""
-    if not content.strip():
-        return "it is empty"
-    if b"\n" not in content and content.startswith(b'{"header"'):
-        return "its first line is cut off"
-    if isinstance(error, UnicodeDecodeError):
-        return "it holds bytes that are no text"
-    try:
-        totals = json.loads(content)
-    except ValueError:
-        return repr(error)
-    is_totals = isinstance(totals, dict) and {"totals", "settings"} <= totals.keys()
-    return "it holds the totals that `--json` writes" if is_totals else repr(error)
 
 
 def _line(entry: Entry) -> dict[str, Any]:

@@ -170,10 +170,6 @@ class Evaluation:
         found = (self.recommendation(temperature) for temperature in self.temperatures)
         return [recommendation for recommendation in found if recommendation is not None]
 
-    def speedup_of(self, setting: Setting, batch: int) -> Speedup | None:
-        """The speedup of one batch; `None` if one of the two calls is missing."""
-        return self.speedups(setting).get(batch)
-
     def speedups(self, setting: Setting) -> dict[int, Speedup]:
         """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
         if setting.is_plain:
@@ -197,10 +193,6 @@ class Evaluation:
             "totals": [self.totals(setting).to_dict() for setting in self.settings],
             "recommendations": [str(recommendation) for recommendation in self.recommendations],
         }
-
-    def is_identical(self, setting: Setting, index: int) -> bool | None:
-        """Whether a prompt's text equals plain decoding's, token for token; `None` if that is not promised or not known."""
-        return self.identical(setting).get(index)
 
     def identical(self, setting: Setting) -> dict[int, bool]:
         """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""

@@ -196,7 +196,7 @@ def _run(
     repeats = plan.header["repeats"]
     shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown)
+        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.say, shown.count)
         if skip_failing:
             runner.check()
         missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}

@@ -33,9 +33,7 @@ class Options:
         "--data",
         "--dataset",
     )
-    output: Path = setting(
-        Path("draft"), "Folder of the draft, its card, its report and all that a stopped run goes on from."
-    )
+    output: Path = setting(Path("draft"), "Folder of the draft, its card and all that a stopped run goes on from.")
     resume: bool = setting(
         False,
         "Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or for more "
@@ -43,7 +41,7 @@ class Options:
     )
     push_to_hub: str | None = setting(
         None,
-        "Upload the draft, its card and its report to this repository, at the end. Not the answers, nor checkpoints.",
+        "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints.",
     )
     private: bool = setting(False, "Make that repository a private one, if it is new.")
     dry_run: bool = setting(False, "Answer a few prompts, time a step, tell time and memory of the whole, and stop.")

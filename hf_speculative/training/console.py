@@ -48,6 +48,6 @@ def result(console: Console, found: Trained) -> None:
     """What a run brought."""
     print_table(console, wording.acceptance(found))
     console.print(Text(wording.summary(found)))
-    console.print(Text(f"Card, report and learning curve are in {found.folder}. Go on with it:"))
+    console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
     for line in wording.next_lines(found):
         console.print(Text(f"  {line}"), soft_wrap=True)

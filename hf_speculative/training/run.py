@@ -21,7 +21,7 @@ from ..reports.environment import environment
 from ..reports.formats import plural
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
-from . import card, page, students
+from . import card, students
 from .acceptance import Meter
 from .answers import Asked, answers_of_all
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
@@ -260,10 +260,9 @@ class Run:
         return result
 
     def _publish(self, result: Trained) -> None:
-        """The result, card and report beside the draft, and all of it on the Hub if that was asked for."""
+        """The result and the card beside the draft, and all of it on the Hub if that was asked for."""
         result.write()
         card.write(result)
-        page.write(result, self.folder / "report.html")
         if self.push is not None:
             self.push(self.folder)
 

@@ -47,7 +47,7 @@ def test_what_commands_refuse(run, results, code, tmp_path):
         (("card", f"a={file}", f"a={file}"), "two files for one use case"),
         (("card", file, "--create-pr"), "--create-pr has no effect"),
         (("card", results / "nofile"), "nofile is not there: name one that `hf-speculative eval --results` wrote"),
-        (("card", totals), "it holds the totals that `--json` writes. Name another"),
+        (("card", totals), "is not the file of an evaluation, which `--results` names: name another"),
         (("card", file, "-o", "/dev/null"), "/dev/null"),
         (("export-vllm", file, "-o", "/dev/null"), "--output /dev/null is no regular file"),
         (("export-vllm", file, "--set", "x"), "write KEY=VALUE"),

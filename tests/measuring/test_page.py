@@ -252,7 +252,7 @@ def test_the_fastest_the_median_and_the_slowest_are_shown(looked):
     expected = []
     for temperature in evaluation.temperatures:
         setting = evaluation.recommendation(temperature).setting
-        speedups = sorted(evaluation.speedup_of(setting, batch).median for batch in range(9))
+        speedups = sorted(evaluation.speedups(setting)[batch].median for batch in range(9))
         assert speedups[0] < speedups[4] < speedups[8]
         expected += [("fastest", speedups[8]), ("median", speedups[4]), ("slowest", speedups[0])]
     for text, (place, speedup) in zip(of(looked, "plenty").found["texts"], expected, strict=True):

@@ -53,7 +53,7 @@ def test_a_run_by_command(tmp_path):
     tried = CliRunner().invoke(app, [*shlex.split(lines[0])[1:], *few, "--results", str(results)])
     assert tried.exit_code == 0 and "adaptive" not in tried.output, tried.output
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "report.html", "training.json"} <= names
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "training.json"} <= names
     assert "the embedded target" in (out / "README.md").read_text()
     again = invoke("--data", data, "--output", out, *QUICK)
     assert again.exit_code == 2 and "holds a run already" in again.stderr

@@ -78,8 +78,9 @@ def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
         told = [index for index in order if not speedups[index].is_noise] or order
         places = {told[0]: "fastest", told[len(told) // 2]: "median", told[-1]: "slowest"}
     rows, plain = evaluation.rows(setting), evaluation.rows(setting.baseline)
+    identical = evaluation.identical(setting)
     return [
-        _text(rows[index], plain[index].prompt or "", place, speedups[index], evaluation.is_identical(setting, index))
+        _text(rows[index], plain[index].prompt or "", place, speedups[index], identical.get(index))
         for index, place in places.items()
     ]
 
