@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..call.optimize import execution_of
-from ..call.sources import source_of
 from ..generation import attached_to
 from ..models import device_of
 from ..reports.environment import environment
@@ -101,9 +100,8 @@ class Plan:
         unique = {setting.name: setting for setting in [*settings, *self.settings]}
         header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
         headers = [*(journal.header for journal in journals), self.header]
-        for of_drafts in ("drafts", "draft_weights", "draft_methods"):
+        for of_drafts in ("drafts", "draft_weights"):
             header[of_drafts] = {name: value for h in headers for name, value in h[of_drafts].items()}
-        header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
         merged = Journal(header)
         for journal in journals:
             merged.calls |= journal.calls
@@ -168,8 +166,6 @@ def header_of(
         "weights": weights,
         "drafts": {name: draft.source for name, draft in drafts.items()},
         "draft_weights": of_drafts,
-        "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
-        "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
         "batch_size": batch_size,
         "repeats": repeats,
         "fewest_tokens": FEWEST_TOKENS,

@@ -20,7 +20,6 @@ from hf_speculative.hub import card as card_module
 from hf_speculative.hub.card_text import usage
 from hf_speculative.hub.figures import choose_draft, data_set_name
 from hf_speculative.hub.pairing_file import FILE_NAME
-from hf_speculative.hub.vllm import export_vllm
 from hf_speculative.reports.environment import environment
 from hf_speculative.reports.pages import visible
 
@@ -157,12 +156,6 @@ def test_lookup_alone(pair):
     with hs.record() as stats:
         exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {})
     assert stats.num_calls == 1
-    assert export_vllm(evaluation).config == {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
 
 
 # --- metadata
@@ -314,25 +307,18 @@ def repeated(results, num_rounds, seconds):
     return code
 
 
-def test_noise_is_neither_served_nor_carded(results):
+def test_noise_is_not_carded(results):
     """8 plain steps by a busy machine, 8 passes by a quiet one."""
     noise = repeated(results, num_rounds=8, seconds=3.0)
-    with pytest.raises(ValueError, match=r"every figure is noise.*2\.67 times .* allow 1\.00: evaluate on a quiet"):
-        export_vllm(noise)
     text = hs.card(noise)
     assert "2.67x" not in text and {row[6] for row in table(text, "### Speed")[1:]} == {"noise"}
     assert "decode plainly, no draft is faster here" in text
     metrics = [result.metric_type for result in ModelCard(text).data.eval_results]
     assert "speedup" not in metrics and "mean_acceptance_length" in metrics
     quiet = repeated(results, num_rounds=2, seconds=3.0)
-    assert not any("too close" in note for note in export_vllm(quiet).notes)
     text = hs.card(quiet)
     assert {row[6] for row in table(text, "### Speed")[1:]} == {"2.67x (2.67\u20132.67)"}
     assert "speedup" in [result.metric_type for result in ModelCard(text).data.eval_results]
-
-
-def test_what_is_too_close_to_plain_decoding_is_called_that(code):
-    assert any("too close to plain decoding, or from too few prompts" in note for note in export_vllm(code).notes)
 
 
 def test_lines_to_paste_give_settings_in_a_config():
