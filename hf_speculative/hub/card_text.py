@@ -12,7 +12,7 @@ from markupsafe import Markup
 from ..call.option_table import IN_CALL
 from ..measuring import Evaluation
 from ..measuring.settings import temperature_name
-from .figures import Figure, data_set_name, fastest
+from .figures import Figure, data_set_name
 from .readme import code, escaped
 
 #: what examples continue, and what they ask a model with a chat template
@@ -36,7 +36,7 @@ def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure
         return pipeline_lines(target, draft, is_chat)
     name, loader, call, options = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
-        best = (fastest(figures) or figures[0]).setting
+        best = max(figures, key=lambda figure: figure.speedup.median).setting
         name, loader, call = (
             target,
             "transformers.AutoModelForCausalLM.from_pretrained",

@@ -143,12 +143,6 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
     return figures
 
 
-def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """The figure with the highest speedup; `None` if all are noise."""
-    told = [figure for figure in figures if not figure.speedup.is_noise]
-    return max(told, key=lambda figure: figure.speedup.median, default=None)
-
-
 def _loaded(given: Evaluation | str | Path) -> Evaluation:
     if isinstance(given, (str, Path)):
         return Evaluation.load(given)

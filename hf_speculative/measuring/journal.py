@@ -88,18 +88,14 @@ class Call:
 
     @property
     def work(self) -> Work:
-        counts = self.statistics
-        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
-        return Work(self.num_new_tokens, self.seconds, num_row_passes)
+        return Work(self.num_new_tokens, self.seconds)
 
     @property
     def decoding(self) -> Work | None:
         """The work after the first tokens: without the prompt's pass and set-up. `None` where their time is unknown."""
         if self.first_seconds is None:
             return None
-        whole = self.work
-        num_row_passes = max(0, whole.num_row_passes - len(self.rows))
-        return Work(whole.num_tokens - self.num_first_tokens, whole.seconds - self.first_seconds, num_row_passes)
+        return Work(self.num_new_tokens - self.num_first_tokens, self.seconds - self.first_seconds)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from ..call.optimize import execution_of
-from ..generation import attached_to
-from ..models import device_of
 from ..reports.environment import environment
 from .decoder import Decoder
 from .fingerprint import fingerprint
@@ -36,7 +33,6 @@ FIXED = (
     "seed",
     "generate",
     "generation_config",
-    "is_compiled",
 )
 #: those of them that no message should print
 DIGESTS = ("weights", "prompts")
@@ -173,7 +169,6 @@ def header_of(
         "generate": _described(decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),
         "settings": [setting.to_dict() for setting in settings],
-        "is_compiled": _is_compiled(model),
         "environment": environment(model) | {"processes": processes.count},
     }
 
@@ -191,12 +186,6 @@ def journal_of(
     header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
     dataset = {"name": name, "config": None, "split": None, "limit": None}
     return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
-
-
-def _is_compiled(model: PreTrainedModel) -> bool:
-    """By what is attached; a setting may ask for it, too."""
-    _, config = attached_to(model)
-    return config is not None and bool(execution_of(config.optimize, device_of(model)).compile)
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:

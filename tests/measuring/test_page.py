@@ -383,23 +383,6 @@ def everywhere(evaluation, folder):
     return printed(evaluation, 200), text, json.dumps(evaluation.to_dict(), allow_nan=False)
 
 
-def test_noise_is_called_noise_and_never_a_speedup(tmp_path):
-    """As long a text in as many passes, in 1/2.47 of the time: the machine was busy while it decoded plainly."""
-    evaluation = changed(0.5 / 2.47, 12, [0.5] * 11 + [None])
-    terminal, text, data = everywhere(evaluation, tmp_path)
-    for where in (terminal, text, data):
-        assert "2.47x" not in where and "decode plainly, no draft is faster here" in where.lower()
-    for where in (terminal, text):
-        told = "draft, 2 tokens: noise. 2.47 times plain's tokens per second by the clock, where its target passes allow 1.00."
-        assert told in where
-    assert re.search(r"draft, 2 tokens +59.3 +noise +", terminal)
-    totals = json.loads(data)["totals"][1]
-    assert (totals["speedup"], totals["speedup_interval"], totals["is_noise"]) == (None, None, True)
-    assert text.count("<b>noise</b>") == 3 and ">noise</td>" in text, "each prompt's, and in the table of all of them"
-    evaluation.header["is_compiled"] = True  # where a pass may cost less than plain's
-    assert all("2.47x" in where and "tokens: noise" not in where for where in everywhere(evaluation, tmp_path)[:2])
-
-
 def test_where_nothing_was_drafted_it_says_so(tmp_path):
     found = everywhere(changed(0.51, 12, [None] * 12), tmp_path)
     for where in found[:2]:

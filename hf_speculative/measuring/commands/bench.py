@@ -84,7 +84,7 @@ def bench(settings: Options) -> None:
 
     Lists are written with commas. The first value of --batch, --context and --temperature is the base. Each further one is
     measured with the others at their base; --grid measures all combinations. All methods decode the same prompts in turn, after
-    a warm-up that does not count. `noise` means faster than the number of target passes allows. Ctrl-C keeps what was measured.
+    a warm-up that does not count. Ctrl-C keeps what was measured.
     """
     with ends_at_once():  # not above, since it imports torch
         from .. import bench as benchmarks

@@ -210,7 +210,7 @@ def sentence(
     """What the demo showed, in one sentence."""
     text = "the same texts" if all_same else "texts that differ, which is a bug: please report it"
     parts = [f"{passes} passes of the target instead of {plain_passes}", text]
-    if speedup is not None and not speedup.is_noise:
+    if speedup is not None:
         spread = "" if speedup.spread is None else " ({:.1f} to {:.1f})".format(*speedup.spread)
         parts.append(f"{speedup.median:.1f}x{spread} on this machine")
     if is_disturbed:

@@ -12,7 +12,7 @@ from . import markdown, plots, tables, texts, wording
 from .tables import Found, Section
 
 #: of the plot of several places
-BY_PLACE = "Over plain decoding; bars are the spread, and noise is left out."
+BY_PLACE = "Over plain decoding; bars are the spread."
 
 
 def write(found: Found, path: Path) -> None:

@@ -46,7 +46,7 @@ def _places(sections: Sequence[Section]):
     labels = dict.fromkeys(t.setting.label for section in sections for t in section.totals if t.speedup is not None)
     for number, label in enumerate(labels):
         found = [(x, t.speedup) for x, s in enumerate(sections) for t in s.totals if t.setting.label == label]
-        told = [(x, speedup) for x, speedup in found if speedup is not None and not speedup.is_noise]
+        told = [(x, speedup) for x, speedup in found if speedup is not None]
         xs, medians = [x + 0.04 * number for x, _ in told], [speedup.median for _, speedup in told]
         ends = [speedup.spread or (speedup.median,) * 2 for _, speedup in told]
         axes.plot(xs, medians, **plotting.line(number), label=plotting.label(label))
@@ -82,21 +82,18 @@ def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):
         # Spread over the strip by the golden ratio: even, and the same each time.
         heights = [number + 0.18 - 0.36 * ((0.618034 * i) % 1) for i in range(len(values))]
         is_image = len(values) > MANY
-        hollow = ["none" if value.is_noise else _colour(number) for value in values]
         axes.scatter(
             [value.median for value in values],
             heights,
             s=10,
-            facecolors=hollow,
-            edgecolors=_colour(number),
+            color=_colour(number),
             alpha=0.7,
             linewidths=0.5,
             rasterized=is_image,
         )
         if median.spread:
             axes.plot(median.spread, [number, number], color=plotting.INK, linewidth=1.2)
-        if not median.is_noise:
-            axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
+        axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
         # In the picture's own left margin, whatever the range.
         axes.text(
             0,

@@ -67,16 +67,15 @@ class Text:
 
 
 def texts(evaluation: Evaluation, setting: Setting) -> list[Text]:
-    """Some of the texts of a setting, the fastest first, without figures that are noise."""
+    """Some of the texts of a setting, the fastest first."""
     speedups: dict[int, Speedup] = {}
     calls = evaluation.calls[setting.name]
     for batch, speedup in evaluation.speedups(setting).items():
         speedups |= {row.index: speedup for row in calls[batch].rows}
-    order = sorted(speedups, key=lambda index: (speedups[index].is_noise, -speedups[index].median))
+    order = sorted(speedups, key=lambda index: -speedups[index].median)
     places = dict.fromkeys(order, "")
     if len(order) > FEW:
-        told = [index for index in order if not speedups[index].is_noise] or order
-        places = {told[0]: "fastest", told[len(told) // 2]: "median", told[-1]: "slowest"}
+        places = {order[0]: "fastest", order[len(order) // 2]: "median", order[-1]: "slowest"}
     rows, plain = evaluation.rows(setting), evaluation.rows(setting.baseline)
     identical = evaluation.identical(setting)
     return [
