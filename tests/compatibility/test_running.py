@@ -69,7 +69,7 @@ def test_time_is_bounded(target, twin, monkeypatch):
         return len(tried(target, twin, seconds=seconds).calls[GREEDY.name])
 
     assert num_batches(1) == 1, "one at least"
-    assert 1 < num_batches(8) < 4 and num_batches(1e9) == 4
+    assert 1 < num_batches(4) < 4 and num_batches(1e9) == 4
 
 
 def test_slow_models_write_shorter_texts(target, twin, monkeypatch):
