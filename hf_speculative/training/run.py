@@ -31,7 +31,6 @@ from .deadline import Deadline, EndsInTime
 from .estimate import Estimate, estimate
 from .examples import Collator, Example, unique
 from .own_prompts import own_prompts
-from .packing import keeps_texts_apart
 from .progress import Clock, Watch
 from .prompts import Data, read_data
 from .prospects import prospects
@@ -176,10 +175,7 @@ class Run:
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
-        packs = self.settings.pack and keeps_texts_apart(self.target) and self.student.packs
-        if self.settings.pack and not packs:
-            self.watch.say("Each text gets a row of its own: the model does not keep texts apart that share one.")
-        self.collator = Collator(self.tokenizer.pad_token_id or 0, packs)
+        self.collator = Collator(self.tokenizer.pad_token_id or 0)
         self.teacher = Teacher(self.target, self.student.hidden_layers)
         if self.store is not None:
             self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)

@@ -103,11 +103,6 @@ class Settings:
     draft_vocab_size: int = setting(
         32000, "eagle3, dflash: propose only this many tokens, the most frequent ones.", least=1, panel=HOW
     )
-    pack: bool = setting(
-        True,
-        "Short texts share a row, if the model keeps them apart; the loss is the same, and a step is shorter.",
-        panel=HOW,
-    )
     seed: int = setting(0, "Random seed.")
 
     def __post_init__(self):

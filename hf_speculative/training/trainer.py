@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerState
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from .acceptance import Meter
 from .chunked_loss import summed
@@ -20,6 +21,18 @@ from .teacher import Teacher, TeacherOutputs
 
 class NotFinite(ValueError):
     """The loss is no number any more."""
+
+
+class AlikeInLength(LengthGroupedSampler):
+    """Puts texts of about one length into a batch, so that little of it is padding; a run that goes on takes the same ones."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int):
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(self.seed + epoch)
 
 
 class DraftTrainer(Trainer):
@@ -55,6 +68,11 @@ class DraftTrainer(Trainer):
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
+
+    def _get_train_sampler(self, train_dataset=None) -> AlikeInLength:
+        examples = self.train_dataset if train_dataset is None else train_dataset
+        num_texts = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return AlikeInLength(num_texts, [example.num_tokens for example in examples], self.args.seed)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         lesson = self.teacher(**inputs)

@@ -39,7 +39,7 @@ def texts(target):
 
 def stored(target, folder, data, layers=(1, 2)):
     teacher = StoredTeacher(Teacher(target, layers), folder, data)
-    teacher.record(teacher.begin(), Collator(packs=True), 3)
+    teacher.record(teacher.begin(), Collator(), 3)
     return teacher
 
 
@@ -53,12 +53,11 @@ def new_student(kind, target):
 
 
 @pytest.mark.parametrize("kind", ["draft model", "eagle3", "dflash"])
-@pytest.mark.parametrize("packs", [True, False])
-def test_the_loss_is_that_of_the_target_itself(deep, kind, packs, tmp_path):
+def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
     """And the target does not run."""
     student, data = new_student(kind, deep), texts(deep)
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
-    batch = Collator(packs=packs)(data[2:8])
+    batch = Collator()(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
     trainer.teacher = stored(deep, tmp_path / "store", data, student.hidden_layers)
     with tiny.CountForwards(deep) as forwards:
@@ -77,7 +76,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
         size = sum(path.stat().st_size for path in teacher.folder.glob("*.safetensors"))
         assert teacher.num_bytes == 4 * sum(kept.values()) * sum(e.num_tokens for e in data) < size
         batch = Collator()(data)
-        here = batch["texts"] > 0
+        here = batch["attention_mask"] > 0
         torch.testing.assert_close(
             teacher(**batch).logits[here], teacher.teacher(**batch).logits[here], atol=1e-5, rtol=0
         )
