@@ -191,15 +191,6 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
         hs.detach(model)
 
 
-def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
-    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
-    options |= {"options": {"optimize": False}}  # which takes minutes
-    assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
-    target = hs.attach(copy.deepcopy(model), small, optimize=True)
-    with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
-        hs.evaluate(target, small, TEXTS[:1], **options)
-
-
 @pytest.mark.slow
 def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
     """Whatever the configs say, and what is attached."""
