@@ -65,6 +65,7 @@ class SpeculativeLM(HFLM):
             if of_draft[own] is not None and of_draft[alias] is not None:
                 raise ValueError(f"`{own}` and `{alias}` mean the same: give one of them.")
         draft_model = of_draft["draft_model"] or of_draft["assistant_model"]
+        _check_names(pretrained, kwargs)
         loading = {"trust_remote_code": bool(kwargs.get("trust_remote_code"))}
         # A name that leads nowhere is met here, before the target takes minutes to load.
         is_named = isinstance(draft_model, str) and not DRAFTS.is_method(draft_model)
