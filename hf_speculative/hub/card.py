@@ -72,7 +72,7 @@ def card(
             target=target_name,
             draft=draft_name,
             usage=usage(target_name, draft_name, repo, figures),
-            **shown(found, figures),
+            **shown(found, draft),
         ),
         lambda metadata: _metadata(metadata, figures, _short(of_card), base_model, draft_name),
     )
