@@ -28,7 +28,7 @@ from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
-from .estimate import Estimate, estimate
+from .estimate import step_seconds
 from .examples import Collator, Example, unique
 from .own_prompts import own_prompts
 from .progress import Clock, Watch
@@ -129,12 +129,8 @@ class Run:
         if (more := len(self.data.bad_rows) - 3) > 0:
             self.watch.say(f"{more} more rows are left out.")
 
-    def answer(self, only: int | None = None) -> None:
-        """The target's answers, those of a run before included.
-
-        Args:
-            only: to the first so many prompts, for an estimate.
-        """
+    def answer(self) -> None:
+        """The target's answers, those of a run before included."""
         settings = self.settings
         if self.data.answers:
             self.examples = unique(self.data.examples(), settings.max_length)
@@ -151,11 +147,10 @@ class Run:
             settings.batch_size,
         )
         self.watch.part("answers of the target")
-        prompts = dict(list(self.data.prompts.items())[:only])
         path, watch, had_all = self.folder / ANSWERS, self.watch.answers, self.before is not None
         found = answers_of_all(
             self.target,
-            prompts,
+            self.data.prompts,
             asked,
             path,
             watch,
@@ -165,12 +160,8 @@ class Run:
         )
         self.examples = unique(found, settings.max_length)
 
-    def prepare(self, arguments: dict[str, Any], records: bool = True) -> Estimate:
-        """Student, store and trainer, and what a step costs.
-
-        Args:
-            records: what the store lacks; without, it is left as it is, for an estimate.
-        """
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        """Student, store and trainer, and what a step costs."""
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
@@ -179,11 +170,10 @@ class Run:
         self.teacher = Teacher(self.target, self.student.hidden_layers)
         if self.store is not None:
             self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)
-            self.teacher = self._recorded() if records else self.teacher
+            self.teacher = self._recorded()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
-        self.estimate = self.processes.gather([estimate(trainer, self.deadline.seconds)])[0]
-        return self.estimate
+        self.step_seconds = self.processes.gather([step_seconds(trainer, self.deadline.seconds)])[0]
 
     def _recorded(self) -> Teacher:
         rank, count = self.processes.rank, self.processes.count
@@ -209,7 +199,7 @@ class Run:
             self.watch.say(note)
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
-        clock, ends = Clock(), EndsInTime(self.deadline, self.estimate.seconds)
+        clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)
         for callback in (clock, ends, *([ProgressCallback()] if self.watch.shows_progress else [])):
             trainer.add_callback(callback)
         if trainer.is_world_process_zero():
@@ -305,7 +295,7 @@ class Run:
             return self.settings.steps
         if self.before is not None and self.before.best_step is None:  # killed, and begun with a plan
             return self.before.num_steps
-        return num_done + self.deadline.num_steps(self.estimate.seconds)
+        return num_done + self.deadline.num_steps(self.step_seconds)
 
     def _result(self, num_steps: int) -> Trained:
         return Trained(

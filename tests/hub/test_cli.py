@@ -24,7 +24,9 @@ def test_help_teaches(run, command):
 
 def test_commands(run, results, tmp_path):
     printed = run("card", f"code={results / 'code.jsonl'}", f"chat={results / 'chat.jsonl'}")
-    assert printed.exit_code == 0 and ModelCard(printed.output).data.tags and "### chat, Greedy decoding" in printed.output
+    assert (
+        printed.exit_code == 0 and ModelCard(printed.output).data.tags and "### chat, Greedy decoding" in printed.output
+    )
     assert run("card", results / "code.jsonl", "-o", tmp_path, "--draft-name", "org/draft").exit_code == 0
     assert "draft_model='org/draft'" in (tmp_path / "README.md").read_text()
     local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)

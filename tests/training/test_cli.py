@@ -1,6 +1,5 @@
 """The command train."""
 
-import re
 import shlex
 
 from typer.testing import CliRunner
@@ -16,23 +15,6 @@ QUICK = ("--head", "layers:1", "--steps", 2, "--evaluations", 1, "--max-new-toke
 
 def invoke(*args):
     return CliRunner().invoke(app, ["train", *map(str, args)], env={"COLUMNS": "400"})
-
-
-def test_a_dry_run_tells_time_and_memory_and_trains_nothing(tmp_path):
-    data = write_prompts(tmp_path / "p.jsonl", LINES)
-    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--minutes", 0.5, "--dry-run")
-    assert result.exit_code == 2 and "`--steps` and `--minutes` both say how long" in result.stderr
-    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--dry-run", "--store", tmp_path / "store")
-    assert result.exit_code == 0, result.output
-    assert "store: about 0.0 GB in" in result.stderr.replace("\n", " ") and not (tmp_path / "store").exists()
-    text = result.stderr
-    assert re.search(r"answers: 4, about \d+ s \([\d.]+ s each\)", text)
-    assert re.search(r"training: 2 steps of [\d.]+ s, about \d+ s", text) and re.search(
-        r"memory: about [\d.]+ GB", text
-    )
-    assert "expect little" in text
-    names = {path.name for path in (tmp_path / "out").rglob("*")}
-    assert "answers.jsonl" in names and not names & {"training.json", "model.safetensors"}
 
 
 def test_a_run_by_command(tmp_path):
@@ -78,7 +60,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert "give one of eagle3, dflash, jetspec, tables, layers:N, draft:FOLDER" in refused("--head", "medusa")
     assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
-    assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
+    assert "the target has 12 layers" in refused("--head", "layers:12")
     assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
     assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")

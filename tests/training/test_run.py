@@ -18,7 +18,6 @@ from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.call import train
-from hf_speculative.training.estimate import Estimate
 from hf_speculative.training.progress import Watch
 from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run
@@ -326,7 +325,7 @@ def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monke
     machine, target = Machine(monkeypatch), tiny.llama()
     machine.slow(monkeypatch, DraftTrainer, "training_step", step)
     machine.slow(monkeypatch, Meter, "__call__", measuring)
-    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(step, 1.0))
+    monkeypatch.setattr(run_module, "step_seconds", lambda *args: step)
     settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 8})
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0))
     result = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, watch=watch)
@@ -338,7 +337,7 @@ def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monke
 def test_a_run_whose_time_cut_its_answers_goes_on_with_those(tokenizer, tmp_path, monkeypatch):
     """Else what a store holds would be of other texts."""
     machine, target = Machine(monkeypatch), tiny.llama()
-    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(1.0, 1.0))
+    monkeypatch.setattr(run_module, "step_seconds", lambda *args: 1.0)
     settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 1})
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0), shows_progress=True)
     arguments = {"tokenizer": tokenizer, "store": tmp_path / "store", "max_steps": 2}
@@ -363,9 +362,7 @@ def test_a_measurement_ends_in_time(monkeypatch):
 
 def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
     time_left = deadline.Deadline(600.0)
-    assert time_left.num_answers(wanted=1000, seconds=2.0) == 120 and time_left.num_answers(50, 2.0) == 50
-    assert time_left.num_steps(1.0, answering=240.0) == pytest.approx(0.7 * (570 - 240), abs=1)
-    assert deadline.Deadline(None).num_answers(1000, 60.0) == 1000
+    assert time_left.num_steps(1.0) == pytest.approx(0.7 * 570, abs=1)
 
 
 def test_runs_without_a_chance_are_told():
