@@ -46,7 +46,7 @@ class Compatibility:
         reason: why it does not, or how it does.
         target, draft: what was found out about each model.
         vocabulary: how the vocabularies compare; `None` if no tokenizers were given.
-        notes: what looks wrong about the pair by its files: chat template, base model.
+        notes: what looks wrong about the pair by its files.
         advice: whether it is worth it, and with which source of drafts; `None` if nothing was measured.
     """
 
@@ -176,7 +176,7 @@ def _advice(
                 examination = Examination(named, readings)
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    return Advice(name, found, parameters, examination)
+    return Advice(found, parameters, examination)
 
 
 def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
@@ -195,7 +195,7 @@ def _fit(
     report, reason = report_of(target, "model", example)
     if draft is None or reason is not None:
         return Compatibility(reason is None, reason or _summary(report), report), None
-    notes = notes_on(target, draft, tokenizer, draft_tokenizer)
+    notes = notes_on(target, draft)
     source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
     try:
         checks.check_source(source, target)
