@@ -273,7 +273,4 @@ class Recorder:
         """Note an entry, and append its line to the file."""
         self.journal.add(entry)
         if self.file is not None:
-            with files.named(self.file.name, KEPT):
-                line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
-                while line:  # a disk that is nearly full takes a part
-                    line = line[self.file.write(line) :]
+            files.append(self.file, _dumped(_line(entry)), KEPT)
