@@ -44,7 +44,6 @@ def test_every_command_knows_its_options():
 WRONG = {
     "a file of prompts": ["eval", "--dataset", "missing.jsonl"],
     "prompts to learn from": ["train", "--data", "missing.jsonl"],
-    "prompts to compare on": ["generate", "--prompts", "missing.txt"],
     "a model's folder": ["check", "./missing"],
     "a draft's name": ["serve", "--draft-model", "no name"],
     "a file": ["chat", __file__],
