@@ -31,8 +31,6 @@ from .notes import notes_on
 from .prompts import ids_of_prompts
 from .running import candidates, decodings, of_draft, short_evaluation
 
-#: a batch size gets this share of the time of another at least, however few texts fill it
-LEAST_SHARE = 0.25
 #: seconds before a bar is shown
 BAR_DELAY = 2.0
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -161,11 +159,7 @@ def _advice(
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
         run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
-        weights = {
-            size: max(min(sizes) / size, LEAST_SHARE) for size in sizes
-        }  # few rows take longer for as many tokens
-        share = seconds / sum(weights.values())
-        found = {size: run(drafts, settings, ids, size, share * weights[size]) for size in sizes if settings}
+        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
         if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
             if others:

@@ -284,11 +284,6 @@ class Run:
             ends=self.ends,
         )
 
-    def notes(self, num_answers: int, num_steps: int) -> list[str]:
-        """What a run of this size has to expect."""
-        num_seen = num_steps * self.settings.batch_size
-        return prospects(self.settings.kind, num_answers, num_seen, num_parameters(self.target))
-
     def _num_steps(self, num_done: int) -> int:
         """Of the whole run, `num_done` of an earlier command included."""
         if self.settings.steps is not None:
@@ -319,5 +314,5 @@ class Run:
             num_parameters=self.num_parameters,
             num_steps=num_steps,
             repository=None if self.push is None else self.push.repository,
-            notes=self.notes(len(self.examples), num_steps),
+            notes=prospects(self.settings.kind, len(self.examples), num_parameters(self.target)),
         )

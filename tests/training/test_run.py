@@ -366,11 +366,9 @@ def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
 
 
 def test_runs_without_a_chance_are_told():
-    (few,) = prospects.prospects("eagle3", 20, 100, 8_000_000_000)
+    (few,) = prospects.prospects("eagle3", 20, 8_000_000_000)
     assert "20 answers are too few" in few
-    (some,) = prospects.prospects("eagle3", 5_000, 10_000, 8_000_000_000)
+    (some,) = prospects.prospects("eagle3", 5_000, 8_000_000_000)
     assert "5,000 answers: 1.5" in some and "do not expect a speedup" in some
-    assert prospects.prospects("eagle3", 500_000, 1_000_000, 8_000_000_000) == []
-    assert prospects.prospects("eagle3", 5_000, 10_000, 9_000_000) == [], "small targets need less"
-    assert "often gains little" in prospects.prospects("draft", 5_000, 5_000, 1_000)[0]
-    assert "25 times" in prospects.prospects("layers", 1_000, 25_000, 1_000)[0]
+    assert prospects.prospects("eagle3", 500_000, 8_000_000_000) == []
+    assert prospects.prospects("eagle3", 5_000, 9_000_000) == [], "small targets need less"
