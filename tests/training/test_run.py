@@ -130,7 +130,7 @@ def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
     before, after = (hs.models.loading.load_model(one.folder, dtype=torch.float32) for one in (result, again))
     changed = {name for name, w in after.named_parameters() if not torch.equal(w, before.get_parameter(name))}
     assert changed and not [name for name in changed if "proj" not in name], "of linear layers alone"
-    assert again.kind == "draft model, LoRA of rank 2" and "often gains little" in again.notes[0]
+    assert again.kind == "draft model, LoRA of rank 2"
 
 
 def test_what_is_kept_of_a_run(trained):
