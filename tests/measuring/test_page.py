@@ -4,6 +4,7 @@ import html
 import io
 import json
 import re
+import sys
 from collections import Counter
 
 import pytest
@@ -12,9 +13,9 @@ from rich.console import Console
 from hf_speculative.call.statistics import RowStatistics, Statistics
 from hf_speculative.measuring import Evaluation
 from hf_speculative.measuring.journal import FORMAT, BadRow, Call, Difference, Journal, Row
-from hf_speculative.measuring.render import page, screen, texts, wording
+from hf_speculative.measuring.render import page, plots, screen, texts, wording
 from hf_speculative.measuring.settings import Setting, with_baselines
-from hf_speculative.reports import pages
+from hf_speculative.reports import pages, plotting
 from hf_speculative.reports.formats import significant
 from tests.support import browser
 
@@ -144,6 +145,7 @@ COLLECT = """doc => ({
   texts: [...doc.querySelectorAll(".text")].map(text => ({
     summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
     text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
+  pictures: doc.querySelectorAll("svg").length, images: doc.querySelectorAll("svg image").length,
   bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
 })"""
 
@@ -155,9 +157,15 @@ def looked(tmp_path_factory):
     made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
     for name, evaluation in made.items():
         page.write(evaluation, folder / f"{name}.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotting, "is_available", lambda: False)
+        page.write(made["plenty"], folder / "bare.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "MANY", 3)
+        page.write(made["plenty"], folder / "many.html")
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
     views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
-    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun")]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare", "many")]
     return made, *browser.look(views, folder, COLLECT)
 
 
@@ -243,6 +251,17 @@ def test_markup_stays_text(looked):
     view = of(looked, "hostile")
     assert view.found["bold"] == 0 and HOSTILE[0] in view.text and "{{ 7 * 7 }}" in view.text
     assert "␛[31m" in view.text and "$\\frac{1}{0}$" in view.text
+
+
+def test_without_matplotlib_there_are_tables(looked):
+    bare, full = of(looked, "bare"), of(looked, "plenty")
+    assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
+    assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
+    assert bare.found["tables"] == full.found["tables"]
+
+
+def test_many_prompts_are_drawn_as_an_image(looked):
+    assert (of(looked, "plenty").found["images"], of(looked, "many").found["images"]) == (0, 2)
 
 
 def test_an_unfinished_evaluation_says_so(looked):
@@ -369,6 +388,16 @@ def test_the_screen_says_that_it_is_unfinished():
     assert "each setting has seen 4" in printed(unfinished()) and "each setting has seen 0" in printed(begun())
 
 
+def test_colours_can_be_told_from_paper():
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels]
+        return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for colour in (*plotting.COLOURS, plotting.INK):
+        assert 1.05 / (luminance(colour) + 0.05) >= 3 and (luminance(colour) + 0.05) / 0.0561 >= 3, colour
+
+
 @pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
 def test_no_browser_is_a_failure_in_ci(monkeypatch, ci, outcome):
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -376,6 +405,12 @@ def test_no_browser_is_a_failure_in_ci(monkeypatch, ci, outcome):
     with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match="install one of chromium") as raised:
         browser.chromium()
     assert isinstance(raised.value, outcome)
+
+
+def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page.write(plenty(), tmp_path / "page.html")
+    assert "<svg" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_figures_of_a_column_have_as_many_digits():
@@ -398,10 +433,10 @@ def test_markdown_has_the_same_tables(tmp_path):
     assert "### batch 2, Greedy decoding" in text and "\x1b" not in text
 
 
-def test_a_page_of_several_places_shows_each_and_one_table_of_all(tmp_path):
+def test_a_page_of_several_places_shows_each_and_one_picture_of_all(tmp_path):
     page.write({"batch 1": plenty(), "batch 2": unfinished()}, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert text.count("<h2>Speedup by place</h2>") == 1 and "batch 2: Unfinished" in text
+    assert text.count("Speedup by place.") == 1 and "batch 2: Unfinished" in text
     assert text.count("<h2>batch ") >= 4 and "row 9: prompt 9 is empty" in text
     out = printed({"batch 1": plenty(), "batch 2": unfinished()}, 120)
     assert "batch 2, Greedy decoding" in out and "each setting has seen 4" in out

@@ -164,14 +164,6 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
-def speedup_by_place(found: Sequence[Section]) -> Table:
-    """What each setting brings at each place, such as a batch size."""
-    labels = dict.fromkeys(t.setting.label for section in found for t in section.totals if t.speedup is not None)
-    speedups = [{t.setting.label: str(t.speedup or "") for t in section.totals} for section in found]
-    lines = [Line(label, [at_place.get(label, "") for at_place in speedups]) for label in labels]
-    return Table([section.title for section in found], lines)
-
-
 def _quantile(speedups: list[Speedup], share: float) -> str:
     return times(float(np.quantile([speedup.median for speedup in speedups], share)))
 
