@@ -15,15 +15,13 @@ from ..call.configuration import as_keywords
 from ..call.option_table import DRAFTS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
-from ..drafting.nothing import Nothing
-from ..generation import generate_rounds
+from ..generation import generate, generate_rounds
 from ..models.model_state import keeping
-from ..schedules import Constant
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule
-from .turns import Timed, in_turns
+from .turns import Runner, in_turns, stepwise
 
 #: what the page calls drafts of a model; other methods are named as in `draft_model="suffix"`
 DRAFT_MODEL = "draft model"
@@ -91,20 +89,10 @@ class Settings:
             return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
 
-    def generator(self, device: torch.device) -> dict[str, Any]:
-        """What a text is sampled from: one of its own, while another text is sampled in turn with it."""
-        return {} if self.is_greedy else {"generator": torch.Generator(device).manual_seed(self.seed)}
-
-    def without_drafts(self, models: Models) -> dict[str, Any]:
-        """The keywords of plain decoding, in rounds of one token."""
-        own = {"draft_model": Nothing(), "schedule": Constant(0), "reproducible": not self.is_greedy}
-        return as_keywords(own | self.generator(models.target.device))
-
     def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
         """The keywords that ask for drafts, and who records what they come to."""
         rule = WatchedRule(RULES[self.rule]())
         own, length = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}, None
-        own |= self.generator(models.target.device)
         own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
         if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
             own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
@@ -194,18 +182,22 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
-    ways = (settings.without_drafts(models), drafting)
-    runners = [Timed(generate_rounds(target, **keywords, **own)) for own in ways]
+    runners: list[Runner] = [
+        Runner(steps, settings.seed, target.device)
+        for steps in (
+            stepwise(lambda **extra: generate(target, **keywords, draft_model=None, **extra)),
+            generate_rounds(target, **keywords, **drafting),
+        )
+    ]
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in runners)
     shown = Run(settings, prompt, plain, own, recorder.rounds)
     with keeping(target, {}), closing(in_turns(runners)) as steps:
         for number, step in steps:
-            round, statistics = step
             if number == 0:
-                plain.add(round.tokens[0], runners[0].seconds)
+                plain.add(step, runners[0].seconds)
             else:
-                shown.statistics = statistics
+                round, shown.statistics = step
                 recorder.follow(round)
                 own.add(round.tokens[0], runners[1].seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
             yield shown

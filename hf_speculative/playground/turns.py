@@ -2,35 +2,116 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers.generation import BaseStreamer
 
 T = TypeVar("T")
 
 
-class Timed(Iterator[T]):
-    """Steps that are timed.
+class Ended(BaseException):
+    """Nobody asks for another token. No `Exception`, so that nobody on its way takes it for an error."""
+
+
+class Steps(BaseStreamer):
+    """A streamer that waits after each token until the next one is asked for."""
+
+    def __init__(self) -> None:
+        self.tokens: SimpleQueue[list[int] | BaseException | None] = SimpleQueue()
+        self.may_go_on = threading.Semaphore(0)
+        self.is_ended = self.has_prompt = False
+
+    def put(self, value: Tensor) -> None:
+        if self.has_prompt:
+            self.tokens.put(value.flatten().tolist())
+            self.may_go_on.acquire()
+            if self.is_ended:
+                raise Ended
+        self.has_prompt = True
+
+    def end(self) -> None:
+        pass
+
+
+def stepwise(generate: Callable[..., Any], **kwargs) -> Generator[list[int], None, None]:
+    """`generate(streamer=...)`, a token at a time: it runs in a thread of its own, and only while a token is asked for."""
+    steps = Steps()
+
+    def run() -> None:
+        try:
+            generate(**kwargs, streamer=steps)
+            steps.tokens.put(None)
+        except BaseException as error:
+            steps.tokens.put(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while (found := steps.tokens.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+            steps.may_go_on.release()
+    finally:
+        steps.is_ended = True
+        steps.may_go_on.release()
+        thread.join()
+
+
+class Runner(Iterator[T]):
+    """Steps that are timed, and whose random numbers are theirs alone.
 
     Attributes:
         seconds: what its own steps took.
     """
 
-    def __init__(self, steps: Generator[T, Any, Any]):
+    def __init__(self, steps: Generator[T, Any, Any], seed: int, device: torch.device):
         self.steps, self.seconds = steps, 0.0
+        self.generators: list[Any] = [torch]
+        if device.type != "cpu":
+            self.generators.append(torch.get_device_module(device))
+        before = self._states()
+        torch.manual_seed(seed)
+        self.states = self._states()
+        self._restore(before)
 
     def __next__(self) -> T:
-        start = time.perf_counter()
-        try:
-            return next(self.steps)
-        finally:
-            self.seconds += time.perf_counter() - start
+        with self._own_randomness():
+            start = time.perf_counter()
+            try:
+                return next(self.steps)
+            finally:
+                self.seconds += time.perf_counter() - start
 
     def close(self) -> None:
         self.steps.close()
 
+    @contextmanager
+    def _own_randomness(self):
+        before = self._states()
+        self._restore(self.states)
+        try:
+            yield
+        finally:
+            self.states = self._states()
+            self._restore(before)
 
-def in_turns(runners: list[Timed]) -> Generator[tuple[int, Any], None, None]:
+    def _states(self) -> list[Tensor]:
+        return [generator.get_rng_state() for generator in self.generators]
+
+    def _restore(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_rng_state(state)
+
+
+def in_turns(runners: list[Runner]) -> Generator[tuple[int, Any], None, None]:
     """The steps of all runners, each with its runner's number: the next is always made by who has had least time.
 
     Closing it early closes them.

@@ -44,7 +44,7 @@ class SpeculativeLM(HFLM):
 
     Args:
         pretrained: the target, as in `HFLM`: a name, a folder or a model.
-        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same. By name, it has
+        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same. By name, it is loaded in
             the target's dtype.
         draft_tokenizer: if the draft's vocabulary differs; found by the draft's name, if it was given by name.
         **kwargs: what `hf_speculative.call.option_table.DRAFTING` names, as in `hf_speculative.generate`, and anything
