@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from typing import Any
 
@@ -23,6 +24,8 @@ from .metrics import registry_of
 logger = logging.getLogger(__name__)
 #: bytes of a request's body at most, by default
 MAX_BODY = 8 * 2**20
+#: in which a body has to be there, and at most between two parts of it
+BODY_SECONDS, IDLE_SECONDS = 30.0, 10.0
 
 
 def build_app(model: PreTrainedModel, processor, name: str, engine: Engine | None, max_body: int = MAX_BODY) -> FastAPI:
@@ -117,7 +120,7 @@ async def _of_validation(request: Request, error: Any) -> JSONResponse:
 
 
 class Watched:
-    """Reads a request's body, up to a limit, and tells the engine when its client is gone.
+    """Reads a request's body, up to a limit and in bounded time, and tells the engine when its client is gone.
 
     (Starlette notices that while it streams, but not while an answer is waited for.) Each request has an id of the server's; a
     client's own `x-request-id` is a label, which its answer gets back.
@@ -130,9 +133,16 @@ class Watched:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        body, is_whole = b"", False
+        body, is_whole, until = b"", False, time.monotonic() + BODY_SECONDS
         while not is_whole:
-            message = await receive()
+            try:
+                patience = min(IDLE_SECONDS, until - time.monotonic())
+                message = await asyncio.wait_for(receive(), max(0.0, patience))
+            except asyncio.TimeoutError:
+                answer = error_of(408, "the request's body did not arrive in time")
+                answer.headers["connection"] = "close"
+                await answer(scope, receive, send)
+                return
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")

@@ -86,6 +86,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from ..models import choose
         from .app import build_app
         from .engine import Engine
+        from .patience import PatientProtocol
 
         drafts = drafting
         if model is None:
@@ -122,6 +123,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         host=host,
         port=port,
         log_level="warning",
+        http=PatientProtocol,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     if engine:

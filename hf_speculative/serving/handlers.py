@@ -20,6 +20,7 @@ from ..hf_compat.serving import (
 from ..models import num_logits
 from .fields import check_fields, stops_of
 from .manager import Counts, EngineState
+from .off_loop import OffLoop, off_loop
 
 #: fields that transformers' server leaves out of account, and what they may say all the same
 WITHOUT_EFFECT: dict[str, tuple] = {
@@ -57,7 +58,7 @@ class OneModel(ModelManager):
 
     def load_model_and_processor(self, model_id_and_revision, *args, **kwargs):
         self.process_model_name(model_id_and_revision)
-        return self.model, self.processor
+        return self.model, OffLoop(self.processor)
 
     def get_model_modality(self, model, processor=None):  # type: ignore[override]
         return super().get_model_modality(model, self.processor)
@@ -92,6 +93,9 @@ def with_counts(answer: dict[str, Any], counts: Counts) -> dict[str, Any]:
 class _Handler(BaseHandler):
     generation_state: EngineState
     model_manager: OneModel
+
+    async def handle_request(self, body: dict, request_id: str):
+        return await off_loop(lambda: super(_Handler, self).handle_request(body, request_id))  # type: ignore[misc]
 
     def _validate_request(self, body: dict) -> None:
         super()._validate_request(body)

@@ -3,17 +3,22 @@
 import asyncio
 import copy
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 import torch
+import uvicorn
 from fastapi.testclient import TestClient
 
-from hf_speculative.serving import stops
+from hf_speculative.serving import app as app_module
+from hf_speculative.serving import patience, stops
 from hf_speculative.serving.app import build_app
 from tests.support import tiny, tongues
-from tests.support.served import alone, running
+from tests.support.served import PATIENCE, alone, running
 
 JSON = {"content-type": "application/json"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -307,3 +312,76 @@ def test_routes(client):
     assert client.post("/load_model", json={"model": "tiny"}).text.startswith('data: {"status": "ready"')
     assert client.post("/load_model", json={"model": "other"}).status_code == 404
     assert client.post("/load_model", json={"model": 5}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_others_are_answered_while_a_prompt_is_read(path, client, tokenizer, monkeypatch):
+    """Tokenising waits here for another request to be answered, which it could not be on the same thread."""
+    answered, kind = threading.Event(), type(tokenizer)
+    name = "__call__" if path == "completions" else "apply_chat_template"
+    read = getattr(kind, name)
+
+    def slow(self, *args, **kwargs):
+        assert answered.wait(PATIENCE)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, name, slow)
+    prompt = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, f"/v1/{path}", json=prompt | {"max_tokens": 2})
+        assert client.get("/health").status_code == 200
+        answered.set()
+        assert answer.result(PATIENCE).status_code == 200
+
+
+@pytest.fixture
+def address(target, tokenizer, engine, monkeypatch):
+    """Of a real server, which is impatient."""
+    monkeypatch.setattr(app_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(app_module, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(patience, "HEADER_SECONDS", 0.5)
+    config = uvicorn.Config(
+        build_app(target, tokenizer, "tiny", engine), port=0, http=patience.PatientProtocol, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = time.monotonic() + PATIENCE
+    while not server.started:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("begin", "more", "answer"),
+    [
+        (b"", b"", b""),
+        (b"GET /health HTTP/1.1\r\nHo", b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b"", b"408"),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b" ", b"408"),
+    ],
+    ids=["nothing", "half a header", "half a body", "a body that trickles"],
+)
+def test_clients_that_do_not_go_on(begin, more, answer, address):
+    with socket.create_connection(address, timeout=PATIENCE) as client:
+        client.sendall(begin)
+        client.settimeout(0.1)
+        until, got = time.monotonic() + PATIENCE, None
+        while got is None:
+            assert time.monotonic() < until
+            try:
+                got = client.recv(1000)
+            except TimeoutError:
+                client.sendall(more)
+        assert answer in got and (not answer or got.startswith(b"HTTP/1.1 408"))
+
+
+def test_a_client_that_takes_its_time_between_requests(address):
+    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=PATIENCE) as client:
+        for _ in range(3):
+            assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 40}).status_code == 200
+            time.sleep(0.3)
