@@ -19,37 +19,12 @@ if TYPE_CHECKING:
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers
     from .hub.card import card
     from .hub.pairing import from_pretrained, save_pretrained
-    from .integrations.trainer import SpeculativeEvalCallback, SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
+    from .integrations.trainer import SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
     from .interfaces import Drafter, Rule, Schedule
     from .measuring import Evaluation, Recommendation, Setting, Totals, evaluate
     from .types import Batch, Draft, Round, Verdict
 else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            ".call.adapters": ["with_adapter", "without_adapter"],
-            ".batches": ["Completion", "generate_batches"],
-            ".compatibility": ["Compatibility", "check"],
-            ".call.configuration": ["SpeculativeConfig"],
-            ".call.output": ["GenerateSpeculativeOutput"],
-            ".drafting.source": ["DraftSource"],
-            ".embedded": ["embedded_pair"],
-            ".embedded.examples": ["example_pair"],
-            ".drafting.suffix": ["SuffixStore"],
-            ".measuring": ["Evaluation", "Recommendation", "Setting", "Totals", "evaluate"],
-            ".generation": ["SpeculativeGenerationMixin", "attach", "detach", "generate", "patch_transformers"],
-            ".hub.card": ["card"],
-            ".hub.pairing": ["from_pretrained", "save_pretrained"],
-            ".call.statistics": ["RowStatistics", "Statistics", "record"],
-            ".integrations.trainer": [
-                "SpeculativeEvalCallback",
-                "SpeculativeSeq2SeqTrainer",
-                "SpeculativeTrainerMixin",
-            ],
-            ".interfaces": ["Drafter", "Rule", "Schedule"],
-            ".types": ["Batch", "Draft", "Round", "Verdict"],
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "Batch",
@@ -67,7 +42,6 @@ __all__ = [
     "Schedule",
     "Setting",
     "SpeculativeConfig",
-    "SpeculativeEvalCallback",
     "SpeculativeGenerationMixin",
     "SpeculativeSeq2SeqTrainer",
     "SpeculativeTrainerMixin",

@@ -54,6 +54,5 @@ for _name, _command in (
     ("card", hub.card),
     ("export", hub.export),
     ("export-generate", hub.export_generate),
-    ("export-vllm", hub.export_vllm),
 ):
     app.command(_name, help=help_of(_command))(clean_exits(_command))

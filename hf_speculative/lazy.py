@@ -5,23 +5,25 @@ What only declares options, `hf-speculative --help` above all, so never waits fo
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    package: str, names: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package.
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a package: the names that its file imports under `if TYPE_CHECKING:`, and its modules.
 
     Args:
         package: its `__name__`.
-        names: the public names of each module, `{".generation": ["attach", "detach"]}`. Modules themselves need no entry.
+        file: its `__file__`.
     """
-    home = {name: module for module, of_module in names.items() for name in of_module}
+    blocks = (node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
+    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    home = {alias.name: f".{node.module}" for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name in home:

@@ -64,15 +64,6 @@ def walltime_factor(alpha: float, gamma: int, cost: float) -> float:
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
 
 
-def operations_factor(alpha: float, gamma: int, cost: float) -> float:
-    """How many times the arithmetic of plain decoding is done. (Leviathan et al. 2023, Theorem 3.11.)
-
-    Here `cost` is operations per token, of the draft over the target, c-hat. Errors as `walltime_factor`.
-    """
-    _require_amount("cost", cost)
-    return (gamma * cost + gamma + 1) / expected_tokens(alpha, gamma)
-
-
 def best_gamma(alpha: float, cost: float, max_gamma: int = 100) -> int:
     """The gamma of the largest `walltime_factor`, the smallest of equals; 0 is plain decoding.
 
@@ -81,36 +72,6 @@ def best_gamma(alpha: float, cost: float, max_gamma: int = 100) -> int:
     """
     _require_count("max_gamma", max_gamma)
     return max(range(max_gamma + 1), key=lambda gamma: walltime_factor(alpha, gamma, cost))
-
-
-def token_survival(ratios: Tensor) -> Tensor:
-    """`(batch, k)`, a round's estimate of s_i under token verification: the product over j <= i of min(1, r_j).
-
-    It is the probability, given the draft, of keeping i tokens or more; its mean over drafts drawn from q is exact. As
-    it uses what the target scored past the first rejection, it varies less than counts of accepted tokens do.
-    (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, arXiv 2302.01318, Algorithm 2.)
-
-    Args:
-        ratios: `(batch, k)`, r_i = p(x_i) / q(x_i) of the draft's token x_i.
-
-    Raises:
-        ValueError: ratios does not have two dimensions, or a ratio is negative or not finite.
-    """
-    _require_ratios(ratios)
-    return ratios.clamp(max=1).cumprod(1)
-
-
-def block_survival(ratios: Tensor) -> Tensor:
-    """`(batch, k)`, a round's estimate of s_i under block verification: P_i = min(1, P_{i-1} r_i) with P_0 = 1.
-
-    Its mean over drafts drawn from q is exact; a single round's P_i may rise with i.
-    (Sun et al. 2025, arXiv 2403.10444, Algorithm 2.) Argument and errors as `token_survival`.
-    """
-    _require_ratios(ratios)
-    acceptance_prob = ratios.clamp(max=1)
-    for i in range(1, ratios.shape[1]):
-        acceptance_prob[:, i] = (acceptance_prob[:, i - 1] * ratios[:, i]).clamp(max=1)
-    return acceptance_prob
 
 
 def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> float:
@@ -187,9 +148,3 @@ def _require_count(name: str, value: int) -> None:
 def _require_amount(name: str, value: float, positive: bool = False) -> None:
     is_right = math.isfinite(value) and (value > 0 or (value == 0 and not positive))
     _require(is_right, name, value, f"is out of range: give a finite number {'>' if positive else '>='} 0")
-
-
-def _require_ratios(ratios: Tensor) -> None:
-    _require(ratios.ndim == 2, "ratios.shape", tuple(ratios.shape), "should be (batch, k): one row a round")
-    wrong = ratios[~(ratios.isfinite() & (ratios >= 0))].tolist()
-    _require(not wrong, "ratios", wrong[:3], "should be p(x) / q(x), finite and >= 0; q gave x, so that q(x) > 0")

@@ -9,13 +9,6 @@ if TYPE_CHECKING:
     from .answer import Compatibility, check
     from .fit import ModelReport
 else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            ".advice": ["Advice"],
-            ".answer": ["Compatibility", "check"],
-            ".fit": ["ModelReport"],
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = ["Advice", "Compatibility", "ModelReport", "check"]

@@ -10,7 +10,6 @@ from ..call.statistics import without_nan
 from ..measuring.recommendation import Recommendation
 from ..measuring.results import Evaluation
 from ..measuring.totals import FEWEST_TOKENS, Totals
-from ..reports.formats import percent
 from .doctor import Examination
 
 #: names of decoding, and whether it samples
@@ -22,13 +21,11 @@ class Advice:
     """What `check(measure=True)` advises.
 
     Attributes:
-        draft: what settings call the draft that was given; `None` without one that fits.
         evaluations: by batch size, each source greedy and sampled.
         parameters: of the target, and of the draft if one was given.
         examination: of a head that was given and whose first tokens are seldom kept.
     """
 
-    draft: str | None
     evaluations: Mapping[int, Evaluation]
     parameters: dict[str, int]
     examination: Examination | None = None
@@ -66,11 +63,11 @@ class Advice:
 
     @property
     def verdict(self) -> str:
-        """The advice in a few sentences: worth it or not, with what, and what the draft that was given brings."""
+        """The advice in a few sentences: worth it or not, and with what."""
         kinds = [(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
         about_head = [] if self.examination is None else [self.examination.verdict]
-        told = (about for kind in kinds for about in (self._about(*kind), self._about_draft(*kind)))
-        return " ".join([self._answer(), *filter(None, told), *about_head])
+        told = (self._about(*kind) for kind in kinds)
+        return " ".join([self._answer(), *told, *about_head])
 
     def _answer(self) -> str:
         answers = {size: self.pays_at(size) for size in self.batch_sizes}
@@ -94,22 +91,6 @@ class Advice:
             return f"fewer than {FEWEST_TOKENS} tokens of each source tell nothing: give more `seconds`."
         return "no source could be measured."
 
-    def _about_draft(self, decoding: str, batch_size: int) -> str | None:
-        """What the draft that was given brings, where another source is better or none is."""
-        evaluation, best = self.evaluations[batch_size], self.best(decoding, batch_size)
-        own = [s for s in evaluation.settings if s.draft == self.draft and bool(s.temperature) == DECODINGS[decoding]]
-        if self.draft is None or (best is not None and best.setting in own and not best.drafts_nothing):
-            return None
-        name = f"The draft, {self._place(decoding, batch_size)}"
-        found = [totals for totals in map(evaluation.totals, own) if totals.speedup is not None]
-        if not found:
-            if any(map(evaluation.is_too_short, own)):
-                return None
-            failed = next((f.message for f in evaluation.failures if f.setting in {s.name for s in own}), "no time")
-            return f"{name}: it could not be tried, {failed.rstrip('.')}."
-        totals = found[0]
-        return f"{name}: {totals.speedup}, and {percent(first_kept(totals))} of its first tokens are kept."
-
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         own: dict[str, Any] = {"is_worth_it": self.is_worth_it, "verdict": self.verdict, "parameters": self.parameters}
@@ -118,9 +99,3 @@ class Advice:
         of_sizes = {size: evaluation.to_dict() for size, evaluation in self.evaluations.items()}
         evaluations = [{"batch_size": size, **{name: one[name] for name in names}} for size, one in of_sizes.items()]
         return without_nan(own | {"evaluations": evaluations})
-
-
-def first_kept(totals: Totals) -> float:
-    """Share of drafts whose first token was kept."""
-    rates = totals.statistics.per_position_acceptance_rate if totals.statistics is not None else []
-    return rates[0] if rates else 0.0

@@ -18,7 +18,6 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..drafting.source import DraftSource
 from ..measuring.drafts import NamedDraft
-from ..measuring.journal import Call
 from ..measuring.results import Evaluation
 from ..measuring.settings import Setting
 from ..models import num_parameters
@@ -32,8 +31,6 @@ from .notes import notes_on
 from .prompts import ids_of_prompts
 from .running import candidates, decodings, of_draft, short_evaluation
 
-#: a batch size gets this share of the time of another at least, however few texts fill it
-LEAST_SHARE = 0.25
 #: seconds before a bar is shown
 BAR_DELAY = 2.0
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -47,7 +44,7 @@ class Compatibility:
         reason: why it does not, or how it does.
         target, draft: what was found out about each model.
         vocabulary: how the vocabularies compare; `None` if no tokenizers were given.
-        notes: what looks wrong about the pair by its files: chat template, base model.
+        notes: what looks wrong about the pair by its files.
         advice: whether it is worth it, and with which source of drafts; `None` if nothing was measured.
     """
 
@@ -155,12 +152,14 @@ def _advice(
     sizes = list(dict.fromkeys(batch_sizes))
     examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
-        run = partial(short_evaluation, target, tokenizer, watcher=Watch(bar, seconds), raw=raw)
-        weights = {
-            size: max(min(sizes) / size, LEAST_SHARE) for size in sizes
-        }  # few rows take longer for as many tokens
-        share = seconds / sum(weights.values())
-        found = {size: run(drafts, settings, ids, size, share * weights[size]) for size in sizes if settings}
+        start = time.perf_counter()
+
+        def say(what: str) -> None:
+            bar.set_description(what, refresh=False)
+            bar.update(min(seconds, time.perf_counter() - start) - bar.n)
+
+        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
+        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
         if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
             if others:
@@ -171,26 +170,11 @@ def _advice(
                 examination = Examination(named, readings)
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    return Advice(name, found, parameters, examination)
+    return Advice(found, parameters, examination)
 
 
 def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
     return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
-
-
-class Watch:
-    """A bar of seconds, which names the setting that is tried."""
-
-    def __init__(self, bar: tqdm, seconds: float):
-        self.bar, self.seconds, self.start = bar, seconds, time.perf_counter()
-
-    def say(self, what: str, at_once: bool = False) -> None:
-        """What comes next."""
-        self.bar.set_description(what, refresh=False)
-        self.bar.update(min(self.seconds, time.perf_counter() - self.start) - self.bar.n)
-
-    def count(self, call: Call) -> None:
-        """A call is done."""
 
 
 def _fit(
@@ -205,7 +189,7 @@ def _fit(
     report, reason = report_of(target, "model", example)
     if draft is None or reason is not None:
         return Compatibility(reason is None, reason or _summary(report), report), None
-    notes = notes_on(target, draft, tokenizer, draft_tokenizer)
+    notes = notes_on(target, draft)
     source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
     try:
         checks.check_source(source, target)

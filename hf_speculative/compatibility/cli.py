@@ -6,9 +6,11 @@ import json
 from dataclasses import dataclass
 from dataclasses import field as a_field
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from ..command.arguments import (
     ExactMachine,
@@ -80,14 +82,13 @@ def check(settings: Options) -> None:
     with ends_at_once(), err.status("loading the models"):
         from transformers import PreTrainedModel
 
-        from ..measuring.commands.prompts import usable
         from ..measuring.rows import read_prompts
         from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
 
         quiet_transformers()
         path = settings.prompts
-        texts = None if path is None else list(usable(iter(read_prompts(path, settings.field)), err))
+        texts = None if path is None else _usable(read_prompts(path, settings.field), err)
         target, draft, tokenizer, other = load_pair(
             settings.model, settings.draft_model, settings.machine, ("MODEL", "DRAFT_MODEL"), needs_draft=False
         )
@@ -114,3 +115,13 @@ def check(settings: Options) -> None:
         screen.print_answer(Console(highlight=False), found)
     if not found:
         raise typer.Exit(1)
+
+
+def _usable(prompts: list[Any], console: Console) -> list[Any]:
+    """The prompts; a row without one is named on the console and skipped."""
+    from ..measuring.journal import BadRow
+
+    for prompt in prompts:
+        if isinstance(prompt, BadRow):
+            console.print(Text.assemble(("skipped", "yellow"), f" row {prompt.index}: {prompt.message}"))
+    return [prompt for prompt in prompts if not isinstance(prompt, BadRow)]

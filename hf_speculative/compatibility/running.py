@@ -16,7 +16,7 @@ from ..measuring.drafts import NamedDraft
 from ..measuring.journal import Recorder
 from ..measuring.plan import journal_of
 from ..measuring.results import Evaluation
-from ..measuring.runner import Runner, Unwatched, Watcher
+from ..measuring.runner import Runner
 from ..measuring.settings import Setting, with_baselines
 from ..measuring.speedup import QUARTILES
 from ..tokenizers.chat import chat_keywords
@@ -66,9 +66,8 @@ def short_evaluation(
     prompts: list[list[int]],
     batch_size: int,
     seconds: float,
-    watcher: Watcher | None = None,
+    say: Callable[[str], None] = lambda what: None,
     raw: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Evaluation:
     """Evaluate settings on prompts, batch after batch until the time is over; a setting that fails is left out.
 
@@ -79,23 +78,23 @@ def short_evaluation(
         seconds: at most; the first batch is decoded to its end.
         raw: prompts are no messages, so that texts end at the generation config's end tokens alone.
     """
-    watcher, compared = watcher or Unwatched(), with_baselines(settings)
-    start, batches = clock(), _batches(prompts, batch_size)
+    compared, batches, start = with_baselines(settings), _batches(prompts, batch_size), time.perf_counter()
     ends = chat_keywords(target, tokenizer, raw)
     num_tokens = _length(target, tokenizer, batches[0], seconds / len(compared), ends)
     decoder = _decoder(target, tokenizer, drafts, ends | {"max_new_tokens": num_tokens})
     journal = journal_of(decoder, compared, batch_size, name="a few prompts")
     journal.header["spread"] = QUARTILES
-    runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, watcher=watcher)
+    runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, say=say)
     runner.check()
     for setting in compared:
         if setting.name not in journal.failures:
             runner.warm_up(setting, batches[:1])
     for number, ids in enumerate(batches):
-        before = clock()
+        before = time.perf_counter()
         runner.run(number, list(range(number * batch_size, (number + 1) * batch_size)), ids)
         journal.header["num_rows"] += batch_size
-        if clock() + (clock() - before) > start + seconds:
+        now = time.perf_counter()
+        if now + (now - before) > start + seconds:
             break
     return Evaluation(journal)
 

@@ -2,7 +2,6 @@
 
 from .dflash import DFlash
 from .draft_model import DraftModel
-from .drawn_tree import DrawnTree
 from .dynamic_tree import DynamicTreeDrafter
 from .eagle3 import Eagle3, PEagle
 from .early_exit import EarlyExit
@@ -10,7 +9,7 @@ from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
 from .nothing import Nothing
-from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, Ngrams, PromptSuffix, Proposer, Recycling
+from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .string_match import StringMatch
 from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
@@ -19,7 +18,6 @@ from .tree_drafter import TreeDrafter
 DRAFTERS = (
     DynamicTreeDrafter,
     DraftModel,
-    DrawnTree,
     HybridDrafter,
     StringMatch,
     TokenIntersection,
@@ -35,14 +33,12 @@ __all__ = [
     "CorpusSuffix",
     "DFlash",
     "DraftModel",
-    "DrawnTree",
     "DynamicTreeDrafter",
     "Eagle3",
     "EarlyExit",
     "Gemma4Assistant",
     "HybridDrafter",
     "Mtp",
-    "Ngrams",
     "Nothing",
     "PEagle",
     "PromptSuffix",

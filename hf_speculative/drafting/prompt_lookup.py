@@ -1,4 +1,4 @@
-"""Copies of what followed the same few tokens earlier in the text: prompt lookup decoding (Saxena 2023).
+"""Copies of what followed the last few tokens earlier in the text: prompt lookup decoding (Saxena 2023).
 
 `draft_model="ngram"`, or `prompt_lookup_num_tokens` as in transformers, which also says how many tokens to copy at most.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from .proposers import Ngrams, Proposer
+from .proposers import PromptSuffix, Proposer
 from .texts import GuessingSource
 
 
@@ -21,15 +21,18 @@ class NgramSource(GuessingSource):
     method = "ngram"
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
-        return [Ngrams(self.max_matching_ngram_size)]
+        return [PromptSuffix(max_depth=self.max_matching_ngram_size + 1)]  # the match and the token after it
 
 
 @dataclass(frozen=True)
-class PromptLookupSource(GuessingSource):
-    num_draft_tokens: int
-    max_matching_ngram_size: int = 3
+class PromptLookupSource(NgramSource):
+    given: int  # type: ignore[assignment]
 
-    argument, method = "prompt_lookup_num_tokens", "ngram"
+    argument = "prompt_lookup_num_tokens"
+
+    @property
+    def num_draft_tokens(self) -> int:  # type: ignore[override]
+        return self.given
 
     @classmethod
     def takes(cls, value) -> bool:
@@ -46,6 +49,3 @@ class PromptLookupSource(GuessingSource):
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
         return (10,)
-
-    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
-        return [Ngrams(self.max_matching_ngram_size)]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..types import Batch
-from .ngrams import NgramIndex
 from .suffix.automaton import SuffixAutomaton
 from .suffix.store import SuffixStore
 from .suffix.votes import Votes
@@ -104,39 +103,6 @@ class Recycling(Proposer):
     def observe(self, tokens: list[int], successors: np.ndarray) -> None:
         assert self.table is not None
         self.table[tokens, : successors.shape[1]] = successors
-
-
-class Ngrams(Proposer):
-    """Prompt lookup (Saxena 2023): the tokens after the most recent match of a row's last ones."""
-
-    def __init__(self, max_ngram: int = 3):
-        self.max_ngram = max_ngram
-        self.rows: list[NgramIndex] = []
-
-    def begin(self, batch: Batch, vocab_size: int) -> None:
-        self.rows = self._new(batch)
-
-    def _new(self, batch: Batch) -> list[NgramIndex]:
-        return [NgramIndex(self.max_ngram) for _ in batch.rows]
-
-    def place_after(self, lane: int, text: list[int]) -> tuple[list[int], int, int] | None:
-        start, length = self.rows[lane].last_match(text)
-        return (text, start, length) if length else None
-
-    def children(self, place: tuple[list[int], int, int]) -> list[Child]:
-        text, next, length = place
-        return [(_class_of(length), text[next], (text, next + 1, length + 1))] if next < len(text) else []
-
-    def prior(self, kind: Kind) -> float:
-        assert isinstance(kind, int)
-        return MATCH_PRIORS[kind - 1]
-
-    def select(self, indices: list[int]) -> None:
-        self.rows = [self.rows[i].copy() if i in indices[:n] else self.rows[i] for n, i in enumerate(indices)]
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for lane, row in zip(lanes, self._new(newcomers), strict=True):
-            self.rows[lane] = row
 
 
 def _class_of(length: int) -> int:

@@ -72,7 +72,7 @@ def card(
             target=target_name,
             draft=draft_name,
             usage=usage(target_name, draft_name, repo, figures),
-            **shown(found, figures),
+            **shown(found, draft),
         ),
         lambda metadata: _metadata(metadata, figures, _short(of_card), base_model, draft_name),
     )
@@ -169,7 +169,7 @@ def _results(figure: Figure, draft_name: str | None) -> list[EvalResult]:
     metrics = {
         "mean_acceptance_length": ("Mean acceptance length, bonus token included", figure.mean_acceptance_length),
         "draft_acceptance_rate": ("Share of draft tokens accepted", figure.draft_acceptance_rate),
-        "speedup": ("Speedup over plain decoding", figure.speedup.value),
+        "speedup": ("Speedup over plain decoding", figure.speedup.median),
     }
     return [
         EvalResult(

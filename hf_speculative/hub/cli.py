@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import check_outputs, option
+from ..command.arguments import option
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
-from ..reports import files
-
-
-def _results() -> Any:
-    """The argument of commands that read evaluations."""
-    help = "Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case."
-    return setting(..., help, metavar="RESULTS...", is_argument=True)
 
 
 @dataclass(frozen=True)
 class CardOptions:
     """Options of `card`."""
 
-    results: list[str] = _results()
+    results: list[str] = setting(
+        ...,
+        "Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case.",
+        metavar="RESULTS...",
+        is_argument=True,
+    )
     output: Path | None = setting(
         None, "README.md, or its folder, to write or edit. Default: print the card.", "--output", "-o"
     )
@@ -148,52 +145,6 @@ def export_generate(settings: GenerateOptions) -> None:
     Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {settings.folder / 'README.md'}", markup=False)
 
 
-@dataclass(frozen=True)
-class VllmOptions:
-    """Options of `export-vllm`."""
-
-    results: list[str] = _results()
-    output: Path | None = setting(None, "Write the speculative config to this JSON file as well.", "--output", "-o")
-    draft_model: str | None = setting(
-        None, "Consider this draft only, named as in the evaluation. Default: the best setting of all."
-    )
-    temperature: float | None = setting(None, "The temperature, if several were evaluated.")
-    target_name: str | None = setting(None, "Use this name or folder for the target.")
-    draft_name: str | None = setting(None, "Use this name or folder for the draft.")
-    fields: list[str] | None = setting(
-        None, "A further key of vLLM's speculative config. Repeat the option for several.", "--set", metavar="KEY=VALUE"
-    )
-
-    def __post_init__(self):
-        check_outputs(output=self.output)
-
-
-@with_settings(VllmOptions)
-def export_vllm(settings: VllmOptions) -> None:
-    """Print the `vllm serve` command for the best setting of an evaluation: the method, and the draft length.
-
-    hf-speculative export-vllm results.jsonl
-
-    hf-speculative export-vllm results.jsonl --set draft_tensor_parallel_size=1 --output speculative.json
-    """
-    with ends_at_once():
-        from . import vllm
-
-    found = vllm.export_vllm(
-        _by_use_case(settings.results),
-        draft_model=settings.draft_model,
-        temperature=settings.temperature,
-        target_name=settings.target_name,
-        draft_name=settings.draft_name,
-        **dict(map(_field, settings.fields or [])),
-    )
-    print(found.command)
-    if settings.output is not None:
-        files.write(settings.output, json.dumps(found.config, indent=2) + "\n")
-    for note in found.notes:
-        Console(stderr=True, highlight=False).print(note, markup=False)
-
-
 def _by_use_case(results: list[str]) -> Any:
     """Files, by use case where all are named."""
     pairs = [text.partition("=") for text in results]
@@ -208,13 +159,3 @@ def _by_use_case(results: list[str]) -> Any:
     if len(found) < len(pairs):
         raise ValueError(f"two files for one use case: {', '.join(results)}.")
     return found
-
-
-def _field(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(f"--set {text}: write KEY=VALUE.")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value  # text needs no quotes

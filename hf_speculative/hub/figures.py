@@ -28,13 +28,11 @@ class Figure:
 
     Attributes:
         use_case: the kind of prompts.
-        plain: plain decoding of the same prompts.
     """
 
     use_case: str
     evaluation: Evaluation
     totals: Totals
-    plain: Totals
 
     @property
     def setting(self) -> Setting:
@@ -129,7 +127,7 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
         ValueError: nothing was measured yet.
     """
     figures = [
-        Figure(use_case, evaluation, totals, evaluation.totals(setting.baseline))
+        Figure(use_case, evaluation, totals)
         for use_case, evaluation in evaluations.items()
         for setting in evaluation.settings
         if setting.is_ours and setting.draft in (None, draft)
@@ -141,12 +139,6 @@ def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list
             "prompts."
         )
     return figures
-
-
-def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """The figure with the highest speedup; `None` if all are noise."""
-    told = [figure for figure in figures if not figure.speedup.is_noise]
-    return max(told, key=lambda figure: figure.speedup.median, default=None)
 
 
 def _loaded(given: Evaluation | str | Path) -> Evaluation:

@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from .settings import Setting
     from .totals import Totals
 else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            ".calls": ["Decoded"],
-            ".recommendation": ["Recommendation"],
-            ".results": ["Evaluation"],
-            ".rivals": ["Rival"],
-            ".run": ["evaluate"],
-            ".settings": ["Setting"],
-            ".totals": ["Totals"],
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = ["Decoded", "Evaluation", "Recommendation", "Rival", "Setting", "Totals", "evaluate"]

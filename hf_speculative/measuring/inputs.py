@@ -74,15 +74,11 @@ class Task:
     """A score and what it compares with."""
 
     score: Any
-    references: Reader | None
+    references: Reader
     by_index: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         self.name = self.score if isinstance(self.score, str) else getattr(self.score, "name", "score")
-        if self.references is None:
-            if self.score not in scores.SCORES_OF_ROWS:
-                raise ValueError("`score` needs `references`: the column, template or function that they come from.")
-            self.references = lambda row: row
         self.score = scores.resolve(self.score)
 
     def read(self, rows: list, prompts: Prompts) -> None:

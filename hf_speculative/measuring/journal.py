@@ -88,18 +88,14 @@ class Call:
 
     @property
     def work(self) -> Work:
-        counts = self.statistics
-        num_row_passes = len(self.rows) * self.num_target_passes if counts is None else counts.num_rounds
-        return Work(self.num_new_tokens, self.seconds, num_row_passes)
+        return Work(self.num_new_tokens, self.seconds)
 
     @property
     def decoding(self) -> Work | None:
         """The work after the first tokens: without the prompt's pass and set-up. `None` where their time is unknown."""
         if self.first_seconds is None:
             return None
-        whole = self.work
-        num_row_passes = max(0, whole.num_row_passes - len(self.rows))
-        return Work(whole.num_tokens - self.num_first_tokens, whole.seconds - self.first_seconds, num_row_passes)
+        return Work(self.num_new_tokens - self.num_first_tokens, self.seconds - self.first_seconds)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Call:
@@ -214,7 +210,7 @@ class Journal:
                     journal.add(KINDS[kind](values))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not the file of an evaluation, which `--results` names: {_mistaken(content, error)}. Name another."
+                f"{path} is not the file of an evaluation, which `--results` names: name another."
             ) from error
         if version != FORMAT:
             raise ValueError(
@@ -238,22 +234,6 @@ KINDS: dict[str, Callable[[dict], Entry]] = {
     "difference": lambda values: Difference(**values),
     "failure": lambda values: Failure(**values),
 }
-
-
-def _mistaken(content: bytes, error: Exception) -> str:
-    """Why a file is not the results of an evaluation."""
-    if not content.strip():
-        return "it is empty"
-    if b"\n" not in content and content.startswith(b'{"header"'):
-        return "its first line is cut off"
-    if isinstance(error, UnicodeDecodeError):
-        return "it holds bytes that are no text"
-    try:
-        totals = json.loads(content)
-    except ValueError:
-        return repr(error)
-    is_totals = isinstance(totals, dict) and {"totals", "settings"} <= totals.keys()
-    return "it holds the totals that `--json` writes" if is_totals else repr(error)
 
 
 def _line(entry: Entry) -> dict[str, Any]:
@@ -293,7 +273,4 @@ class Recorder:
         """Note an entry, and append its line to the file."""
         self.journal.add(entry)
         if self.file is not None:
-            with files.named(self.file.name, KEPT):
-                line = memoryview(_dumped(_line(entry)).encode(errors=files.ERRORS))
-                while line:  # a disk that is nearly full takes a part
-                    line = line[self.file.write(line) :]
+            files.append(self.file, _dumped(_line(entry)), KEPT)

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from ..call.optimize import execution_of
-from ..call.sources import source_of
-from ..generation import attached_to
-from ..models import device_of
 from ..reports.environment import environment
 from .decoder import Decoder
 from .fingerprint import fingerprint
@@ -37,7 +33,6 @@ FIXED = (
     "seed",
     "generate",
     "generation_config",
-    "is_compiled",
 )
 #: those of them that no message should print
 DIGESTS = ("weights", "prompts")
@@ -101,9 +96,8 @@ class Plan:
         unique = {setting.name: setting for setting in [*settings, *self.settings]}
         header["settings"] = [setting.to_dict() for setting in with_baselines(unique.values())]
         headers = [*(journal.header for journal in journals), self.header]
-        for of_drafts in ("drafts", "draft_weights", "draft_methods"):
+        for of_drafts in ("drafts", "draft_weights"):
             header[of_drafts] = {name: value for h in headers for name, value in h[of_drafts].items()}
-        header["draft_tokenizers"] = sorted({name for h in headers for name in h["draft_tokenizers"]})
         merged = Journal(header)
         for journal in journals:
             merged.calls |= journal.calls
@@ -168,8 +162,6 @@ def header_of(
         "weights": weights,
         "drafts": {name: draft.source for name, draft in drafts.items()},
         "draft_weights": of_drafts,
-        "draft_methods": {name: source_of("draft_model", draft.model).method for name, draft in drafts.items()},
-        "draft_tokenizers": [name for name, draft in drafts.items() if draft.tokenizer is not None],
         "batch_size": batch_size,
         "repeats": repeats,
         "fewest_tokens": FEWEST_TOKENS,
@@ -177,7 +169,6 @@ def header_of(
         "generate": _described(decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),
         "settings": [setting.to_dict() for setting in settings],
-        "is_compiled": _is_compiled(model),
         "environment": environment(model) | {"processes": processes.count},
     }
 
@@ -195,12 +186,6 @@ def journal_of(
     header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
     dataset = {"name": name, "config": None, "split": None, "limit": None}
     return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
-
-
-def _is_compiled(model: PreTrainedModel) -> bool:
-    """By what is attached; a setting may ask for it, too."""
-    _, config = attached_to(model)
-    return config is not None and bool(execution_of(config.optimize, device_of(model)).compile)
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class Shown:
         """Calls that an earlier run has done."""
         self.bar.n = self.bar.initial = num_calls
 
-    def say(self, what: str, at_once: bool = False) -> None:
+    def say(self, what: str) -> None:
         """What comes next."""
-        self.bar.set_description(what, refresh=at_once)
+        self.bar.set_description(what)
 
     def count(self, call: Call) -> None:
         """A call is done."""

@@ -17,10 +17,8 @@ class Recommendation:
     Attributes:
         setting: the draft that is clearly faster than plain decoding; plain decoding if no draft can be; `None` if the figures
             do not tell.
-        best: the draft with the highest speedup; `speedup` is its own, over plain decoding. Drafts that save no target pass,
-            and figures that are noise, come last.
+        best: the draft with the highest speedup; `speedup` is its own, over plain decoding.
         runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
-        noise: drafts left out, since by the clock they are faster than their target passes allow.
         spread_name: what the spread of the speedups is.
     """
 
@@ -29,7 +27,6 @@ class Recommendation:
     speedup: Speedup
     runner_up: Setting | None = None
     lead: Speedup | None = None
-    noise: tuple[Setting, ...] = ()
     spread_name: str = INTERVAL
 
     @classmethod
@@ -45,22 +42,14 @@ class Recommendation:
         Args:
             lead: of one draft over another, on what both have done.
         """
-
-        def rank(setting: Setting) -> tuple[bool, bool, float]:
-            found = speedups[setting]
-            return found.can_gain, not found.is_noise, found.median
-
-        ranked = sorted(speedups, key=rank, reverse=True)
-        hopeful = [setting for setting in ranked if speedups[setting].can_gain]
-        noise = tuple(setting for setting in hopeful if speedups[setting].is_noise)
-        told = hopeful[: len(hopeful) - len(noise)]
-        best, speedup = ranked[0], speedups[ranked[0]]
-        if told and speedup.is_gain:
-            if len(told) == 1:
-                return cls(best, best, speedup, noise=noise, spread_name=spread_name)
-            return cls(best, best, speedup, told[1], lead(best, told[1]), noise, spread_name)
-        loses = not noise and all(speedups[setting].is_loss for setting in told)
-        return cls(plain if loses else None, best, speedup, noise=noise, spread_name=spread_name)
+        best, *others = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
+        speedup = speedups[best]
+        if speedup.is_gain:
+            runner_up = others[0] if others else None
+            ahead = None if runner_up is None else lead(best, runner_up)
+            return cls(best, best, speedup, runner_up, ahead, spread_name)
+        loses = all(found.is_loss for found in speedups.values())
+        return cls(plain if loses else None, best, speedup, spread_name=spread_name)
 
     @property
     def is_gain(self) -> bool:
@@ -92,31 +81,21 @@ class Recommendation:
     @property
     def advice(self) -> str:
         """The recommendation in a sentence or two."""
-        others = [f'"{setting.label}"' for setting in self.noise if setting != self.best]
-        left_out = f"; left out as noise: {', '.join(others)}" if others else ""
-        again = " Measure again on a quiet machine." if self.noise else ""
-        return f"{self._answer}{left_out}.{again}"
-
-    @property
-    def _answer(self) -> str:
         speedup, best = self.speedup, f'"{self.best.label}"'
         if self.is_gain:
             rival = "" if self.runner_up is None else f'"{self.runner_up.label}"'
             if self.is_draw:
-                return f"a draw: take {best}, {self._figure} plain decoding, or {rival}; the figures do not tell which"
-            return f"take {best}, {self._figure} plain decoding{self._ahead(rival)}"
+                return f"a draw: take {best}, {self._figure} plain decoding, or {rival}; the figures do not tell which."
+            return f"take {best}, {self._figure} plain decoding{self._ahead(rival)}."
         if self.setting is not None:
-            figure = "" if speedup.is_noise else f"; the best, {best}, is at {speedup} plain decoding"
-            return f"decode plainly, no draft is faster here{figure}"
-        if speedup.is_noise:
-            return f"no recommendation, the figures are noise: {best} came out at {speedup.noise_reason}"
+            return f"decode plainly, no draft is faster here; the best, {best}, is at {speedup} plain decoding."
         if speedup.spread is None:
             few = f"too few batches to tell, {speedup.num_pairs} where it takes {FEWEST_OF[self.spread_name]}"
-            return f"{few}; so far {best} is at {speedup} plain decoding"
+            return f"{few}; so far {best} is at {speedup} plain decoding."
         low, high = speedup.spread
         verdict = "no recommendation" if speedup.is_loss else "too close to tell"
         spread = f"a {self.spread_name}" if self.spread_name == INTERVAL else self.spread_name
-        return f"{verdict}: {best} is at {speedup} plain decoding, with {spread} of {low:.2f} to {high:.2f}"
+        return f"{verdict}: {best} is at {speedup} plain decoding, with {spread} of {low:.2f} to {high:.2f}."
 
     def _ahead(self, rival: str) -> str:
         return "" if self.lead is None else f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}"

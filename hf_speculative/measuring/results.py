@@ -63,7 +63,7 @@ class Evaluation:
     def to_pandas(self, by: str = "setting"):
         """A `pandas.DataFrame` with a line for each setting: the figures of `Totals.to_dict`, counts included.
 
-        Noise is no number: its `speedup` is missing. The 95 % interval is in `speedup_low` and `speedup_high`.
+        The 95 % interval is in `speedup_low` and `speedup_high`.
 
         Args:
             by: `prompt` for a line for each prompt under each setting, with its counts, and the time and speedup of its batch.
@@ -170,18 +170,13 @@ class Evaluation:
         found = (self.recommendation(temperature) for temperature in self.temperatures)
         return [recommendation for recommendation in found if recommendation is not None]
 
-    def speedup_of(self, setting: Setting, batch: int) -> Speedup | None:
-        """The speedup of one batch; `None` if one of the two calls is missing."""
-        return self.speedups(setting).get(batch)
-
     def speedups(self, setting: Setting) -> dict[int, Speedup]:
         """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
         if setting.is_plain:
             return {}
         ours, theirs = self.calls[setting.name], self.calls[setting.baseline.name]
-        is_bounded = self._is_bounded(setting)
         found = (
-            (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread, is_bounded))
+            (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread))
             for batch, call in ours.items()
             if batch in theirs
         )
@@ -197,10 +192,6 @@ class Evaluation:
             "totals": [self.totals(setting).to_dict() for setting in self.settings],
             "recommendations": [str(recommendation) for recommendation in self.recommendations],
         }
-
-    def is_identical(self, setting: Setting, index: int) -> bool | None:
-        """Whether a prompt's text equals plain decoding's, token for token; `None` if that is not promised or not known."""
-        return self.identical(setting).get(index)
 
     def identical(self, setting: Setting) -> dict[int, bool]:
         """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
@@ -229,14 +220,13 @@ class Evaluation:
         """Over plain decoding, of whole calls or of a part of each."""
         if setting.is_plain or self.is_too_short(setting):
             return None
-        pairs = self.pairs(setting, setting.baseline, part)
-        return Speedup.of(pairs, self._spread, is_bounded=self._is_bounded(setting))
+        return Speedup.of(self.pairs(setting, setting.baseline, part), self._spread)
 
     def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
         """Over a setting that is not plain decoding."""
         if self.is_too_short(setting) or self.is_too_short(other):
             return None
-        return Speedup.of(self.pairs(setting, other), self._spread, is_bounded=False)
+        return Speedup.of(self.pairs(setting, other), self._spread)
 
     def pairs(
         self, setting: Setting, other: Setting, part: Part = lambda call: call.work
@@ -245,10 +235,6 @@ class Evaluation:
         ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
         both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
         return ((own, plain) for own, plain in both if own is not None and plain is not None)
-
-    def _is_bounded(self, setting: Setting) -> bool:
-        """Whether its passes cost at least plain decoding's."""
-        return not (setting.is_compiled or self.header.get("is_compiled"))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -93,8 +93,8 @@ def evaluate(
         temperatures: 0 is greedy.
         options: further options of all these settings that they are about, see `Setting`.
         settings: a list of `Setting` instead of the lists above; plain decoding is added at each temperature.
-        score: a task score: `"exact_match"`, `"rouge"`, `"pass@1"`, `"module:function"`, a function of predictions and
-            references, or an object with `compute` as those of the library `evaluate`.
+        score: a task score: `"exact_match"`, `"module:function"`, a function of predictions and references, or an object
+            with `compute` as those of the library `evaluate`.
         references: what the score compares texts with: a column, a template or a function, as for `prompt`.
         max_new_tokens: the most tokens to generate for each prompt.
         batch_size: prompts decoded together.
@@ -158,9 +158,9 @@ def evaluate(
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
     for setting in () if skip_failing else settings:
         decoder.check(setting)
-    task = Task(score, references) if score is not None else None
-    if task is None and references is not None:
-        raise ValueError("`references` has no effect without `score`: give both, or neither.")
+    if (score is None) != (references is None):
+        raise ValueError("`score` and `references` have an effect together: give both, or neither.")
+    task = None if score is None or references is None else Task(score, references)
 
     rows = read_rows(dataset, split=split, config=config, limit=limit)
     prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens, raw)
@@ -196,7 +196,7 @@ def _run(
     repeats = plan.header["repeats"]
     shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown)
+        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.say, shown.count)
         if skip_failing:
             runner.check()
         missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}

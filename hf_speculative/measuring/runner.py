@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from .decoder import Decoder
 from .journal import BadRow, Call, Failure, Recorder
 from .settings import Setting
-
-
-class Watcher(Protocol):
-    """What is told how a run goes on."""
-
-    def say(self, what: str, at_once: bool = False) -> None:
-        """What comes next."""
-
-    def count(self, call: Call) -> None:
-        """A call is done."""
-
-
-class Unwatched:
-    """Nothing is told."""
-
-    def say(self, what: str, at_once: bool = False) -> None:
-        """Ignore what comes next."""
-
-    def count(self, call: Call) -> None:
-        """Ignore a call."""
 
 
 class Runner:
@@ -37,6 +16,8 @@ class Runner:
         repeats: how often each batch is decoded under each setting.
         skip_failing: a setting that cannot be measured is recorded as a failure and left out. Else it raises in the warm-up,
             and spoils its batch later.
+        say: is told what comes next.
+        count: is told a call that is done.
     """
 
     def __init__(
@@ -46,11 +27,12 @@ class Runner:
         recorder: Recorder,
         repeats: int = 1,
         skip_failing: bool = False,
-        watcher: Watcher | None = None,
+        say: Callable[[str], None] = lambda what: None,
+        count: Callable[[Call], None] = lambda call: None,
     ):
         self.decoder, self.recorder, self.journal = decoder, recorder, recorder.journal
         self.settings, self.repeats, self.skip_failing = list(settings), repeats, skip_failing
-        self.watcher = watcher or Unwatched()
+        self.say, self.count = say, count
 
     def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
         """The calls of a batch that are not recorded: settings with the number of the call. None of a batch with a bad row."""
@@ -88,7 +70,7 @@ class Runner:
             batches: two or more, or one that is all there is. The last one may be smaller, and what is measured or compiled for
                 its size should not count either.
         """
-        self.watcher.say(f"warming up: {setting.name}", at_once=True)
+        self.say(f"warming up: {setting.name}")
         first, *others = batches
         try:
             try:
@@ -107,7 +89,7 @@ class Runner:
         for setting, number in self.missing(batch, indices):
             if setting.name in self.journal.failures:
                 continue
-            self.watcher.say(setting.name)
+            self.say(setting.name)
             try:
                 call = self.decoder.decode(setting, number, indices, ids)
             except (ValueError, RuntimeError, IndexError) as error:  # about this batch: the setting was warmed up
@@ -118,7 +100,7 @@ class Runner:
                     self.recorder.add(BadRow(index, f"{setting.name}: {_told(error)}"))
                 break
             self.recorder.add(call)
-            self.watcher.count(call)
+            self.count(call)
         for number in range(batch * self.repeats, (batch + 1) * self.repeats):
             self._compare(number, ids)
 

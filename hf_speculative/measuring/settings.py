@@ -158,11 +158,6 @@ class Setting:
         return not self.temperature or bool(self.options.get("reproducible"))
 
     @property
-    def is_compiled(self) -> bool:
-        """Its passes are compiled or captured, so they may cost less than plain decoding's."""
-        return bool(self.options.get("optimize"))
-
-    @property
     def baseline(self) -> Setting:
         """Plain decoding at the same temperature."""
         return Setting(temperature=self.temperature)

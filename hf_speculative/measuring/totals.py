@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..call.statistics import RATES, Statistics, without_nan
@@ -61,15 +61,14 @@ class Totals:
         return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; `speedup` is null where it is noise."""
+        """Ready for JSON."""
         counts = self.statistics and replace(self.statistics, rows=[]).to_dict()
         if counts:
             del counts["rows"]
             counts |= dict.fromkeys(RATES) if self.is_too_short else {}
         values = vars(self) | {"setting": self.setting.name, "statistics": counts}
         if (speedup := self.speedup) is not None:
-            values |= {"speedup": speedup.value, "speedup_interval": speedup.spread}
-            values |= {"speedup_allowed": speedup.allowed, "is_noise": speedup.is_noise}
-        values["decoding"] = self.decoding and self.decoding.to_dict()
-        values["over"] = {name: found.to_dict() for name, found in self.over.items()}
+            values |= {"speedup": speedup.median, "speedup_interval": speedup.spread}
+        values["decoding"] = self.decoding and asdict(self.decoding)
+        values["over"] = {name: asdict(found) for name, found in self.over.items()}
         return without_nan(values)

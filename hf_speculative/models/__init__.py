@@ -20,7 +20,7 @@ from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs
 from .masks import AttentionLayers, Nodes
 from .places import fed_slots
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
-from .ragged import RaggedModel
+from .ragged import RaggedModel as RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, states_unsupported_reason
 from .shallow import exchanged
@@ -37,64 +37,3 @@ from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
 from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
-
-__all__ = [
-    "ATTENTION",
-    "LAYER_TYPES",
-    "MAX_COLUMNS",
-    "AttentionLayers",
-    "CompiledPass",
-    "EarlyExitModel",
-    "Inputs",
-    "Nodes",
-    "Path",
-    "RaggedCache",
-    "RaggedModel",
-    "RecordingModel",
-    "StaticModel",
-    "TextModel",
-    "UniversalModel",
-    "are_several",
-    "artifacts",
-    "choose",
-    "choose_for",
-    "device_of",
-    "eager_reason",
-    "exchanged",
-    "fed_slots",
-    "fits_early_exit",
-    "fits_trees",
-    "fits_universal",
-    "group_of",
-    "has_compiled_passes",
-    "has_sharded_weights",
-    "has_tested_modules",
-    "head_pass",
-    "how_passes_run",
-    "inputs_for_draft",
-    "is_sharded",
-    "is_staged",
-    "is_tested_ragged",
-    "is_tested_universal",
-    "max_positions_of",
-    "misfit_of_encoder",
-    "modes_of_a_call",
-    "note_decoded",
-    "num_logits",
-    "num_parameters",
-    "packing",
-    "pool",
-    "prepared_inputs",
-    "ragged_deviation",
-    "ragged_model",
-    "ragged_unsupported_reason",
-    "recording_model",
-    "states_unsupported_reason",
-    "text_inputs",
-    "tolerance",
-    "universal_deviation",
-    "warms_up",
-    "weights_of_a_pass",
-    "with_folded_attention",
-    "without_dropout",
-]

@@ -22,7 +22,7 @@ from transformers import Conv1D
 from ..reports.timing import timed
 from ..version import __version__
 from .artifacts import folder, processor
-from .packed_layers import ORDERS, PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
+from .packed_layers import PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
 from .packed_parameters import weight_of
 from .packed_units import Unit
 
@@ -92,16 +92,7 @@ def _read(place: Path) -> dict[str, Seconds]:
         noted = json.loads(place.read_text())
     except (OSError, ValueError):
         return {}
-    return {key: seconds for key, seconds in noted.items() if _is_sound(seconds)} if isinstance(noted, dict) else {}
-
-
-def _is_sound(seconds) -> bool:
-    if not isinstance(seconds, dict) or not {AS_THEY_ARE} < seconds.keys() <= {AS_THEY_ARE, *ORDERS}:
-        return False
-    rows = seconds.values()
-    return all(isinstance(row, list) and len(row) == len(WIDTHS) for row in rows) and all(
-        isinstance(second, float) and second > 0 for row in rows for second in row
-    )
+    return noted if isinstance(noted, dict) else {}
 
 
 def _write(place: Path, noted: dict[str, Seconds]) -> None:

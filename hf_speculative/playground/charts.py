@@ -1,23 +1,19 @@
-"""The two plots that move: small enough to be drawn anew many times a second, and in the page's own colours."""
+"""The two plots that move, as shares of a plot's width and height; plots.html draws them in the page's own colours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from markupsafe import Markup
+from typing import Any
 
 from .recording import RoundRecord
 
-WIDTH, HEIGHT = 360, 130
-#: room for the numbers on the left and below, and above
-LEFT, BELOW, ABOVE = 34, 20, 8
 #: the first points of a speed are all prompt
 NUM_SKIPPED = 2
-#: rounds shown, the last ones
-MOST_ROUNDS = 60
+#: rounds shown, the last ones, and the least number that there is room for
+MOST_ROUNDS, LEAST_ROUNDS = 60, 24
 
 
-def speeds(plain: Sequence[tuple[float, int]], own: Sequence[tuple[float, int]]) -> Markup:
+def speeds(plain: Sequence[tuple[float, int]], own: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """Tokens per second so far, over time.
 
     Args:
@@ -29,38 +25,17 @@ def speeds(plain: Sequence[tuple[float, int]], own: Sequence[tuple[float, int]])
     }
     points = [point for line in lines.values() for point in line]
     right, top = max((x for x, _ in points), default=1.0), _round_number(max((y for _, y in points), default=1.0))
-    drawn = [_grid(top), _x_label(f"{right:.1f} s")]
-    for name, line in lines.items():
-        path = " ".join(f"{_x(x / right):.1f},{_y(y / top):.1f}" for x, y in line)
-        drawn.append(Markup('<polyline class="hs-line hs-line-{}" points="{}"/>').format(name, path))
-    return _svg("Tokens per second so far, plain and speculative", drawn)
+    shares = {name: [(x / right, y / top) for x, y in line] for name, line in lines.items()}
+    return {"top": top, "label": f"{right:.1f} s", "lines": shares}
 
 
-def kept(rounds: Sequence[RoundRecord]) -> Markup:
-    """A column a round: draft tokens kept and refused."""
+def kept(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """A column a round: draft tokens kept, and those drafted."""
     first = max(0, len(rounds) - MOST_ROUNDS)
-    shown = [(len(r.guesses), r.num_from_draft) for r in rounds[first:]]
-    top = max([num for num, _ in shown], default=0) or 1
-    width = (WIDTH - LEFT) / max(len(shown), 24)
-    drawn = [_grid(top), _x_label(f"round {len(rounds)}")]
-    for i, (num_drafted, num_kept) in enumerate(shown):
-        for kind, low, high in (("kept", 0, num_kept), ("refused", num_kept, num_drafted)):
-            if high > low:
-                column = Markup(
-                    '<rect class="hs-{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
-                )
-                what = f"round {first + i + 1}: {num_kept} of {num_drafted} kept"
-                y = _y(high / top)
-                drawn.append(column.format(kind, LEFT + i * width + 1, y, width - 2, _y(low / top) - y, what))
-    return _svg("Draft tokens of each round, kept and refused", drawn)
-
-
-def _x(share: float) -> float:
-    return LEFT + share * (WIDTH - LEFT)
-
-
-def _y(share: float) -> float:
-    return ABOVE + (1 - share) * (HEIGHT - ABOVE - BELOW)
+    columns = [(i + 1, r.num_from_draft, len(r.guesses)) for i, r in enumerate(rounds[first:], start=first)]
+    top = max((num_drafted for _, _, num_drafted in columns), default=0) or 1
+    width = 1 / max(len(columns), LEAST_ROUNDS)
+    return {"top": top, "label": f"round {len(rounds)}", "columns": columns, "width": width}
 
 
 def _round_number(value: float) -> float:
@@ -69,23 +44,3 @@ def _round_number(value: float) -> float:
     while size * 10 <= value:
         size *= 10
     return next(step * size for step in (1, 2, 4, 6, 8, 10) if step * size >= value) if value > 1 else 1.0
-
-
-def _grid(top: float) -> Markup:
-    half = Markup("").join(
-        Markup(
-            '<line class="hs-grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/><text x="{}" y="{:.1f}" text-anchor="end">{}</text>'
-        ).format(LEFT, WIDTH, _y(share), _y(share), LEFT - 6, _y(share) + 4, f"{share * top:g}")
-        for share in (0, 0.5, 1)
-    )
-    return half
-
-
-def _x_label(text: str) -> Markup:
-    return Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(WIDTH, HEIGHT - 4, text)
-
-
-def _svg(title: str, drawn: list[Markup]) -> Markup:
-    return Markup('<svg class="hs-chart" role="img" aria-label="{}" viewBox="0 0 {} {}">{}</svg>').format(
-        title, WIDTH, HEIGHT, Markup("").join(drawn)
-    )

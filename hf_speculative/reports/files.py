@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 #: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
 ERRORS = "backslashreplace"
@@ -79,6 +80,14 @@ def write(path: str | Path, content: str | bytes) -> None:
             os.replace(beside, place)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def append(file: IO[bytes], line: str, kept: str) -> None:
+    """Add a whole line to an unbuffered file, also where a disk that is nearly full takes a part at a time."""
+    with named(file.name, kept):
+        left = memoryview(line.encode(errors=ERRORS))
+        while left:
+            left = left[file.write(left) :]
 
 
 @contextmanager

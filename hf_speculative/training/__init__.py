@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from .sampling_params import SamplingParams
     from .settings import Settings
 else:
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            ".sampling_params": ["SamplingParams"],
-            ".losses": ["LOSSES"],
-            ".push": ["Push"],
-            ".results": ["Trained"],
-            ".call": ["train"],
-            ".settings": ["Settings"],
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = ["LOSSES", "Push", "SamplingParams", "Settings", "Trained", "train"]

@@ -95,10 +95,7 @@ class Journal:
 
     def add(self, file: IO[bytes], key: tuple[int, int], ids: Iterable[int]) -> None:
         self.found[key] = tuple(ids)
-        with files.named(self.path, KEPT):
-            line = memoryview(f"{_line(key, self.found[key])}\n".encode())
-            while line:  # a disk that is nearly full takes a part
-                line = line[file.write(line) :]
+        files.append(file, f"{_line(key, self.found[key])}\n", KEPT)
 
 
 def _line(key: tuple[int, int], ids: Iterable[int]) -> str:

@@ -30,7 +30,7 @@ def train(
 ) -> Trained:
     """Train a draft for `target` on its own answers to the prompts of a data set.
 
-    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the report, the answers, the
+    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the answers, the
     checkpoints and `training.json`. The target stays as it is.
 
     Args:

@@ -34,6 +34,7 @@ def text(result: Trained, existing: str = "") -> str:
         summary=wording.summary(result),
         usage=wording.usage(result),
         table=Markup("\n".join(markdown.of_table(wording.acceptance(result), "decoding"))),
+        curve=Markup("\n".join(markdown.of_table(wording.curve(result), "steps"))),
         facts=wording.facts(result),
         notes=result.notes,
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",

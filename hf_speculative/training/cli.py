@@ -33,9 +33,7 @@ class Options:
         "--data",
         "--dataset",
     )
-    output: Path = setting(
-        Path("draft"), "Folder of the draft, its card, its report and all that a stopped run goes on from."
-    )
+    output: Path = setting(Path("draft"), "Folder of the draft, its card and all that a stopped run goes on from.")
     resume: bool = setting(
         False,
         "Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or for more "
@@ -43,17 +41,16 @@ class Options:
     )
     push_to_hub: str | None = setting(
         None,
-        "Upload the draft, its card and its report to this repository, at the end. Not the answers, nor checkpoints.",
+        "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints.",
     )
     private: bool = setting(False, "Make that repository a private one, if it is new.")
-    dry_run: bool = setting(False, "Answer a few prompts, time a step, tell time and memory of the whole, and stop.")
     reading: Reading = field(default_factory=Reading)
     answers: str | None = setting(
         None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
     )
     store: Path | None = setting(
         None,
-        "Folder for what the target makes of each text: computed once, not in every epoch. --dry-run tells its size.",
+        "Folder for what the target makes of each text: computed once, not in every epoch.",
         panel=HOW,
     )
     bf16: bool = setting(False, "Mixed precision with bfloat16.", panel=HOW)
@@ -85,8 +82,6 @@ def train_command(settings: Options) -> None:
 
     On your own prompts, which is better:  hf-speculative train Qwen/Qwen3-8B --data prompts.jsonl
 
-    How long, how much memory?  hf-speculative train Qwen/Qwen3-8B --data prompts.jsonl --dry-run
-
     A small model that drafts already, for a fine-tuned target:  hf-speculative train my-finetune --data prompts.jsonl
     --head draft:Qwen/Qwen3-0.6B --lora-rank 16 --minutes 10
 
@@ -104,7 +99,6 @@ def train_command(settings: Options) -> None:
     with ends_at_once():
         from ..measuring.processes import is_first_process
         from ..models import num_parameters
-        from . import console
         from .progress import Watch
         from .push import Push
         from .run import Run
@@ -125,29 +119,23 @@ def train_command(settings: Options) -> None:
     try:
         with Progress(*columns, console=err, transient=True, disable=not is_first) as progress:
             task = progress.add_task("reading the prompts", total=None)
-            lines = console.Told(say if is_first and not err.is_terminal else None)
 
             def count(done: int, total: int) -> None:
                 progress.update(task, completed=done, total=total)
-                lines.count(done, total)
 
             def part(name: str) -> None:
                 progress.update(task, description=name, completed=0, total=None)
-                lines.part(name)
+                if not err.is_terminal:
+                    say(f"{name} ...")
 
             watch = Watch(count, say, part, is_first)
             run = Run(model, options.output, options.settings, tokenizer, watch, push, options.store, begun=begun)
             run.begin(options.resume)
             run.read(options.data, {"answers": options.answers, **options.reading.keywords})
-            started = time.monotonic()
-            run.answer(only=run.settings.batch_size if options.dry_run else None)
-            seconds = time.monotonic() - started
+            run.answer()
             if run.settings.kind == TABLES:
                 return _finish(run.tables(), is_first)
-            costs = run.prepare({"bf16": options.bf16, "report_to": loggers}, records=not options.dry_run)
-        if options.dry_run:
-            console.estimate(err, run, costs, seconds)
-            return
+            run.prepare({"bf16": options.bf16, "report_to": loggers})
         size = num_parameters(run.student.draft()) / 1e6
         say(f"{size:.1f} million parameters learn from {len(run.examples):,} answers.")
         result = run.train(options.resume)

@@ -41,13 +41,9 @@ class Deadline:
         """Seconds that measuring one way to decode may take."""
         return float("inf") if self.seconds is None else MEASUREMENT * self.seconds
 
-    def num_answers(self, wanted: int, seconds: float) -> int:
-        """Answers, of so many `seconds` each, that fit: of those `wanted`."""
-        return wanted if self.seconds is None else min(wanted, max(1, int(ANSWERS * self.seconds / seconds)))
-
-    def num_steps(self, step_seconds: float, answering: float = 0.0) -> int:
-        """Steps that fit beside measuring, and `answering` seconds still to come; at least one."""
-        return max(1, int((1 - MEASURING) * (self.left - answering) / step_seconds))
+    def num_steps(self, step_seconds: float) -> int:
+        """Steps that fit beside measuring; at least one."""
+        return max(1, int((1 - MEASURING) * self.left / step_seconds))
 
 
 class EndsInTime(TrainerCallback):

@@ -18,7 +18,6 @@ from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
 from ..models.masks import AttentionLayers
 from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
-from .packing import positions_of
 from .student import Prediction
 from .teacher import TeacherOutputs
 
@@ -45,32 +44,29 @@ class BlocksAtAnchors(nn.Module):
         self,
         noise_embeds: Tensor,
         target_states: Tensor,
-        positions: Tensor,
         anchors: Tensor,
-        starts: Tensor,
         weights: Tensor,
     ) -> dict[str, Tensor]:
         """
         Args:
             noise_embeds: `(batch, anchors * block, hidden)`, each block an anchor and masks.
             target_states: `(batch, n, states * width)`.
-            positions: `(batch, n)`, of each token in its text; several texts may share a row.
-            anchors: `(batch, anchors)`, their places in the row.
-            starts: `(batch, anchors)`, where in the row their texts begin.
+            anchors: `(batch, anchors)`, their places in the text.
             weights: `(batch, anchors)`, handed on.
 
         Returns:
             `hidden (batch, anchors, places, hidden)` of the places that predict, and `anchors` and `weights`.
         """
-        size = self.block.block_size
-        ahead = torch.arange(size, device=anchors.device)
+        size, length = self.block.block_size, target_states.shape[1]
+        places = anchors[..., None] + torch.arange(size, device=anchors.device)
+        context = torch.arange(length, device=anchors.device).expand(len(anchors), -1)
         outputs = self.head(
             noise_embeds=noise_embeds,
             context_hidden_states=target_states,
-            position_ids=torch.cat([positions, ((anchors - starts)[..., None] + ahead).flatten(1)], 1),
+            position_ids=torch.cat([context, places.flatten(1)], 1),
             attention_mask={
                 kind: self.attention.explicit(
-                    self.visible(kind, anchors[..., None] + ahead, starts, positions.shape[1]),
+                    self.visible(kind, places, length),
                     noise_embeds.dtype,
                 )
                 for kind in set(self.head.config.layer_types)
@@ -79,22 +75,18 @@ class BlocksAtAnchors(nn.Module):
         hidden = outputs.last_hidden_state.unflatten(1, (-1, size))[:, :, self.block.first :]
         return {"hidden": hidden, "anchors": anchors, "weights": weights}
 
-    def visible(self, kind: str, places: Tensor, starts: Tensor, length: int) -> Tensor:
-        """What `places (batch, anchors, block)` of a row see of it and of all blocks.
-
-        Args:
-            starts: `(batch, anchors)`, where the anchors' texts begin.
+    def visible(self, kind: str, places: Tensor, length: int) -> Tensor:
+        """What `places (batch, anchors, block)` of a text see of it and of all blocks.
 
         Returns:
-            `(batch, 1, anchors * block, length + anchors * block)`: of the anchor's text what stands before it, of the blocks
+            `(batch, 1, anchors * block, length + anchors * block)`: of the text what stands before the anchor, of the blocks
             their own.
         """
         batch, num_anchors, size = places.shape
         blocks = places.flatten(0, 1)
         positions = torch.arange(length + size, device=places.device)
         seen = self.block.visible(kind, blocks, positions)[:, 0]
-        of_text = (starts.flatten()[:, None] <= positions[:length]) & (positions[:length] < blocks[:, :1])
-        before = seen[..., :length] & of_text[:, None]
+        before = seen[..., :length] & (positions[:length] < blocks[:, :1])[:, None]
         within = seen.gather(2, blocks[:, None].expand(-1, size, -1)).unflatten(0, (batch, num_anchors))
         is_same = torch.eye(num_anchors, dtype=torch.bool, device=places.device)[:, None, :, None]
         within = (within[:, :, :, None] & is_same).flatten(3).flatten(1, 2)
@@ -128,34 +120,25 @@ class DFlashStudent(HeadStudent):
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         assert lesson.states is not None
         dtype = self.head.dtype
-        anchors, weights = self._drawn(lesson.counted, lesson.texts)
-        ids, positions = lesson.ids.gather(1, anchors)[..., None], positions_of(lesson.texts)
+        anchors, weights = self._drawn(lesson.counted)
+        ids = lesson.ids.gather(1, anchors)[..., None]
         masks = ids.new_full((*anchors.shape, self.block.block_size - 1), self.block.mask_token_id)
         with torch.no_grad():
             noise = self.embedding(torch.cat([ids, masks], 2).flatten(1)) * self.block.input_embedding_scale
         return {
             "noise_embeds": noise.to(dtype),
             "target_states": lesson.states.to(dtype),
-            "positions": positions,
             "anchors": anchors,
-            "starts": anchors - positions.gather(1, anchors),
             "weights": weights,
         }
 
-    def _drawn(self, counted: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+    def _drawn(self, counted: Tensor) -> tuple[Tensor, Tensor]:
         """Anchors `(batch, n)` among the tokens that answers follow, and how many of these each stands for; 0 for filler."""
-        kept = torch.zeros_like(counted)
-        share = torch.zeros(counted.shape, device=counted.device)
-        for number in range(1, int(texts.max()) + 1):  # as many in each text, however many share a row
-            here = counted & (texts == number)
-            draws = torch.rand(counted.shape, device=counted.device).masked_fill(~here, -1.0)
-            size = min(self.num_anchors, counted.shape[1])
-            drawn = here & torch.zeros_like(here).scatter(1, draws.topk(size, 1).indices, True)
-            kept |= drawn
-            share += drawn * (here.sum(1, keepdim=True) / drawn.sum(1, keepdim=True).clamp(min=1))
-        size = max(1, int(kept.sum(1).max()))
-        anchors = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
-        return anchors, share.gather(1, anchors)
+        draws = torch.rand(counted.shape, device=counted.device).masked_fill(~counted, -1.0)
+        size = max(1, min(self.num_anchors, int(counted.sum(1).max())))
+        anchors = draws.topk(size, 1).indices.sort(1).values
+        drawn = counted.gather(1, anchors)
+        return anchors, drawn * (counted.sum(1, keepdim=True) / drawn.sum(1, keepdim=True).clamp(min=1))
 
     def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         hidden, anchors, weights = outputs["hidden"], outputs["anchors"], outputs["weights"]
@@ -163,9 +146,7 @@ class DFlashStudent(HeadStudent):
         # The first token decides whether the others are ever looked at (DFlash: gamma 4 and 5 for blocks of 8 and 10).
         of_place = torch.exp(-ahead / (self.block.block_size / 2))
         places = (anchors[..., None] + ahead).flatten(1)
-        texts = lesson.texts.gather(1, places.clamp(max=lesson.texts.shape[1] - 1)).unflatten(1, (-1, len(ahead)))
-        is_same = texts == texts[..., :1]
-        weights = weights[..., None] * is_same * (of_place / of_place.sum())
+        weights = weights[..., None] * (of_place / of_place.sum())
         return [Prediction(self.logits(hidden).flatten(1, 2), places, weights.flatten(1))]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call import checks
 from ..call.sources import source_of
 from ..hf_compat import tied_weights
-from .packing import keeps_texts_apart, model_inputs
 from .student import Prediction, Student
 from .teacher import TeacherOutputs
 
@@ -43,15 +42,11 @@ class DraftStudent(Student):
             self.kind = f"draft model, LoRA of rank {lora_rank}"
             self.module = _with_lora(draft, lora_rank)
 
-    @property
-    def packs(self) -> bool:
-        return keeps_texts_apart(self.draft())
-
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
-        return model_inputs(lesson.ids, lesson.texts) | {"use_cache": False}
+        return {"input_ids": lesson.ids, "attention_mask": lesson.attention_mask, "use_cache": False}
 
     def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
-        return [Prediction.along(outputs.logits, lesson.texts)]
+        return [Prediction.along(outputs.logits)]
 
     def draft(self) -> PreTrainedModel:
         return checks.unwrap(self.module, "draft_model")

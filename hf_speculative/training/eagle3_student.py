@@ -16,7 +16,6 @@ from transformers import DynamicCache, PreTrainedModel
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
 from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
-from .packing import positions_of
 from .student import Prediction
 from .teacher import TeacherOutputs
 
@@ -33,31 +32,27 @@ class TrainingTimeTest(nn.Module):
         super().__init__()
         self.head, self.num_steps = head, num_steps
 
-    def forward(self, inputs_embeds: Tensor, target_states: Tensor, texts: Tensor | None = None) -> list[Tensor]:
+    def forward(self, inputs_embeds: Tensor, target_states: Tensor) -> list[Tensor]:
         """
         Args:
             inputs_embeds: `(batch, n, hidden)`; that of slot i is of token i + 1 of the text.
             target_states: `(batch, n, states * width)`; that of slot i is of token i.
-            texts: `(batch, n)`, which of its row's texts token i is of; `None`: there is one in each row.
 
         Returns:
             Of each step k the logits `(batch, n - k, draft vocabulary)`; those of slot i guess token i + 2 + k.
         """
         num_slots = inputs_embeds.shape[1]
         slots = torch.arange(num_slots, device=inputs_embeds.device)
-        texts = torch.ones_like(slots)[None] if texts is None else texts
-        positions, is_same = positions_of(texts), texts[:, :, None] == texts[:, None]
         states, cache, seen, found = self.head.fuse(target_states), DynamicCache(), [], []
         for step in range(min(self.num_steps, num_slots)):
             now = slots[: num_slots - step]
             # Of the target's states a slot sees those up to its own, of each further step that of its own slot.
-            own = (now == slots[:, None]).expand_as(is_same[..., : len(now)])
-            seen.append((now <= slots[:, None]) & is_same if step == 0 else own)
+            seen.append(now <= slots[:, None] if step == 0 else now == slots[:, None])
             states = self.head(
                 inputs_embeds[:, step:],
                 states[:, : len(now)],
-                position_ids=positions[:, : len(now)] + 1 + step,
-                attention_mask=torch.cat(seen, 2)[:, None, : len(now)],
+                position_ids=now[None] + 1 + step,
+                attention_mask=torch.cat(seen, 1)[None, None, : len(now)],
                 past_key_values=cache,
             )
             found.append(self.head.logits(states))
@@ -94,13 +89,10 @@ class Eagle3Student(HeadStudent):
         return {
             "inputs_embeds": embeddings.to(dtype),
             "target_states": lesson.states[:, :-1].to(dtype),
-            "texts": lesson.texts[:, :-1] if lesson.is_packed else None,
         }
 
     def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
-        return [
-            Prediction.along(logits, lesson.texts, step + 1, self.decay**step) for step, logits in enumerate(outputs)
-        ]
+        return [Prediction.along(logits, step + 1, self.decay**step) for step, logits in enumerate(outputs)]
 
 
 def new_head(

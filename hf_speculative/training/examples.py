@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .packing import rows_of
-
 
 @dataclass(frozen=True)
 class Example:
@@ -29,42 +27,20 @@ class Example:
 
 @dataclass(frozen=True)
 class Collator:
-    """Examples as one right-padded batch; answers are the labels.
-
-    Attributes:
-        packs: short ones share a row, see `packing`.
-    """
+    """Examples as one right-padded batch; answers are the labels."""
 
     pad: int = 0
-    packs: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        lengths = [example.num_tokens for example in examples]
-        rows = rows_of(lengths) if self.packs else [[i] for i in range(len(examples))]
-        ids = torch.full((len(rows), max(lengths)), self.pad)
-        labels, texts = torch.full_like(ids, -100), torch.zeros_like(ids)
-        for row, members in enumerate(rows):
-            begin = 0
-            for number, member in enumerate(members, 1):
-                example = examples[member]
-                start, end = begin + len(example.prompt_ids), begin + example.num_tokens
-                ids[row, begin:end] = torch.tensor(example.prompt_ids + example.new_ids)
-                labels[row, start:end] = ids[row, start:end]
-                texts[row, begin:end] = number
-                begin = end
-        return {"input_ids": ids, "texts": texts, "labels": labels}
-
-    @staticmethod
-    def apart(input_ids: Tensor, texts: Tensor, labels: Tensor) -> list[Example]:
-        """The examples of a batch, row by row."""
-        found = []
-        for row, members in enumerate(texts.amax(1).tolist()):
-            for number in range(1, members + 1):
-                here = texts[row] == number
-                is_new = labels[row, here] != -100
-                ids = input_ids[row, here]
-                found.append(Example(tuple(ids[~is_new].tolist()), tuple(ids[is_new].tolist())))
-        return found
+        width = max(example.num_tokens for example in examples)
+        ids = torch.full((len(examples), width), self.pad)
+        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+        for row, example in enumerate(examples):
+            start, end = len(example.prompt_ids), example.num_tokens
+            ids[row, :end] = torch.tensor(example.prompt_ids + example.new_ids)
+            labels[row, start:end] = ids[row, start:end]
+            mask[row, :end] = 1
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def unique(examples: Sequence[Example], max_length: int) -> list[Example]:

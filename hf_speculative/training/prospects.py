@@ -12,17 +12,14 @@ HEADS = ("eagle3", "dflash", "jetspec")
 NO_CHANCE = 100
 #: below, published heads stayed near 1.5
 FEW = 20_000
-#: a text that is seen more often than this is learned by heart
-MANY_EPOCHS = 20
 
 
-def prospects(kind: str, num_examples: int, num_seen: int, target_parameters: int) -> list[str]:
+def prospects(kind: str, num_examples: int, target_parameters: int) -> list[str]:
     """Sentences about what a run can bring; empty if there is nothing to warn of.
 
     Args:
         kind: of the head, as in `Settings.kind`.
         num_examples: different answers to learn from.
-        num_seen: answers that all steps together see.
     """
     found = []
     is_small_target = target_parameters < 100_000_000
@@ -39,14 +36,4 @@ def prospects(kind: str, num_examples: int, num_seen: int, target_parameters: in
         )
     if kind == "layers" and num_examples < NO_CHANCE:
         found.append(f"{num_examples} answers are few for a model that lost most of its layers: expect little.")
-    if kind == "draft":
-        found.append(
-            "A draft of the target's own family often gains little by distillation (69.3 % accepted before and after, in a "
-            "published run): compare before and after."
-        )
-    if num_examples and num_seen > MANY_EPOCHS * num_examples:
-        found.append(
-            f"Each answer is seen {num_seen / num_examples:.0f} times, which is learning by heart. The held-out prompts decide "
-            "which checkpoint is kept."
-        )
     return found

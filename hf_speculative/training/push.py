@@ -1,4 +1,4 @@
-"""A trained draft goes to the Hub: what `draft_model=` takes, its card and its report."""
+"""A trained draft goes to the Hub: what `draft_model=` takes, and its card."""
 
 from __future__ import annotations
 

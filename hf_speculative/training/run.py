@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
 
 from ..call import checks
 from ..drafting.tables import TablesSource
@@ -21,19 +21,17 @@ from ..reports.environment import environment
 from ..reports.formats import plural
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
-from . import card, page, students
+from . import card, students
 from .acceptance import Meter
 from .answers import Asked, answers_of_all
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
-from .estimate import Estimate, estimate
+from .estimate import step_seconds
 from .examples import Collator, Example, unique
-from .on_policy import OnPolicy
 from .own_prompts import own_prompts
-from .packing import keeps_texts_apart
-from .progress import Clock, Shown, Watch
+from .progress import Clock, Watch
 from .prompts import Data, read_data
 from .prospects import prospects
 from .push import Push
@@ -96,11 +94,6 @@ class Run:
             )
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
-        if self.store is not None and self.settings.on_policy:
-            raise ValueError(
-                f"`store={str(self.store)!r}` holds what the target makes of its own answers, and `on_policy` makes others in "
-                "each step: leave one of them out."
-            )
         if self.push is not None:
             self.push.check()
         files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
@@ -136,12 +129,8 @@ class Run:
         if (more := len(self.data.bad_rows) - 3) > 0:
             self.watch.say(f"{more} more rows are left out.")
 
-    def answer(self, only: int | None = None) -> None:
-        """The target's answers, those of a run before included.
-
-        Args:
-            only: to the first so many prompts, for an estimate.
-        """
+    def answer(self) -> None:
+        """The target's answers, those of a run before included."""
         settings = self.settings
         if self.data.answers:
             self.examples = unique(self.data.examples(), settings.max_length)
@@ -158,11 +147,10 @@ class Run:
             settings.batch_size,
         )
         self.watch.part("answers of the target")
-        prompts = dict(list(self.data.prompts.items())[:only])
         path, watch, had_all = self.folder / ANSWERS, self.watch.answers, self.before is not None
         found = answers_of_all(
             self.target,
-            prompts,
+            self.data.prompts,
             asked,
             path,
             watch,
@@ -172,28 +160,20 @@ class Run:
         )
         self.examples = unique(found, settings.max_length)
 
-    def prepare(self, arguments: dict[str, Any], records: bool = True) -> Estimate:
-        """Student, store and trainer, and what a step costs.
-
-        Args:
-            records: what the store lacks; without, it is left as it is, for an estimate.
-        """
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        """Student, store and trainer, and what a step costs."""
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
-        packs = self.settings.pack and keeps_texts_apart(self.target) and self.student.packs
-        if self.settings.pack and not packs:
-            self.watch.say("Each text gets a row of its own: the model does not keep texts apart that share one.")
-        self.collator = Collator(self.tokenizer.pad_token_id or 0, packs)
+        self.collator = Collator(self.tokenizer.pad_token_id or 0)
         self.teacher = Teacher(self.target, self.student.hidden_layers)
         if self.store is not None:
             self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)
-            self.teacher = self._recorded() if records else self.teacher
+            self.teacher = self._recorded()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
-        self.estimate = self.processes.gather([estimate(trainer, self.deadline.seconds)])[0]
-        return self.estimate
+        self.step_seconds = self.processes.gather([step_seconds(trainer, self.deadline.seconds)])[0]
 
     def _recorded(self) -> Teacher:
         rank, count = self.processes.rank, self.processes.count
@@ -219,10 +199,8 @@ class Run:
             self.watch.say(note)
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
-        clock, shown = Clock(), Shown(self.watch.shows_progress)
-        ends = EndsInTime(self.deadline, self.estimate.seconds)
-        trainer.told = shown.tell_part
-        for callback in (clock, shown, ends):
+        clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)
+        for callback in (clock, ends, *([ProgressCallback()] if self.watch.shows_progress else [])):
             trainer.add_callback(callback)
         if trainer.is_world_process_zero():
             result.write()
@@ -268,10 +246,9 @@ class Run:
         return result
 
     def _publish(self, result: Trained) -> None:
-        """The result, card and report beside the draft, and all of it on the Hub if that was asked for."""
+        """The result and the card beside the draft, and all of it on the Hub if that was asked for."""
         result.write()
         card.write(result)
-        page.write(result, self.folder / "report.html")
         if self.push is not None:
             self.push(self.folder)
 
@@ -286,12 +263,11 @@ class Run:
             settings.loss,
             settings.use,
             self._meter(),
-            OnPolicy(settings.on_policy, settings.use, collator) if settings.on_policy else None,
             args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
             train_dataset=self.examples,
             data_collator=collator,
         )
-        trainer.remove_callback(PrinterCallback)  # `Shown` tells
+        trainer.remove_callback(PrinterCallback)  # a bar, if anything, shows how it goes
         return trainer
 
     def _meter(self) -> Meter:
@@ -308,18 +284,13 @@ class Run:
             ends=self.ends,
         )
 
-    def notes(self, num_answers: int, num_steps: int) -> list[str]:
-        """What a run of this size has to expect."""
-        num_seen = num_steps * self.settings.batch_size
-        return prospects(self.settings.kind, num_answers, num_seen, num_parameters(self.target))
-
     def _num_steps(self, num_done: int) -> int:
         """Of the whole run, `num_done` of an earlier command included."""
         if self.settings.steps is not None:
             return self.settings.steps
         if self.before is not None and self.before.best_step is None:  # killed, and begun with a plan
             return self.before.num_steps
-        return num_done + self.deadline.num_steps(self.estimate.seconds)
+        return num_done + self.deadline.num_steps(self.step_seconds)
 
     def _result(self, num_steps: int) -> Trained:
         return Trained(
@@ -343,5 +314,5 @@ class Run:
             num_parameters=self.num_parameters,
             num_steps=num_steps,
             repository=None if self.push is None else self.push.repository,
-            notes=self.notes(len(self.examples), num_steps),
+            notes=prospects(self.settings.kind, len(self.examples), num_parameters(self.target)),
         )

@@ -79,13 +79,6 @@ class Settings:
     lora_rank: int | None = setting(
         None, "With draft:FOLDER: train a LoRA of this rank on it, then merge it.", least=1, panel=HOW
     )
-    on_policy: float = setting(
-        0.0,
-        "With a draft model: the share of passes in which it learns from texts of its own (DistillSpec).",
-        least=0.0,
-        most=1.0,
-        panel=HOW,
-    )
     learning_rate: float | None = setting(None, "Default: 1e-4 for draft:FOLDER, else 1e-3.", above=0, panel=HOW)
     batch_size: int = setting(8, "Texts in a step, of all processes together.", least=1, panel=HOW)
     accumulate: int = setting(1, "Split each step into this many passes, to save memory.", least=1, panel=HOW)
@@ -110,11 +103,6 @@ class Settings:
     draft_vocab_size: int = setting(
         32000, "eagle3, dflash: propose only this many tokens, the most frequent ones.", least=1, panel=HOW
     )
-    pack: bool = setting(
-        True,
-        "Short texts share a row, if the model keeps them apart; the loss is the same, and a step is shorter.",
-        panel=HOW,
-    )
     seed: int = setting(0, "Random seed.")
 
     def __post_init__(self):
@@ -130,10 +118,6 @@ class Settings:
         if self.lora_rank is not None and self.kind != "draft":
             raise ValueError(
                 f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
-            )
-        if self.on_policy and self.kind not in ("layers", "draft"):
-            raise ValueError(
-                f"`on_policy={self.on_policy}` is for a draft model: a head cannot write by itself. Leave it out."
             )
         if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
             raise ValueError(

@@ -98,26 +98,26 @@ class StoredTeacher(Teacher):
             for begin in range(0, len(texts), batch_size):
                 batch = collator(texts[begin : begin + batch_size])
                 computed = self._computed(batch)
-                for i, row, here in self._places(batch["input_ids"], batch["texts"]):
-                    found |= {f"{i}.{name}": computed[name][row].cpu()[here] for name in self.widths}
+                for row, (i, length) in enumerate(self._numbers(batch["input_ids"], batch["attention_mask"])):
+                    found |= {f"{i}.{name}": computed[name][row, :length].cpu().clone() for name in self.widths}
             beside = self._path(number).with_suffix(".new")
             with files.named(self.folder, KEPT):
                 save_file(found, beside)
                 os.replace(beside, self._path(number))
 
     @torch.no_grad()
-    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> TeacherOutputs:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> TeacherOutputs:
         dtype, device = self.target.dtype, input_ids.device
         found = {
             name: torch.zeros(*input_ids.shape, width, dtype=dtype, device=device)
             for name, width in self.widths.items()
         }
-        for i, row, here in self._places(input_ids, texts):
+        for row, (i, length) in enumerate(self._numbers(input_ids, attention_mask)):
             with safe_open(self._path(i // TEXTS), "pt") as file:
                 for name, tensor in found.items():
-                    tensor[row, here] = file.get_tensor(f"{i}.{name}").to(device)
+                    tensor[row, :length] = file.get_tensor(f"{i}.{name}").to(device)
         logits = found["logits"] if "logits" in found else self.output(found["read"])
-        return TeacherOutputs(input_ids, texts, self.counted(labels, texts), logits, found.get("states"))
+        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), logits, found.get("states"))
 
     def _computed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the target makes of a batch, each `(rows, width, size)`; `read` is what its output layer reads."""
@@ -131,12 +131,10 @@ class StoredTeacher(Teacher):
         states = {} if lesson.states is None else {"states": lesson.states}
         return states | {"logits": lesson.logits} | ({"read": read[0]} if len(read) == 1 else {})
 
-    def _places(self, input_ids: Tensor, texts: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """Each text of a batch: its number among the examples, its row, and which of the row's slots it fills."""
-        for row, count in enumerate(texts.amax(1).tolist()):
-            for number in range(1, count + 1):
-                here = texts[row] == number
-                yield self.index[tuple(input_ids[row, here].tolist())], row, here
+    def _numbers(self, input_ids: Tensor, attention_mask: Tensor) -> Iterator[tuple[int, int]]:
+        """The number of each text among the examples, and its length."""
+        for ids, length in zip(input_ids.tolist(), attention_mask.sum(1).tolist(), strict=True):
+            yield self.index[tuple(ids[:length])], length
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06}.safetensors"

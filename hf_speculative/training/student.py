@@ -29,16 +29,11 @@ class Prediction:
     weights: Tensor
 
     @classmethod
-    def along(cls, logits: Tensor, texts: Tensor, ahead: int = 0, weight: float = 1.0) -> Prediction:
-        """Those of each place of a row, so many positions ahead; where another text has begun there, they do not count.
-
-        Args:
-            texts: `(batch, length)`, as in `TeacherOutputs`.
-        """
+    def along(cls, logits: Tensor, ahead: int = 0, weight: float = 1.0) -> Prediction:
+        """Those of each place of a text, so many positions ahead."""
         num_guesses = logits.shape[1]
         positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)
-        is_same = texts[:, :num_guesses] == texts[:, ahead : ahead + num_guesses]
-        return cls(logits, positions, weight * is_same)
+        return cls(logits, positions, torch.full_like(positions, weight, dtype=torch.float32))
 
 
 class Student:
@@ -57,11 +52,6 @@ class Student:
     hidden_layers: tuple[int, ...] = ()
     vocabulary: Tensor | None = None
     max_draft_tokens: int | None = None
-
-    @property
-    def packs(self) -> bool:
-        """Whether it keeps texts that share a row apart."""
-        return True
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         """Keywords of the module's forward."""

@@ -74,11 +74,10 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
     source = source_of("draft_model", head)
     checks.check_source(source, target)
     source.check_ids(target)
-    if settings.lora_rank is not None or settings.on_policy:
-        name = "lora_rank" if settings.lora_rank is not None else "on_policy"
+    if settings.lora_rank is not None:
         raise ValueError(
-            f"`{name}={getattr(settings, name)}` is about draft models, and {settings.value} holds a head, which is trained "
-            "whole, on the target's texts: leave it out."
+            f"`lora_rank={settings.lora_rank}` is about draft models, and {settings.value} holds a head, which is trained "
+            "whole: leave it out."
         )
     if Eagle3Student.trains(head):
         return Eagle3Student(head, target, settings.ttt_steps, settings.ttt_decay)

@@ -9,31 +9,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..hf_compat import output_capturing
-from .packing import model_inputs
 
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """What the target makes of a batch of texts, right-padded, and maybe several in a row.
+    """What the target makes of a batch of texts, right-padded.
 
     Attributes:
         ids: `(batch, length)` tokens.
-        texts: `(batch, length)`, which of its row's texts each token is of, from 1; 0 is padding.
+        attention_mask: `(batch, length)`, 0 for padding.
         counted: `(batch, length)` bool: the token after this one is part of an answer, so that guessing it counts.
         logits: `(batch, length, vocab)` of the target.
         states: `(batch, length, layers * hidden)`, its hidden states of the layers asked for, side by side; `None` without any.
     """
 
     ids: Tensor
-    texts: Tensor
+    attention_mask: Tensor
     counted: Tensor
     logits: Tensor
     states: Tensor | None
-
-    @property
-    def is_packed(self) -> bool:
-        """Some texts share a row."""
-        return bool(self.texts.amax() > 1)
 
 
 class Teacher:
@@ -56,7 +50,7 @@ class Teacher:
             self._check()
 
     @torch.no_grad()
-    def __call__(self, input_ids: Tensor, texts: Tensor, labels: Tensor) -> TeacherOutputs:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> TeacherOutputs:
         """
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
@@ -65,18 +59,21 @@ class Teacher:
         self.target.eval()
         try:
             outputs = self.target(
-                **model_inputs(input_ids, texts), use_cache=False, output_hidden_states=self.selection
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                use_cache=False,
+                output_hidden_states=self.selection,
             )
         finally:
             self.target.train(was_training)
         states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
-        return TeacherOutputs(input_ids, texts, self.counted(labels, texts), outputs.logits, states)
+        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), outputs.logits, states)
 
     @staticmethod
-    def counted(labels: Tensor, texts: Tensor) -> Tensor:
+    def counted(labels: Tensor) -> Tensor:
         """After which tokens a text goes on with one of its answer, `(batch, length)`."""
         counted = torch.zeros_like(labels, dtype=torch.bool)
-        counted[:, :-1] = (labels[:, 1:] != -100) & (texts[:, 1:] == texts[:, :-1])
+        counted[:, :-1] = labels[:, 1:] != -100
         return counted
 
     def _check(self) -> None:

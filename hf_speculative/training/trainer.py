@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerState
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from .acceptance import Meter
 from .chunked_loss import summed
 from .losses import LOSSES, Loss
-from .on_policy import OnPolicy
 from .sampling_params import SamplingParams
 from .student import Prediction, Student
 from .teacher import Teacher, TeacherOutputs
@@ -22,6 +21,18 @@ from .teacher import Teacher, TeacherOutputs
 
 class NotFinite(ValueError):
     """The loss is no number any more."""
+
+
+class AlikeInLength(LengthGroupedSampler):
+    """Puts texts of about one length into a batch, so that little of it is padding; a run that goes on takes the same ones."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int):
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
+        self.seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(self.seed + epoch)
 
 
 class DraftTrainer(Trainer):
@@ -36,7 +47,6 @@ class DraftTrainer(Trainer):
         loss: a name in `LOSSES`, or a function like those.
         use: how the target will be sampled from.
         meter: measures acceptance in `evaluate`; `None` for none.
-        on_policy: puts texts of the draft itself in the place of some; only where the draft is a model that writes.
         **kwargs: as for `Trainer`.
 
     Raises:
@@ -50,21 +60,21 @@ class DraftTrainer(Trainer):
         loss: str | Loss,
         use: SamplingParams,
         meter: Meter | None = None,
-        on_policy: OnPolicy | None = None,
         **kwargs,
     ):
         super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
         self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
-        self.on_policy = on_policy
-        self.told: Callable[[str], None] = lambda part: None  # which part of the run begins
         self.loss = LOSSES[loss] if isinstance(loss, str) else loss
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
 
+    def _get_train_sampler(self, train_dataset=None) -> AlikeInLength:
+        examples = self.train_dataset if train_dataset is None else train_dataset
+        num_texts = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return AlikeInLength(num_texts, [example.num_tokens for example in examples], self.args.seed)
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.on_policy is not None:
-            inputs = self.on_policy(self.student.draft(), inputs)
         lesson = self.teacher(**inputs)
         outputs = model(**self.student.inputs(lesson))
         num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch
@@ -122,13 +132,11 @@ class DraftTrainer(Trainer):
         """Acceptance on held-out prompts, by the real loop."""
         if self.meter is None:
             return {}
-        self.told("measuring acceptance")
         started = time.monotonic()
         metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
         metrics[f"{metric_key_prefix}_seconds"] = time.monotonic() - started
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.told("training")
         return metrics
 
     def take_best(self, checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the card and the report say: words and tables."""
+"""What the card says: words and tables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from ..measuring.render.tables import DASH, Line, Table
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
 from .results import EMBEDDED_TARGET, Point, Trained
-
-MEANINGS = {
-    "acceptance length": "New tokens that a round brings on average, bonus token included: 1 is what a draft brings that is "
-    "never right. Measured by the real loop on prompts that were not learned from.",
-    "1, 2, ...": "The share of rounds that kept the draft up to its first, second, ... token.",
-    "loss": "Between the target's distribution and the draft's, a mean over the tokens of answers. Those of different losses, "
-    "or heads, cannot be compared.",
-}
 
 
 def way_name(result: Trained, way: str) -> str:

@@ -207,7 +207,6 @@ def test_every_option_is_explained():
 OTHERS = {
     ("card", "draft_model"),
     ("export-generate", "draft_model"),
-    ("export-vllm", "draft_model"),
     ("train", "num_draft_tokens"),
 }
 

@@ -44,7 +44,6 @@ def test_every_command_knows_its_options():
 WRONG = {
     "a file of prompts": ["eval", "--dataset", "missing.jsonl"],
     "prompts to learn from": ["train", "--data", "missing.jsonl"],
-    "prompts to compare on": ["generate", "--prompts", "missing.txt"],
     "a model's folder": ["check", "./missing"],
     "a draft's name": ["serve", "--draft-model", "no name"],
     "a file": ["chat", __file__],
@@ -96,18 +95,11 @@ def test_torchao_says_nothing_while_a_command_begins(tmp_path):
     assert result.returncode == 0 and not result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b'{"header": {"for', "its first line is cut off"),
-        (b"", "it is empty"),
-        (bytes(range(128, 256)) * 9 + b"\n", "it holds bytes that are no text"),
-    ],
-)
-def test_journals_that_are_none(content, why, tmp_path):
+@pytest.mark.parametrize("content", [b'{"header": {"for', b"", bytes(range(128, 256)) * 9 + b"\n"])
+def test_journals_that_are_none(content, tmp_path):
     path = tmp_path / "eval.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"is not the file of an evaluation.*: {why}. Name another\.$"):
+    with pytest.raises(ValueError, match=r"is not the file of an evaluation.*: name another\.$"):
         Journal.read(path)
 
 

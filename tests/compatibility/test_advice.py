@@ -3,8 +3,6 @@
 import pytest
 
 from hf_speculative.compatibility.advice import Advice
-from hf_speculative.measuring import Evaluation
-from hf_speculative.measuring.journal import Failure
 from tests.support.evaluations import handmade
 
 
@@ -24,7 +22,7 @@ VERDICTS = {
     "none": (
         measured([], [], []),
         False,
-        "Greedy: no source could be measured. The draft, greedy: it could not be tried",
+        "Greedy: no source could be measured.",
     ),
 }
 
@@ -32,28 +30,21 @@ VERDICTS = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_verdicts(name):
     evaluation, is_worth_it, sentence = VERDICTS[name]
-    advice = Advice("a", {1: evaluation}, {"target": 10})
+    advice = Advice({1: evaluation}, {"target": 10})
     assert advice.is_worth_it is is_worth_it and sentence in advice.verdict
     assert "nan" not in advice.verdict and "None" not in advice.verdict
     assert (advice.best("greedy") is None) == (name == "none") and advice.best("sampled") is None
 
 
 def test_the_best_source_has_its_setting_and_its_figures():
-    best = Advice("a", {1: measured(GOOD)}, {}).best("greedy")
+    best = Advice({1: measured(GOOD)}, {}).best("greedy")
     assert best.setting.options == {"draft_model": "a", "num_draft_tokens": 2} and best.speedup.is_gain
 
 
 def test_what_pays_at_one_batch_size_and_not_at_another():
-    advice = Advice("a", {1: measured(GOOD), 8: measured(POOR)}, {})
+    advice = Advice({1: measured(GOOD), 8: measured(POOR)}, {})
     assert advice.verdict.startswith("Worth it at batch 1, not worth it at batch 8. Greedy at batch 1: take ")
     assert "Greedy at batch 8: decode plainly" in advice.verdict
     assert advice.is_worth_it and advice.pays_at(1) and advice.pays_at(8) is False
-    one, other = (Advice("a", {size: measured(GOOD)}, {}).verdict for size in (1, 8))
+    one, other = (Advice({size: measured(GOOD)}, {}).verdict for size in (1, 8))
     assert one == other, "one size needs no name"
-
-
-def test_why_a_draft_was_not_tried():
-    evaluation = measured([], [], [4.0] * 3)
-    evaluation.journal.add(Failure("a, 2 tokens, greedy", "RuntimeError: out of memory"))
-    verdict = Advice("a", {1: Evaluation(evaluation.journal)}, {}).verdict
-    assert "The draft, greedy: it could not be tried, RuntimeError: out of memory." in verdict

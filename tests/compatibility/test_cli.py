@@ -50,7 +50,8 @@ def test_whether_it_is_worth_it(tmp_path):
     ):
         assert name in result.stdout
     assert "nan" not in result.stdout and "skipped row 1" in result.stderr
-    assert {"Greedy at batch 1:", "Sampled at batch 2:"} <= set(re.findall(r"\w+ at batch \d:", result.stdout))
+    said = " ".join(result.stdout.split())
+    assert {"Greedy at batch 1:", "Sampled at batch 2:"} <= set(re.findall(r"\w+ at batch \d:", said))
     assert f"{tmp_path / 'no'}: there is no such file" in shown("--prompts", tmp_path / "no").stderr
 
 

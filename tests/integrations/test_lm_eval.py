@@ -182,7 +182,6 @@ def test_without_a_draft_model(pair, source):
         ({"draft_modle": "x"}, TypeError, "did you mean `draft_model`"),
         ({"draft_model": "x", "num_draft_token": 3}, TypeError, "did you mean `num_draft_tokens`"),
         ({"draft_model": "x", "assistant_model": "y"}, ValueError, "mean the same"),
-        ({"prompt_lookup_num_tokens": 3, "draft_dtype": "bfloat16"}, ValueError, "`draft_dtype='bfloat16'` is for"),
         ({"draft_model": "./no/such/folder"}, ValueError, "no/such/folder"),
     ],
 )
@@ -217,11 +216,10 @@ def test_a_model_that_has_a_draft_needs_no_other(pair):
     assert lm.statistics.num_draft_tokens > 0
 
 
-def test_a_draft_by_name_has_the_targets_dtype_or_its_own():
+def test_a_draft_by_name_has_the_targets_dtype():
     names = {"pretrained": str(FOLDER / "target"), "draft_model": str(FOLDER / "draft"), "device": "cpu"}
-    for own, dtype in (({}, torch.bfloat16), ({"draft_dtype": "float32"}, torch.float32)):
-        lm = SpeculativeLM(**names, dtype="bfloat16", **own)
-        assert lm._speculating.options["draft_model"].dtype == dtype and lm.model.dtype == torch.bfloat16
+    lm = SpeculativeLM(**names, dtype="bfloat16")
+    assert lm._speculating.options["draft_model"].dtype == lm.model.dtype == torch.bfloat16
 
 
 def test_the_entry_point_is_the_registered_class():

@@ -10,20 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
+from transformers import GenerationConfig, Seq2SeqTrainer, TrainerCallback, TrainingArguments
 
 import hf_speculative as hs
 from hf_speculative.integrations.trainer import (
-    SpeculativeEvalCallback,
     SpeculativeSeq2SeqTrainer,
     SpeculativeTrainerMixin,
-    measuring,
 )
 from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
 from hf_speculative.models import pool
 from tests.architectures.check import build
 from tests.support import tiny
-from tests.support.trainers import CONSTANT, NUM_ROWS, SpeculativeTrainer, arguments, checkpointed, rows, with_callback
+from tests.support.trainers import CONSTANT, NUM_ROWS, SpeculativeTrainer, arguments, checkpointed, rows
 
 RATES = {"draft_acceptance_rate", "mean_acceptance_length", "tokens_per_second"}
 COUNTS = {"num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_target_forwards"}
@@ -66,7 +64,7 @@ def test_predictions_of_an_encoder_decoder_model_are_those_of_seq2seq_trainer(t5
     )
     expected, found = plain.evaluate(), ours.evaluate()
     assert found["eval_loss"] == expected["eval_loss"] and found["eval_first"] == expected["eval_first"]
-    assert {f"eval_{name}" for name in RATES | COUNTS} <= found.keys() and "eval_speedup" not in found
+    assert {f"eval_{name}" for name in RATES | COUNTS} <= found.keys()
     assert 0 < found["eval_draft_acceptance_rate"] < 1
     assert found["eval_num_target_forwards"] < 3 * 17, "three batches, 17 tokens a row"
     expected, found = (trainer.predict(data, max_new_tokens=24) for trainer in (plain, ours))
@@ -222,111 +220,13 @@ def test_what_did_not_happen_is_not_logged(target, unrelated, tmp_path):
     assert "eval_draft_acceptance_rate" not in found and "eval_mean_acceptance_length" not in found
 
 
-def test_speedup_is_measured_on_plain_repetitions_that_leave_no_trace(target, draft, tmp_path):
-    """Sampled, so that a random state that moved would show in the later batches; rows end early, at different tokens."""
-    sampled = {"max_new_tokens": 10, "do_sample": True, "eos_token_id": [3, 5, 8, 13], "pad_token_id": 0}
-    found, num_calls = {}, []
-    for num in (0, 2):
-        trainer = SpeculativeTrainer(
-            copy.deepcopy(target),
-            arguments(tmp_path),
-            draft_model=draft,
-            generation_kwargs=sampled,
-            speedup_batches=num,
-        )
-        torch.manual_seed(0)
-        with tiny.CountForwards(trainer.model) as forwards:
-            found[num] = trainer.predict(rows())
-        num_calls.append(len(forwards.lengths))
-    assert found[0].predictions.tolist() == found[2].predictions.tolist()
-    assert "test_speedup" not in found[0].metrics and found[2].metrics["test_speedup"] > 0
-    counts = COUNTS - {"num_target_forwards"}
-    assert all(found[0].metrics[f"test_{name}"] == found[2].metrics[f"test_{name}"] for name in counts)
-    assert 2 <= num_calls[1] - num_calls[0] <= 20, "two batches more, up to ten steps each"
-
-
-def test_tokens_of_plain_repetitions_are_counted(target, draft, monkeypatch):
-    """Sampled rows end elsewhere: what is compared is tokens per second, not seconds."""
-    model, outputs = copy.deepcopy(target), []
-    settings = {"do_sample": True, "eos_token_id": [3, 5, 8, 13], "pad_token_id": 0, "max_new_tokens": 30}
-
-    def timed(generate, args, kwargs):
-        outputs.append(generate(*args, **kwargs))
-        return outputs[-1], 7
-
-    with measuring.measure(model, draft, CONSTANT, num_plain=3) as meter:
-        monkeypatch.setattr(meter, "_timed", timed)
-        for seed in range(3):
-            model.generate(**tiny.prompts(4, seed=seed), **settings)
-        model.generate(**tiny.prompts(4), **settings, draft_model=None)
-        counts = meter.take()
-        model.generate(**tiny.prompts(4), **settings, reproducible=True)
-    assert outputs.pop().tolist() == outputs.pop().tolist(), "drawn from the same random state"
-    outputs.pop()
-    ends = torch.tensor(settings["eos_token_id"])
-    past = [torch.isin(output[:, 7:], ends).int().cumsum(1).cumsum(1) > 1 for output in outputs]
-    speculative, plain = (sum(int((~rows).sum()) for rows in past[i::2]) for i in (0, 1))
-    assert counts.num_paired_tokens == speculative and counts.num_plain_tokens == plain != speculative
-    assert counts.plain_nanoseconds == counts.paired_nanoseconds == counts.nanoseconds == 21
-
-
-def test_the_callback_serves_a_trainer_as_it_is(t5, tmp_path):
-    """Statistics in an entry of their own, in what is returned, and for each evaluation alone; the model is given back."""
-    model, watch, args, data = copy.deepcopy(t5), Watch(), arguments(tmp_path, generation_max_length=12), pairs(10)
-    trainer = Seq2SeqTrainer(model, args, compute_metrics=first_token, callbacks=[watch])
-    expected = trainer.predict(data).predictions
-    callback = SpeculativeEvalCallback(trainer, tiny.noisy_copy(t5, 0.05), CONSTANT, speedup_batches=1)
-    trainer.add_callback(callback)
-    first, second = trainer.evaluate(data), trainer.evaluate({"few": data[:3]})
-    output = trainer.predict(data)
-    assert output.predictions.tolist() == expected.tolist() and output.metrics["test_num_draft_tokens"] > 0
-    assert (
-        first["eval_num_draft_tokens"]
-        == output.metrics["test_num_draft_tokens"]
-        > second["eval_few_num_draft_tokens"]
-        > 0
-    )
-    assert {f"eval_{name}" for name in RATES | COUNTS | {"speedup"}} <= first.keys()
-    own = [logs for logs in watch.logs if "eval_speedup" in logs or "eval_few_speedup" in logs]
-    assert len(own) == 2 and own[0].items() <= first.items() and "eval_loss" not in own[0]
-    callback.on_step_end(None, None, None)
-    trainer.model.generate(data[0]["input_ids"][None])
-    callback.on_step_end(None, None, None)
-    assert trainer.predict(data).metrics["test_num_spec_steps"] == output.metrics["test_num_spec_steps"]
-    callback.detach()
-    assert "generate" not in vars(model) and "test_num_spec_steps" not in trainer.predict(data).metrics
-
-
-def test_the_callback_says_that_nothing_was_generated(target, draft, tmp_path, caplog):
-    trainer = Trainer(copy.deepcopy(target), arguments(tmp_path, TrainingArguments))
-    trainer.add_callback(SpeculativeEvalCallback(trainer, draft))
-    trainer.evaluate(rows(3))
-    assert "eval: the trainer generated nothing with the draft" in caplog.text
-
-
-def test_the_callback_follows_a_model_that_is_made_anew(target, draft, tmp_path):
-    trainer = Trainer(
-        args=arguments(tmp_path, max_steps=1), train_dataset=rows(2), model_init=lambda: copy.deepcopy(target)
-    )
-    first, callback = trainer.model, SpeculativeEvalCallback(trainer, draft)
-    trainer.add_callback(callback)
-    trainer.train()
-    assert trainer.model is not first and "generate" in vars(trainer.model) and "generate" not in vars(first)
-
-
 def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"`draft_model`, `speedup_batches` has no effect.*`predict_with_generate=True`"
-    ):
-        SpeculativeTrainer(
-            target, arguments(tmp_path, predict_with_generate=False), draft_model=draft, speedup_batches=1
-        )
+    with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`predict_with_generate=True`"):
+        SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False), draft_model=draft)
     with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`prediction_loss_only=False`"):
         SpeculativeTrainer(target, arguments(tmp_path, prediction_loss_only=True), draft_model=draft)
     with pytest.raises(TypeError, match="`draft_model` is of type Linear"):
         SpeculativeTrainer(target, arguments(tmp_path), draft_model=torch.nn.Linear(1, 1))
-    with pytest.raises(TypeError, match=r"`speedup_batches=1.5`"):
-        SpeculativeTrainer(target, arguments(tmp_path), draft_model=draft, speedup_batches=1.5)
     SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False)).evaluate(rows(2))
     without_field = SpeculativeTrainer(target, arguments(tmp_path, TrainingArguments), draft_model=draft)
     assert without_field.evaluate(rows(2), max_new_tokens=5)["eval_num_target_forwards"] > 0
@@ -400,12 +300,10 @@ def test_counts_are_summed_over_processes(target, draft, tmp_path):
     alone = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": draft, "speculative_config": CONSTANT}
     trainer = SpeculativeTrainer(target, arguments(tmp_path), **alone)
     expected = {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11) + rows(1))}
-    expected["callback"] = with_callback(target, tmp_path).predict(rows(12), metric_key_prefix="eval").metrics
     for kind, metrics in expected.items():
         for rank in found:
             for name in COUNTS - {"num_target_forwards"} | {"draft_acceptance_rate", "mean_acceptance_length"}:
                 assert rank[kind][f"eval_{name}"] == metrics[f"eval_{name}"], (kind, name)
-    assert found[0]["even"]["eval_speedup"] == found[1]["even"]["eval_speedup"] > 0
 
 
 @pytest.mark.parametrize("kwargs", [{"num_draft_tokens": 4}, {"max_matching_ngram_size": 2}])

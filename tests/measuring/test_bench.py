@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from hf_speculative.measuring import bench, decoder, gpu_report
+from hf_speculative.measuring import bench, decoder
+from hf_speculative.measuring.render import markdown
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_the_command(tmp_path):
     own = data["batch 2, context 8"]["totals"][1]
     assert own["num_identical"] == 2 and own["decoding"]["num_pairs"] == 2 and own["first_seconds"] > 0
     text = paths["a.html"].read_text(encoding="utf-8")
-    assert "Speedup by place." in text and not re.search(r"""(src|href)=["']http""", text)
+    assert "<h2>Speedup by place</h2>" in text and not re.search(r"""(src|href)=["']http""", text)
     assert run("--report", paths["a.md"]).exit_code == 0
     assert re.search(r"\| setting \| tokens/s \| speedup .*\n\| --- ", paths["a.md"].read_text())
 
@@ -122,42 +123,15 @@ def test_errors_are_messages(arguments, message):
     assert result.exit_code == 2 and message in re.sub(r"\s+", " ", result.stderr) and "Traceback" not in result.output
 
 
-def report(pair, **options):
-    text = gpu_report.text([pair], max_new_tokens=8, repeats=2, **options)
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| f")]
-    return text, rows
-
-
-def test_the_table_about_a_gpu(pair, monkeypatch):
-    """On a CPU: what it says does not depend on the device."""
-
-    def cannot(source, model):
-        raise ValueError("nothing to copy")
-
-    monkeypatch.setattr("hf_speculative.drafting.auto.AutoSource.proposers", cannot)
-    text, rows = report(pair, batches=[1, 2], methods=["draft", "auto"], context=8)
-    assert text.startswith("**hf_speculative on ") and "torch 2." in text
-    of_draft = [row for row in rows if row[2].startswith("draft, 4 tokens")]
-    assert [(row[1], row[7]) for row in of_draft] == [("1", "1 of 1"), ("2", "2 of 2")]
-    assert all(len(row) == 3 + len(gpu_report.COLUMNS) for row in rows)
-    assert "* float32, batch 1: auto, adaptive length: could not be measured. ValueError: nothing to copy" in text
-
-
-def test_the_command_says_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = CliRunner().invoke(app, ["bench", "--gpu-report"])
-    assert result.exit_code != 0 and "torch finds none" in result.output + str(result.exception)
-    result = CliRunner().invoke(app, ["bench", "--gpu-report", "--dtype", "float16"])
-    assert result.exit_code != 0 and "all number formats" in result.output + str(result.exception)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_on_a_gpu():
-    """Equality, graphs, speed and memory at once: eager, captured, compiled, and both. `pytest -s` shows the table."""
+    """Equality, speed and memory at once: eager, captured and compiled. `pytest -s` shows the table."""
     target, draft, tokenizer = hs.embedded_pair()
-    text, rows = report(bench.Pair(target.cuda(), {"draft": draft.cuda()}, tokenizer))
-    print(text)
-    assert "could not be measured" not in text
-    for _, batch, setting, speed, speedup, _, _, equal, memory in rows:
-        assert speed and memory and (setting == "plain" or (speedup and equal == f"{batch} of {batch}")), setting
+    pair = bench.Pair(target.cuda(), {"draft": draft.cuda()}, tokenizer)
+    found = dict(bench.bench(pair, bench.sweep([1, 8]), ("assisted", "draft", "optimized", "auto")))
+    print(markdown.text(found))
+    for evaluation in found.values():
+        assert not evaluation.failures and not evaluation.differences
+        for totals in map(evaluation.totals, evaluation.settings):
+            assert totals.tokens_per_second and totals.peak_bytes, totals.setting

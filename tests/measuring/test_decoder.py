@@ -47,7 +47,7 @@ def test_differences_are_noted_once_a_text(evaluate, monkeypatch, tmp_path):
         evaluation = evaluate(results=tmp_path / "out.jsonl")
         assert [(d.index, d.position) for d in evaluation.differences] == [(2, 5)]
         setting = evaluation.settings[1]
-        assert evaluation.totals(setting).num_identical == 4 and evaluation.is_identical(setting, 2) is False
+        assert evaluation.totals(setting).num_identical == 4 and evaluation.identical(setting)[2] is False
     assert len(asked) == 1
 
 

@@ -1,11 +1,9 @@
 """The command generate, run as people run it."""
 
-import io
 import json
 import re
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
@@ -16,7 +14,6 @@ from hf_speculative.measuring.commands import prompts
 from hf_speculative.measuring.comparison import Comparison
 from tests.architectures.check import build
 from tests.support import tongues
-from tests.support.files import write_prompts
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def run(monkeypatch):
 def test_help_teaches():
     result = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "160"})
     text = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
-    for word in ("--num-draft-tokens", "--draft-model", "Try it, nothing to download", "--prompts"):
+    for word in ("--num-draft-tokens", "--draft-model", "Try it, nothing to download"):
         assert word in text
 
 
@@ -50,24 +47,21 @@ def test_standard_input(run):
 
 
 def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
-    for args in ((), ("--prompts", ""), ("",), ("x", "")):
+    for args in ((), ("",), ("x", "")):
         result = run(*args)
         assert result.exit_code == 2 and not result.stdout, args
     assert "standard input is empty" in run().stderr and "prompt 2 is empty" in run("x", "").stderr
     assert "--demo" in run("").stderr, "the way out"
-    assert "two sources" in run("x", "--prompts", "p.txt").stderr
 
     class Terminal:
         def isatty(self):
             return True
 
-    console = Console(file=io.StringIO())
     monkeypatch.setattr("sys.stdin", Terminal())
-    assert tuple(prompts.prompt_source(None, None, "prompt", console)()) == DEMO_PROMPTS
-    assert "No prompt was given" in console.file.getvalue()
+    assert prompts.given_prompts(None) == []
     monkeypatch.setattr("sys.stdin", None)  # closed, as under some schedulers
     with pytest.raises(ValueError, match="standard input is empty"):
-        prompts.prompt_source(None, None, "prompt", console)
+        prompts.given_prompts(None)
 
 
 def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):
@@ -104,7 +98,7 @@ def test_the_streamed_text_is_the_compared_one_for_each_prompt(seed):
 
 
 @pytest.mark.slow
-def test_both_ways_are_timed_in_turn(run, tmp_path, monkeypatch):
+def test_both_ways_are_timed_in_turn(run, monkeypatch):
     order, decode = [], decoder.Decoder.decode
 
     def noted(self, setting, *args):
@@ -118,8 +112,8 @@ def test_both_ways_are_timed_in_turn(run, tmp_path, monkeypatch):
     assert total["decoding"]["num_pairs"] == 4 and total["num_prompts"] == 1
     for num_prompts, repeats in ((1, 3), (2, 2), (3, 1), (5, 1)):
         order.clear()
-        run("--prompts", write_prompts(tmp_path / "p.txt", [f"x = {i}" for i in range(num_prompts)]))
-        assert order.count("plain") == num_prompts * repeats, "a file is not decoded again and again"
+        run(*(f"x = {i}" for i in range(num_prompts)))
+        assert order.count("plain") == num_prompts * repeats, "many prompts are not decoded again and again"
 
 
 @pytest.fixture
@@ -130,11 +124,9 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("args", [("--num-draft-tokens", 4), ()])
-def test_where_nothing_was_drafted_there_is_no_speedup_and_no_nan(run, clock, args):
+def test_where_nothing_was_drafted_there_is_no_nan(run, clock, args):
     shown = run("x = 1", "--max-new-tokens", 1, *args).output
     assert "nothing was drafted" in shown and "nan" not in shown and "accepted" not in shown
-    assert "noise" in shown and "3.00x" not in shown
-    assert "3.00 times plain's tokens per second by the clock, where its target passes allow 1.00" in shown
 
 
 def test_totals_as_json_have_no_nan(run, clock):
@@ -143,7 +135,7 @@ def test_totals_as_json_have_no_nan(run, clock):
 
     lines = run("x = 1", "--max-new-tokens", 1, "--num-draft-tokens", 4, "--json").stdout.splitlines()
     total = [json.loads(line, parse_constant=refuse) for line in lines][-1]["total"]
-    assert total["is_noise"] and total["speedup"] is None and total["plain"]["num_new_tokens"] == 3
+    assert total["speedup"] == 3 and total["plain"]["num_new_tokens"] == 3
 
 
 def test_a_model_whose_text_has_no_prompt_in_front_is_refused():
@@ -177,26 +169,18 @@ def test_one_repeat_gives_no_verdict(run):
     assert "too few batches to tell, 1 where it takes 6" in shown
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
-def test_a_file_with_broken_lines(run, tmp_path, name):
-    lines = ['{"text": "import os"}', "{broken", "", '{"other": 1}', '{"text": 7}', '{"text": "def f():"}']
-    result = run("--prompts", write_prompts(tmp_path / name, lines), "--field", "text", "--json", "--batch-size", 2)
-    assert result.exit_code == 0, result.output
+def test_several_prompts_in_a_batch(run):
+    result = run("import os", "def f():", "--json", "--batch-size", 2)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row.get("prompt") for row in rows] == ["import os", "def f():", None]
     total = rows[-1]["total"]
     assert total["num_prompts"] == total["num_identical"] == 2 and total["decoding"]["num_pairs"] == 3
     assert total["statistics"]["num_new_tokens"] == 3 * sum(row["statistics"]["num_new_tokens"] for row in rows[:2])
-    for number, reason in ((1, "Expecting"), (2, "no 'text'"), (3, "7 is neither a text")):
-        assert re.search(rf"row {number}: .*{reason}", result.stderr), result.stderr
-
-
-def test_a_text_file(run, tmp_path):
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["import os", "", "def f():"]), "--no-show-text")
+    result = run("import os", "def f():", "--no-show-text")
     assert "2 of 2" in result.output and "import os" not in result.output
 
 
-def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
+def test_results_so_far_are_not_lost(run, monkeypatch):
     original, begun = Comparison.compare, []
 
     def interrupted(*args, **kwargs):
@@ -206,14 +190,13 @@ def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
         return original(*args, **kwargs)
 
     monkeypatch.setattr(Comparison, "compare", interrupted)
-    lines = [f"x = {i}" for i in range(5)]
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", lines), "--json")
+    result = run(*(f"x = {i}" for i in range(5)), "--json")
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.exit_code == 130, "a script goes on after 0"
     assert len(rows) == 3 and rows[-1]["total"]["num_prompts"] == 2 and "stopped after 2 of 5" in result.stderr
 
 
-def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch):
+def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
     original = Comparison.compare
 
     def fails_on_b(self, prompts, *args, **kwargs):
@@ -222,7 +205,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
         return original(self, prompts, *args, **kwargs)
 
     monkeypatch.setattr(Comparison, "compare", fails_on_b)
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["a", "b", "c"]))
+    result = run("a", "b", "c")
     assert "2 of 2" in result.output and "'b' on: too long" in result.stderr
 
 
@@ -233,20 +216,8 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
         (("x", "--top-k", 5), "give a --temperature above 0"),
         (("x", "--rule", "blok"), "`--rule blok` is not one of token, block, sampled: did you mean 'block'"),
         (("x", "--draft-model", "some/model"), "--model and --draft-model go together"),
-        (("--prompts", "nowhere.txt"), "there is no such file"),
-        (("x", "--prompts", "nowhere.txt"), "two sources"),
     ],
 )
 def test_errors_are_messages(run, args, message):
     result = run(*args)
     assert result.exit_code == 2 and message in re.sub(r"\s+", " ", result.stderr) and "Traceback" not in result.output
-
-
-def test_a_file_of_another_kind_and_an_empty_one(run, tmp_path):
-    assert (
-        "a file that ends in one of .txt, .jsonl" in run("--prompts", write_prompts(tmp_path / "p.bin", ["a"])).stderr
-    )
-    broken = run("--prompts", write_prompts(tmp_path / "p.jsonl", ["", "{", "[", ""])).stderr
-    assert re.search(
-        r"no row of \S+p\.jsonl can be used; row 0: line 2 is no JSON: Expecting", re.sub(r"\s+", " ", broken)
-    )

@@ -147,9 +147,9 @@ def test_files_of_another_kind_and_none(evaluate, tmp_path):
     empty.touch()
     older.write_text('{"header": {"format": 1, "settings": [{"draft": "a"}]}}\n{"call": {}}\n')
     for path, reason in (
-        (totals, "is not the file of an evaluation, which `--results` names: it holds the totals that `--json` writes"),
+        (totals, "is not the file of an evaluation, which `--results` names: name another"),
         (prompts, "is not the file of an evaluation, which `--results` names: "),
-        (empty, "is not the file of an evaluation, which `--results` names: it is empty"),
+        (empty, "is not the file of an evaluation, which `--results` names: name another"),
         (
             older,
             f"was written by another version of hf_speculative, in format 1, and this one reads {FORMAT}: name another file",

@@ -1,4 +1,4 @@
-"""What is recommended follows from calls timed in pairs, within what the counted passes allow. No clock is read here."""
+"""What is recommended follows from calls timed in pairs. No clock is read here."""
 
 import pytest
 
@@ -54,30 +54,6 @@ def test_few_batches_prove_nothing():
     assert handmade([[], [], []]).recommendations == []
 
 
-def test_what_the_counts_rule_out_is_noise_and_never_recommended():
-    """A machine that was busy while it decoded plainly: 480 steps in 2.47 times the time of 480 target passes."""
-    busy = handmade([[2.47] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(12, 12))
-    for setting in (A2, A4):
-        totals = busy.totals(setting)
-        assert (
-            totals.speedup.is_noise
-            and totals.to_dict()["speedup"] is None
-            and totals.statistics.num_target_forwards == 480
-        )
-        assert str(busy.speedup_of(setting, 7)) == "noise"
-    (found,) = busy.recommendations
-    assert found.setting.is_plain and found.advice == "decode plainly, no draft is faster here."
-    (found,) = handmade([[2.47] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 8)).recommendations
-    told = "2.47 times plain's tokens per second by the clock, where its target passes allow 1.50"
-    assert found.setting is None and found.noise == (A2, A4) and told in found.advice
-    assert found.advice.endswith('; left out as noise: "a, 4 tokens". Measure again on a quiet machine.')
-    (found,) = handmade([[2.0] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(8, 4)).recommendations
-    assert (found.setting, found.runner_up, found.noise) == (A4, None, (A2,))
-    assert found.advice.startswith(
-        'take "a, 4 tokens", 1.82x (1.82 to 1.82) plain decoding; left out as noise: "a, 2 tokens".'
-    )
-
-
 def test_a_busy_while_does_not_move_the_totals():
     seconds = [[4.0] * 40, [2.0, 2.1, 2.2, 2.1] * 10, [2.5] * 40]
     quiet = handmade(seconds)
@@ -95,19 +71,12 @@ def test_a_busy_while_does_not_move_the_totals():
     )
 
 
-def test_compiled_passes_may_cost_less_than_plain_ones():
-    evaluation = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12))
-    evaluation.header["is_compiled"] = True
-    assert str(evaluation.totals(A2).speedup) == "2.47x"
-    assert Setting(draft_model="a", num_draft_tokens=2, optimize=True).is_compiled and not A2.is_compiled
-
-
 def test_the_speedup_is_over_what_both_have_done():
     evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []], num_rounds=(3, 3))
     totals = evaluation.totals(A2)
     assert (totals.speedup.median, totals.speedup.num_pairs) == (2, 2) and not evaluation.is_complete
     assert evaluation.totals(A4).speedup is None
-    assert evaluation.speedup_of(A2, 1).median == 3 and evaluation.speedup_of(A2, 2) is None
+    assert evaluation.speedups(A2)[1].median == 3 and 2 not in evaluation.speedups(A2)
 
 
 def test_as_a_table_and_in_a_line(tmp_path):
@@ -124,9 +93,7 @@ def test_as_a_table_and_in_a_line(tmp_path):
     by_prompt = evaluation.to_pandas("prompt")
     assert by_prompt.index.names == ["setting", "prompt"] and len(by_prompt) == 3 * 8
     assert by_prompt.loc[(A2.name, 5), "batch_speedup"] == 2.0 and by_prompt.loc[(A2.name, 5), "is_identical"]
-    assert evaluation.speedups(A2) == {batch: evaluation.speedup_of(A2, batch) for batch in range(8)}
+    assert sorted(evaluation.speedups(A2)) == [*range(8)]
     assert len(handmade([[], [], []]).to_pandas("prompt")) == 0
     with pytest.raises(ValueError, match="`by='row'`: give 'setting'"):
         evaluation.to_csv(tmp_path / "table.csv", by="row")
-    busy = handmade([[2.47] * 8, [1.0] * 8, [1.1] * 8], num_rounds=(12, 12)).to_pandas()
-    assert busy["speedup"].isna().all() and busy["is_noise"].iloc[1], "noise is no number"

@@ -36,7 +36,7 @@ def test_assisted_generation_is_exact_and_its_passes_are_counted(evaluate, model
     assert theirs.num_identical == ours.num_identical == 5 and not evaluation.differences
     calls = evaluation.calls[rival.name].values()
     assert all(0 < call.num_target_passes < 12 for call in calls), "passes of the draft are not among them"
-    assert theirs.speedup.allowed is not None and theirs.statistics is None
+    assert theirs.statistics is None
     assert list(ours.over) == ["assisted, 3 tokens"] and not theirs.over
     assert small.generation_config.to_dict() == before
     (found,) = evaluation.recommendations
@@ -48,7 +48,6 @@ def test_a_rival_of_one_s_own_is_compared_token_for_token(evaluate, model):
     _, ours, rival = evaluation.settings
     assert rival.label == "copying" and evaluation.totals(rival).num_identical == 2
     assert not evaluation.differences, "another's difference is no bug of ours"
-    assert evaluation.totals(rival).speedup.allowed is None and not evaluation.totals(rival).speedup.is_noise
     assert evaluation.totals(ours).over["copying"].is_loss is False, "five calls tell no interval"
     assert all(call.decoding is None for call in evaluation.calls[rival.name].values())
 
@@ -91,8 +90,6 @@ def test_decoding_is_timed_from_the_first_tokens_on(evaluate):
             assert call.decoding.num_tokens == call.num_new_tokens - len(call.rows)
             assert call.decoding.seconds == pytest.approx(call.seconds - call.first_seconds)
     plain, ours = evaluation.settings
-    works = [call.decoding for call in evaluation.calls[plain.name].values()]
-    assert [work.num_row_passes for work in works] == [22, 22, 11]
     assert evaluation.totals(ours).decoding.num_pairs == 3 and evaluation.totals(plain).decoding is None
 
 

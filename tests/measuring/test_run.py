@@ -39,8 +39,6 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
         ]
         assert totals.speedup.median == statistics.median(own / other for own, other in zip(*speeds, strict=True))
         assert totals.speedup.num_pairs == 5 and totals.speedup.spread is None, "too few for an interval"
-        steps = [12 / row.num_rounds for row in rows]
-        assert totals.speedup.allowed == statistics.median(steps)
     json.dumps(evaluation.to_dict(), allow_nan=False)
 
 
@@ -151,9 +149,9 @@ def test_a_setting_that_cannot_work_raises_before_anything_is_decoded(evaluate, 
         ({"max_length": 20}, "give `max_new_tokens`"),
         ({"batch_size": 0}, "`batch_size=0`"),
         ({"limit": 0}, "`limit=0`"),
-        ({"references": "answer"}, "`references` has no effect without `score`"),
-        ({"score": "bleu"}, "needs `references`"),
-        ({"score": "bleu", "references": "{{ a }}"}, "is not one of exact_match"),
+        ({"references": "answer"}, "`score` and `references` have an effect together"),
+        ({"score": "bleu"}, "give both, or neither"),
+        ({"score": "bleu", "references": "{{ a }}"}, "is not exact_match"),
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
         ({"config": "main"}, "leave it out"),
@@ -193,15 +191,6 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
         hs.detach(model)
 
 
-def test_what_was_attached_tells_whether_passes_are_compiled(model, small, tokenizer, tmp_path):
-    options = OPTIONS | {"tokenizer": tokenizer, "results": tmp_path / "out.jsonl", "num_draft_tokens": (2,)}
-    options |= {"options": {"optimize": False}}  # which takes minutes
-    assert hs.evaluate(model, small, TEXTS[:1], **options).header["is_compiled"] is False
-    target = hs.attach(copy.deepcopy(model), small, optimize=True)
-    with pytest.raises(ValueError, match="another evaluation, whose is_compiled is False and not True"):
-        hs.evaluate(target, small, TEXTS[:1], **options)
-
-
 @pytest.mark.slow
 def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
     """Whatever the configs say, and what is attached."""
@@ -222,7 +211,4 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
         copy.deepcopy(model), small, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
     )
     evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
-    assert (
-        evaluation.header["draft_tokenizers"] == ["draft"]
-        and evaluation.totals(evaluation.settings[1]).num_identical == 5
-    )
+    assert evaluation.totals(evaluation.settings[1]).num_identical == 5

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import hf_speculative as hs
-from hf_speculative.measuring import scores
 from tests.support.evaluations import TEXTS
 
 
@@ -39,18 +38,6 @@ def test_a_score_that_is_no_number(evaluate, tmp_path):
     with pytest.warns(UserWarning, match=r"the score failed.*'good'"):
         failed = evaluate(TEXTS[:1], score=lambda predictions, references: {"quality": "good"}, **options)
     assert failed.is_complete and failed.totals(failed.settings[0]).scores == {"score": None}, "that of before"
-
-
-def test_rouge_and_pass_at_1(monkeypatch):
-    assert scores.resolve("rouge")(["the cat sat"], ["the cat sat"]) == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
-    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
-    with pytest.raises(PermissionError, match="HF_ALLOW_CODE_EVAL=1"):
-        scores.resolve("pass@1")
-    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
-    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 3\n"}
-    texts = ["    return x + 1\n\ndef g(): syntax error", "    return x\n", "    while True: pass\n"]
-    assert scores.pass_at_1()(texts[:2], [row] * 2) == {"pass@1": 1 / 2}
-    assert scores.pass_at_1(timeout=1)(texts[2:], [row]) == {"pass@1": 0}
 
 
 def test_scores_outlive_a_run_without_a_score_and_settings_without_texts(evaluate, tmp_path):

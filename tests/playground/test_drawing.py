@@ -1,6 +1,5 @@
 """What the page shows: words and HTML, without a browser."""
 
-import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -176,16 +175,10 @@ def test_texts_that_differ(settings, words):
 
 def test_plots_stay_in_their_frame():
     times = [(0.1 * i, i) for i in range(1, 200)]
-    svg = charts.speeds(times, [(seconds, 3 * tokens) for seconds, tokens in times])
-    points = [
-        tuple(map(float, pair.split(","))) for line in re.findall(r'points="([^"]+)"', svg) for pair in line.split()
-    ]
-    assert points and all(0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT for x, y in points)
-    svg = charts.kept([record(num_kept=i % 4) for i in range(300)])
-    columns = [
-        tuple(map(float, found))
-        for found in re.findall(r'x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', svg)
-    ]
-    assert len(columns) <= 2 * charts.MOST_ROUNDS and all(x + w <= charts.WIDTH and h > 0 for x, _, w, h in columns)
-    assert "round 300: 3 of 3 kept" in svg
-    Tags(str(charts.speeds([], [])) + str(charts.kept([])))
+    speeds = charts.speeds(times, [(seconds, 3 * tokens) for seconds, tokens in times])
+    points = [point for line in speeds["lines"].values() for point in line]
+    assert points and all(0 <= share <= 1 for point in points for share in point)
+    kept = charts.kept([record(num_kept=i % 4) for i in range(300)])
+    assert len(kept["columns"]) == charts.MOST_ROUNDS and kept["width"] * charts.MOST_ROUNDS == pytest.approx(1)
+    assert kept["columns"][-1] == (300, 3, kept["top"]) and kept["label"] == "round 300"
+    assert charts.speeds([], [])["top"] == charts.kept([])["top"] == 1

@@ -3,7 +3,6 @@
 from hf_speculative.drafting import (
     CorpusSuffix,
     DraftModel,
-    DrawnTree,
     DynamicTreeDrafter,
     HybridDrafter,
     PromptSuffix,
@@ -37,7 +36,6 @@ def suffix_drafter(store=None, max_factor=1.0, **settings):
 MAKE_DRAFTER = {
     DynamicTreeDrafter: lambda draft: DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
     DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
-    DrawnTree: lambda draft: DrawnTree(DraftModel(RaggedModel(draft, clamp_ids=True)), depth=3),
     HybridDrafter: lambda draft: HybridDrafter(
         TreeDrafter([Recycling(), PromptSuffix()]),
         DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),

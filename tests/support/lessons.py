@@ -27,9 +27,7 @@ def meter(target, **given):
     return Meter(prompts, **{"use": SamplingParams(), "num_draft_tokens": 3, "max_new_tokens": 8} | given)
 
 
-def trainer(
-    target, draft, folder, data=None, student=None, loss="lk_hybrid", use=None, meter=None, on_policy=None, **given
-):
+def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", use=None, meter=None, **given):
     arguments = {
         "per_device_train_batch_size": 4,
         "max_steps": 4,
@@ -50,7 +48,6 @@ def trainer(
         loss,
         use or SamplingParams(),
         meter,
-        on_policy,
         args=TrainingArguments(str(folder), **arguments | given),
         train_dataset=examples(target) if data is None else data,
         data_collator=Collator(),

@@ -1,9 +1,6 @@
 """The simplest drafter: what followed the longest and most recent match of a row's last tokens, as a chain."""
 
-from collections import defaultdict
-
 import hf_speculative as hs
-from hf_speculative.drafting.ngrams import NgramIndex
 
 
 class PromptLookup(hs.Drafter):
@@ -14,15 +11,14 @@ class PromptLookup(hs.Drafter):
 
     def begin(self, batch, sampler):
         self.vocab_size = sampler.vocab_size
-        self.indices = defaultdict(lambda: NgramIndex(self.max_ngram))
 
     def propose(self, batch, num_tokens, schedule, sampler):
-        return hs.Draft.of(
-            batch, [self._look_up(row, batch.history[b], num_tokens[b]) for b, row in enumerate(batch.rows)]
-        )
+        return hs.Draft.of(batch, [self._look_up(*pair) for pair in zip(batch.history, num_tokens, strict=True)])
 
-    def _look_up(self, row, history, num_tokens):
-        if num_tokens == 0:
-            return []
-        start, _ = self.indices[row].last_match(history)
-        return [t for t in history[start : start + num_tokens] if t < self.vocab_size]
+    def _look_up(self, history, num_tokens):
+        for size in range(min(self.max_ngram, len(history)), 0, -1):
+            for start in range(len(history) - size, 0, -1):
+                if history[start - 1 : start - 1 + size] == history[-size:]:
+                    found = history[start - 1 + size : start - 1 + size + num_tokens]
+                    return [token for token in found if token < self.vocab_size]
+        return []

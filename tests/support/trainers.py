@@ -1,12 +1,10 @@
 """Trainers that evaluate with a draft, on tiny rows."""
 
-import copy
-
 import torch
 from transformers import Seq2SeqTrainingArguments, Trainer
 
 import hf_speculative as hs
-from hf_speculative.integrations.trainer import SpeculativeEvalCallback, SpeculativeTrainerMixin
+from hf_speculative.integrations.trainer import SpeculativeTrainerMixin
 from tests.support import tiny
 
 NUM_ROWS, BATCH = 20, 8
@@ -39,17 +37,3 @@ def checkpointed(model):
     """Gradient checkpointing on, under the name it has by now."""
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     return model
-
-
-class Generating(Trainer):
-    """Somebody's own, which generates without knowing of drafts."""
-
-    def prediction_step(self, model, inputs, *args, **kwargs):
-        ids = self._prepare_inputs(inputs)["input_ids"][:, :5]
-        return None, self.model.generate(ids, max_new_tokens=8, do_sample=False), None
-
-
-def with_callback(target, folder):
-    trainer = Generating(copy.deepcopy(target), arguments(folder, per_device_eval_batch_size=2))
-    trainer.add_callback(SpeculativeEvalCallback(trainer, tiny.noisy_copy(target), CONSTANT))
-    return trainer

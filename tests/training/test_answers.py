@@ -72,7 +72,7 @@ def test_examples_become_a_batch():
     batch = Collator(pad=9)([Example((1, 2), (3,)), Example((4,), (5, 6, 7))])
     assert batch["input_ids"].tolist() == [[1, 2, 3, 9], [4, 5, 6, 7]]
     assert batch["labels"].tolist() == [[-100, -100, 3, -100], [-100, 5, 6, 7]]
-    assert batch["texts"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 def test_texts_are_learned_once_and_cut():

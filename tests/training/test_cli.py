@@ -1,13 +1,12 @@
 """The command train."""
 
-import re
 import shlex
 
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from hf_speculative.training import console, prompts
+from hf_speculative.training import prompts
 from tests.support.files import write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
@@ -16,23 +15,6 @@ QUICK = ("--head", "layers:1", "--steps", 2, "--evaluations", 1, "--max-new-toke
 
 def invoke(*args):
     return CliRunner().invoke(app, ["train", *map(str, args)], env={"COLUMNS": "400"})
-
-
-def test_a_dry_run_tells_time_and_memory_and_trains_nothing(tmp_path):
-    data = write_prompts(tmp_path / "p.jsonl", LINES)
-    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--minutes", 0.5, "--dry-run")
-    assert result.exit_code == 2 and "`--steps` and `--minutes` both say how long" in result.stderr
-    result = invoke("--data", data, "--output", tmp_path / "out", *QUICK, "--dry-run", "--store", tmp_path / "store")
-    assert result.exit_code == 0, result.output
-    assert "store: about 0.0 GB in" in result.stderr.replace("\n", " ") and not (tmp_path / "store").exists()
-    text = result.stderr
-    assert re.search(r"answers: 4, about \d+ s \([\d.]+ s each\)", text)
-    assert re.search(r"training: 2 steps of [\d.]+ s, about \d+ s", text) and re.search(
-        r"memory: about [\d.]+ GB", text
-    )
-    assert "expect little" in text
-    names = {path.name for path in (tmp_path / "out").rglob("*")}
-    assert "answers.jsonl" in names and not names & {"training.json", "model.safetensors"}
 
 
 def test_a_run_by_command(tmp_path):
@@ -53,7 +35,7 @@ def test_a_run_by_command(tmp_path):
     tried = CliRunner().invoke(app, [*shlex.split(lines[0])[1:], *few, "--results", str(results)])
     assert tried.exit_code == 0 and "adaptive" not in tried.output, tried.output
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "report.html", "training.json"} <= names
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "training.json"} <= names
     assert "the embedded target" in (out / "README.md").read_text()
     again = invoke("--data", data, "--output", out, *QUICK)
     assert again.exit_code == 2 and "holds a run already" in again.stderr
@@ -78,7 +60,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert "give one of eagle3, dflash, jetspec, tables, layers:N, draft:FOLDER" in refused("--head", "medusa")
     assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split evenly into 3 passes" in refused("--batch-size", 8, "--accumulate", 3)
-    assert "the target has 12 layers" in refused("--head", "layers:12", "--dry-run")
+    assert "the target has 12 layers" in refused("--head", "layers:12")
     assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
     assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
@@ -102,18 +84,3 @@ def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
     data, out = write_prompts(tmp_path / "p.jsonl", LINES), tmp_path / "out"
     result = invoke("--data", data, "--output", out, *QUICK)
     assert result.exit_code == 130 and "the same command with --resume goes on from there" in result.stderr
-
-
-def test_where_no_bar_is_seen_lines_tell_how_far_it_is(monkeypatch):
-    said, now = [], [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    told = console.Told(said.append)
-    told.part("answers of the target")
-    for now[0] in (10.0, 31.0, 40.0, 62.0):
-        told.count(int(now[0]), 1200)
-    assert said == [
-        "answers of the target ...",
-        "answers of the target: 31 of 1,200",
-        "answers of the target: 62 of 1,200",
-    ]
-    console.Told(None).part("nothing")

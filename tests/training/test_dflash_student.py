@@ -56,9 +56,8 @@ def test_the_original_implementations_outputs(name):
     ids = torch.cat([expected[f"round{i}_block_ids"] for i in range(2)], 1)
     anchors = torch.tensor([[6, 9]])
     context = expected["context_hidden"]
-    positions = torch.arange(context.shape[1])[None]
     blocks = BlocksAtAnchors(load_head(FIXTURES / name))
-    found = blocks(embed(ids), context, positions, anchors, torch.zeros_like(anchors), anchors)
+    found = blocks(embed(ids), context, anchors, anchors)
     for i in range(2):
         torch.testing.assert_close(found["hidden"][:, i], expected[f"round{i}_hidden"][:, 1:], rtol=0, atol=1e-5)
 
@@ -171,7 +170,7 @@ def test_fewer_anchors_weigh_more(deep):
     counted[0, 2:19], counted[1, 3:5] = True, True
     torch.manual_seed(0)
     student = new_student(deep, num_anchors=4)
-    drawn = [student._drawn(counted, torch.ones_like(counted, dtype=torch.long)) for _ in range(200)]
+    drawn = [student._drawn(counted) for _ in range(200)]
     for anchors, weights in drawn:
         assert anchors.shape == (3, 4) and len(anchors[0].unique()) == 4
         assert weights.sum(1).tolist() == [17, 2, 0] and (weights[0] == 17 / 4).all()

@@ -17,7 +17,6 @@ from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.call import train
-from hf_speculative.training.estimate import Estimate
 from hf_speculative.training.progress import Watch
 from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run
@@ -131,7 +130,7 @@ def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
     before, after = (hs.models.loading.load_model(one.folder, dtype=torch.float32) for one in (result, again))
     changed = {name for name, w in after.named_parameters() if not torch.equal(w, before.get_parameter(name))}
     assert changed and not [name for name in changed if "proj" not in name], "of linear layers alone"
-    assert again.kind == "draft model, LoRA of rank 2" and "often gains little" in again.notes[0]
+    assert again.kind == "draft model, LoRA of rank 2"
 
 
 def test_what_is_kept_of_a_run(trained):
@@ -152,13 +151,13 @@ def test_arguments_of_transformers_come_first(trained):
     assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "linear, and no cosine"
 
 
-def test_card_and_report(trained):
+def test_card(trained):
     _, result, _ = trained
-    card, page = ((result.folder / name).read_text() for name in ("README.md", "report.html"))
+    card = (result.folder / "README.md").read_text()
     assert "tags:\n- speculative-decoding\n- draft-model" in card and "lk\\_hybrid" in card
     assert f"draft_model={result.folder.name!r}" in card and str(result.folder.parent) not in card.split("```sh")[0]
     assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card and "expect little" in card
-    assert page.count("<svg") == 3 and "temperature 1, after" in page
+    assert "| temperature 1, after |" in card and "| steps | greedy | temperature 1 |" in card
     assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
 
 
@@ -237,8 +236,6 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
         ({"head": "draft:"}, "names no model"),
         ({"head": "dflash:2"}, "give one of eagle3"),
         ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
-        ({"head": "eagle3", "on_policy": 0.5}, "a head cannot write by itself"),
-        ({"on_policy": 1.5}, "give at most 1"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": SamplingParams(top_k=5)}, "infinite where `top_k`"),
         ({"minutes": 1.0}, "both say how long"),
@@ -328,7 +325,7 @@ def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monke
     machine, target = Machine(monkeypatch), tiny.llama()
     machine.slow(monkeypatch, DraftTrainer, "training_step", step)
     machine.slow(monkeypatch, Meter, "__call__", measuring)
-    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(step, 1.0))
+    monkeypatch.setattr(run_module, "step_seconds", lambda *args: step)
     settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 8})
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0))
     result = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, watch=watch)
@@ -340,7 +337,7 @@ def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monke
 def test_a_run_whose_time_cut_its_answers_goes_on_with_those(tokenizer, tmp_path, monkeypatch):
     """Else what a store holds would be of other texts."""
     machine, target = Machine(monkeypatch), tiny.llama()
-    monkeypatch.setattr(run_module, "estimate", lambda *args: Estimate(1.0, 1.0))
+    monkeypatch.setattr(run_module, "step_seconds", lambda *args: 1.0)
     settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 1})
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0), shows_progress=True)
     arguments = {"tokenizer": tokenizer, "store": tmp_path / "store", "max_steps": 2}
@@ -365,17 +362,13 @@ def test_a_measurement_ends_in_time(monkeypatch):
 
 def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
     time_left = deadline.Deadline(600.0)
-    assert time_left.num_answers(wanted=1000, seconds=2.0) == 120 and time_left.num_answers(50, 2.0) == 50
-    assert time_left.num_steps(1.0, answering=240.0) == pytest.approx(0.7 * (570 - 240), abs=1)
-    assert deadline.Deadline(None).num_answers(1000, 60.0) == 1000
+    assert time_left.num_steps(1.0) == pytest.approx(0.7 * 570, abs=1)
 
 
 def test_runs_without_a_chance_are_told():
-    (few,) = prospects.prospects("eagle3", 20, 100, 8_000_000_000)
+    (few,) = prospects.prospects("eagle3", 20, 8_000_000_000)
     assert "20 answers are too few" in few
-    (some,) = prospects.prospects("eagle3", 5_000, 10_000, 8_000_000_000)
+    (some,) = prospects.prospects("eagle3", 5_000, 8_000_000_000)
     assert "5,000 answers: 1.5" in some and "do not expect a speedup" in some
-    assert prospects.prospects("eagle3", 500_000, 1_000_000, 8_000_000_000) == []
-    assert prospects.prospects("eagle3", 5_000, 10_000, 9_000_000) == [], "small targets need less"
-    assert "often gains little" in prospects.prospects("draft", 5_000, 5_000, 1_000)[0]
-    assert "25 times" in prospects.prospects("layers", 1_000, 25_000, 1_000)[0]
+    assert prospects.prospects("eagle3", 500_000, 8_000_000_000) == []
+    assert prospects.prospects("eagle3", 5_000, 9_000_000) == [], "small targets need less"

@@ -8,7 +8,6 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store as stores
-from hf_speculative.training.call import train
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
 from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.eagle3_student import Eagle3Student, new_head
@@ -40,7 +39,7 @@ def texts(target):
 
 def stored(target, folder, data, layers=(1, 2)):
     teacher = StoredTeacher(Teacher(target, layers), folder, data)
-    teacher.record(teacher.begin(), Collator(packs=True), 3)
+    teacher.record(teacher.begin(), Collator(), 3)
     return teacher
 
 
@@ -54,12 +53,11 @@ def new_student(kind, target):
 
 
 @pytest.mark.parametrize("kind", ["draft model", "eagle3", "dflash"])
-@pytest.mark.parametrize("packs", [True, False])
-def test_the_loss_is_that_of_the_target_itself(deep, kind, packs, tmp_path):
+def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
     """And the target does not run."""
     student, data = new_student(kind, deep), texts(deep)
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
-    batch = Collator(packs=packs)(data[2:8])
+    batch = Collator()(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
     trainer.teacher = stored(deep, tmp_path / "store", data, student.hidden_layers)
     with tiny.CountForwards(deep) as forwards:
@@ -78,7 +76,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
         size = sum(path.stat().st_size for path in teacher.folder.glob("*.safetensors"))
         assert teacher.num_bytes == 4 * sum(kept.values()) * sum(e.num_tokens for e in data) < size
         batch = Collator()(data)
-        here = batch["texts"] > 0
+        here = batch["attention_mask"] > 0
         torch.testing.assert_close(
             teacher(**batch).logits[here], teacher.teacher(**batch).logits[here], atol=1e-5, rtol=0
         )
@@ -141,9 +139,3 @@ def test_a_run_learns_the_same(tmp_path):
     assert found[0][1] - found[1][1] == 2, "one pass less of each step"
     fields = json.loads((tmp_path / "store" / "store.json").read_text())
     assert fields["kept"] == {"read": 32}
-
-
-def test_texts_of_the_draft_cannot_be_stored(target, tmp_path):
-    settings = Settings(**SETTINGS, on_policy=0.5)
-    with pytest.raises(ValueError, match="`on_policy` makes others in each step: leave one of them out"):
-        train(target, [], tmp_path / "out", settings, tokenizer=hs.embedded_pair()[2], store=tmp_path / "store")

@@ -90,14 +90,14 @@ def test_ids_outside_the_vocabulary_are_refused(taught, tmp_path, token):
         Tables.load(tmp_path)
 
 
-def test_a_run_makes_them_with_card_and_report(tokenizer, tmp_path):
+def test_a_run_makes_them_with_a_card(tokenizer, tmp_path):
     target = tiny.llama()
     prompts = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5)).tolist()]
     settings = Settings(head="tables", steps=1, max_new_tokens=10, batch_size=4)
     result = train(target, prompts, tmp_path, settings, tokenizer=tokenizer)
     assert [point.step for point in result.curve] == [0, 1] and result.kind == "warm tables"
     names = {path.name for path in tmp_path.iterdir()}
-    assert {STORE, SUCCESSORS, "README.md", "report.html", "training.json"} <= names
+    assert {STORE, SUCCESSORS, "README.md", "training.json"} <= names
     assert json.loads((tmp_path / "training.json").read_text())["num_parameters"] == 0
     card = (tmp_path / "README.md").read_text()
     assert "Warm tables" in card and " without tables, " in card and "learning rate" not in card

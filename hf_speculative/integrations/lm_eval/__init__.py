@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteria, Stopp
 
 try:
     from lm_eval.api.registry import register_model
-    from lm_eval.models.huggingface import HFLM, get_dtype
+    from lm_eval.models.huggingface import HFLM
 except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
@@ -35,7 +35,7 @@ from ...tokenizers.loading import tokenizer_of_draft
 logger = logging.getLogger("lm_eval.hf_speculative")
 
 #: of the draft itself, read here
-DRAFT_OPTIONS = (*ROWS["draft_model"].names, *ROWS["draft_tokenizer"].names, "draft_dtype", "draft_revision")
+DRAFT_OPTIONS = (*ROWS["draft_model"].names, *ROWS["draft_tokenizer"].names)
 
 
 @register_model("hf-speculative")
@@ -44,9 +44,8 @@ class SpeculativeLM(HFLM):
 
     Args:
         pretrained: the target, as in `HFLM`: a name, a folder or a model.
-        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same.
-        draft_dtype: for a draft given by name. Default: the target's.
-        draft_revision: for a draft given by name.
+        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same. By name, it is loaded in
+            the target's dtype.
         draft_tokenizer: if the draft's vocabulary differs; found by the draft's name, if it was given by name.
         **kwargs: what `hf_speculative.call.option_table.DRAFTING` names, as in `hf_speculative.generate`, and anything
             that `HFLM` takes. A task's `generation_kwargs` may name the former, too, and come first.
@@ -66,17 +65,8 @@ class SpeculativeLM(HFLM):
             if of_draft[own] is not None and of_draft[alias] is not None:
                 raise ValueError(f"`{own}` and `{alias}` mean the same: give one of them.")
         draft_model = of_draft["draft_model"] or of_draft["assistant_model"]
-        if not isinstance(draft_model, str) or DRAFTS.is_method(draft_model):
-            useless = [name for name in ("draft_dtype", "draft_revision") if of_draft[name] is not None]
-            if useless:
-                raise ValueError(
-                    f"`{useless[0]}={of_draft[useless[0]]!r}` is for a `draft_model` given by name: leave it out."
-                )
         _check_names(pretrained, kwargs)
-        loading = {
-            "revision": of_draft["draft_revision"] or "main",
-            "trust_remote_code": bool(kwargs.get("trust_remote_code")),
-        }
+        loading = {"trust_remote_code": bool(kwargs.get("trust_remote_code"))}
         # A name that leads nowhere is met here, before the target takes minutes to load.
         is_named = isinstance(draft_model, str) and not DRAFTS.is_method(draft_model)
         if is_named:
@@ -87,8 +77,7 @@ class SpeculativeLM(HFLM):
         self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
         if is_named:
             target = unwrap(self.model, "pretrained")
-            dtype = target.dtype if of_draft["draft_dtype"] is None else get_dtype(of_draft["draft_dtype"])
-            name, draft_model = draft_model, load_model(draft_model, dtype=dtype, **loading)
+            name, draft_model = draft_model, load_model(draft_model, dtype=target.dtype, **loading)
             draft_model = draft_model.to(device_of(target))
             draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
         if isinstance(draft_tokenizer, str):

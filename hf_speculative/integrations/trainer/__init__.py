@@ -5,7 +5,6 @@ from transformers.utils import is_accelerate_available
 if not is_accelerate_available():
     raise ImportError("transformers' Trainer needs accelerate: pip install 'hf_speculative[accelerate]'")
 
-from .callback import SpeculativeEvalCallback
 from .trainer import SpeculativeSeq2SeqTrainer, SpeculativeTrainerMixin
 
-__all__ = ["SpeculativeEvalCallback", "SpeculativeSeq2SeqTrainer", "SpeculativeTrainerMixin"]
+__all__ = ["SpeculativeSeq2SeqTrainer", "SpeculativeTrainerMixin"]

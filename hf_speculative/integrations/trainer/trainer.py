@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from ...call.configuration import SpeculativeConfig
 from ...call.generation_settings import first_given
 from ...call.preparation import prepare
-from .measuring import NUM_PLAIN, Measured, measure
+from ...call.statistics import record
+from ...generation import attached_to
+from .drafting import metrics, with_draft
 from .prompts import completions_of, prompts_of
 
 if TYPE_CHECKING:
@@ -33,8 +36,8 @@ class SpeculativeTrainerMixin(_Trainer):
 
     What speculation did is logged with the other metrics, as `eval_draft_acceptance_rate`, `eval_mean_acceptance_length` (bonus
     token included), `eval_num_spec_steps`, `eval_num_draft_tokens`, `eval_num_accepted_draft_tokens`,
-    `eval_num_target_forwards`, `eval_tokens_per_second` and `eval_speedup` (docs/training.md). Counts are summed over all
-    processes and rates computed from the sums; if nothing was drafted, the rates are left out.
+    `eval_num_target_forwards` and `eval_tokens_per_second` (docs/training.md). Counts are summed over all processes and rates
+    computed from the sums; if nothing was drafted, the rates are left out.
 
     Encoder-decoder models are evaluated as by `Seq2SeqTrainer`, but their `generation_config` stays as it is. For decoder-only
     models, a row's prompt is everything before its first label; Predictions are the new tokens, and the label ids given to
@@ -46,8 +49,6 @@ class SpeculativeTrainerMixin(_Trainer):
         speculative_config: further settings, as in `hf_speculative.attach`.
         generation_kwargs: keywords of `generate` for every evaluation; those of `evaluate(..., **gen_kwargs)` come first, and
             `evaluate(draft_model=None)` is plain.
-        speedup_batches: batches of each evaluation, on each process, that are decoded plainly as well, from the same random
-            state: `eval_speedup` is the ratio of tokens per second on these. This takes extra time.
 
     Raises:
         ValueError, TypeError: as `attach`, when the trainer is made; a draft that evaluation would not use.
@@ -59,19 +60,15 @@ class SpeculativeTrainerMixin(_Trainer):
         draft_model: PreTrainedModel | str | None = None,
         speculative_config: SpeculativeConfig | None = None,
         generation_kwargs: dict[str, Any] | None = None,
-        speedup_batches: int = 0,
         **kwargs,
     ):
-        speedup_batches = NUM_PLAIN.checked("speedup_batches", speedup_batches)
         self.draft_model, self.speculative_config = draft_model, speculative_config
-        self.speedup_batches = speedup_batches
         self.generation_kwargs = self._given = dict(generation_kwargs or {})
         super().__init__(*args, **kwargs)
         options = {
             "draft_model": draft_model,
             "speculative_config": speculative_config,
             "generation_kwargs": generation_kwargs,
-            "speedup_batches": speedup_batches,
         }
         useless = [f"`{name}`" for name, value in options.items() if value]
         if useless and not self._generates:
@@ -79,9 +76,9 @@ class SpeculativeTrainerMixin(_Trainer):
                 f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
                 "and `prediction_loss_only=False` in the arguments, or leave it out."
             )
-        with self._measure() as meter:  # what is wrong with the draft is said now, not after an epoch
+        with self._with_draft() as model:  # what is wrong with the draft is said now, not after an epoch
             if generation_kwargs:
-                prepare(meter.model, self._generate_kwargs(), meter.draft_model, meter.config)
+                prepare(model, self._generate_kwargs(), *attached_to(model))
 
     def generation_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `generate` gets of an evaluation batch; override it for prompts of another kind.
@@ -121,12 +118,13 @@ class SpeculativeTrainerMixin(_Trainer):
         dtype = None
         if not self.is_in_train:  # as the trainer casts the model
             dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16 if self.args.bf16_full_eval else None
-        with self._measure(dtype) as meter:
+        with self._with_draft(dtype), record() as counted:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-        counts = meter.take().summed_over_processes(self.accelerator)
-        output.metrics.update(counts.metrics(metric_key_prefix))
+        counted.rows.clear()
+        of_processes = gather_object([counted]) if self.accelerator.num_processes > 1 else [counted]
+        output.metrics.update(metrics(metric_key_prefix, of_processes))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
@@ -176,12 +174,12 @@ class SpeculativeTrainerMixin(_Trainer):
             kwargs.setdefault("generation_config", Seq2SeqTrainer.load_generation_config(config))
         return kwargs
 
-    def _measure(self, dtype: torch.dtype | None = None) -> Measured:
+    def _with_draft(self, dtype: torch.dtype | None = None) -> AbstractContextManager[PreTrainedModel]:
         draft = self.draft_model
         if isinstance(draft, torch.nn.Module):
             draft = self.accelerator.unwrap_model(draft)
         model = self.accelerator.unwrap_model(self.model)
-        return measure(model, draft, self.speculative_config, self.speedup_batches, self.accelerator.device, dtype)
+        return with_draft(model, draft, self.speculative_config, self.accelerator.device, dtype)
 
     @torch.no_grad()
     def _generate(self, given: dict[str, Any], gen_kwargs: dict[str, Any]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,18 +63,11 @@ class Options:
         None, "Write all tables to this file: Markdown if it ends in .md, else one HTML page."
     )
     json_file: Path | None = setting(None, "Write all figures to this JSON file.", "--json")
-    gpu_report: bool = setting(
-        False,
-        "Print one table about this GPU, to paste into an issue: versions, equality, speed and memory in float32, float16 and "
-        "bfloat16, eager, captured and compiled. Takes minutes.",
-    )
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
 
     def __post_init__(self):
         check_models(model=self.model, draft_model=self.draft_model)
         check_outputs(json=self.json_file, report=self.report)
-        if self.gpu_report and self.machine.dtype:
-            raise ValueError("--gpu-report measures all number formats: leave --dtype out.")
 
 
 @with_settings(Options)
@@ -91,7 +84,7 @@ def bench(settings: Options) -> None:
 
     Lists are written with commas. The first value of --batch, --context and --temperature is the base. Each further one is
     measured with the others at their base; --grid measures all combinations. All methods decode the same prompts in turn, after
-    a warm-up that does not count. `noise` means faster than the number of target passes allows. Ctrl-C keeps what was measured.
+    a warm-up that does not count. Ctrl-C keeps what was measured.
     """
     with ends_at_once():  # not above, since it imports torch
         from .. import bench as benchmarks
@@ -100,9 +93,6 @@ def bench(settings: Options) -> None:
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet_transformers()
-    if settings.gpu_report:
-        _print_gpu_report(settings, err)
-        return
     places = sweep(
         numbers("--batch", settings.batch, int),
         numbers("--context", settings.context, int),
@@ -139,21 +129,6 @@ def bench(settings: Options) -> None:
     if is_stopped:
         err.print("stopped: this is what was measured so far.")
         raise typer.Exit(STOPPED)
-
-
-def _print_gpu_report(settings: Options, console: Console) -> None:
-    import torch
-
-    from .. import gpu_report
-
-    device = settings.machine.device
-    if torch.device(device or "cuda").type != "cuda" or not torch.cuda.is_available():
-        raise ValueError("--gpu-report is about a GPU, and torch finds none: leave it out to measure this machine.")
-    dtypes = [str(dtype).removeprefix("torch.") for dtype in gpu_report.DTYPES]
-    with console.status("loading the models") as status:
-        machines = (Machine(dtype, device or "cuda:0") for dtype in dtypes)
-        pairs = (_pair(replace(settings, gpu_report=False, machine=machine)) for machine in machines)
-        typer.echo(gpu_report.text(pairs, say=status.update))
 
 
 def _pair(settings: Options) -> Pair:

@@ -32,8 +32,6 @@ from ..speedup import Speedup, Work, interval
 NUM_TOKENS, REPEATS = 72, 3
 #: so much slower than they came are texts shown, to be followed by eye
 SLOWER = 4.0
-#: of its time, the main thread runs at least this share on a quiet machine, and repeats of a text differ by this factor at most
-LEAST_SHARE, MOST_UNLIKE = 0.85, 1.6
 #: passes that are timed for each number of threads
 PASSES = 15
 COLOURS = "[green]Green[/]: draft tokens that the target kept; [bold]bold[/]: the target's own."
@@ -133,7 +131,7 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
     console.print(stage.introduction)
     pairs: list[tuple[Work, Work]] = []
     counts = [0, 0]
-    all_same, is_disturbed = True, False
+    all_same = True
     for number, scene in enumerate(stage.scenes, start=1):
         run = Comparison(
             stage.target,
@@ -153,42 +151,22 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
         with waiting if _is_watched(console) else nullcontext():
             run.warm_up([scene.prompt])
             plain, ours = run.timelines(scene.prompt)
-            busy = BusyTime()
             run.compare([scene.prompt])
             evaluation = run.evaluation
-            timed_pairs = list(evaluation.pairs(scene.setting, scene.setting.baseline))
-            is_disturbed |= busy.share < LEAST_SHARE or not are_alike(timed_pairs)
         passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
         _play(console, f"{scene.prompt}\n" if stage.is_chat else scene.prompt, plain, ours, passes)
-        pairs += timed_pairs
+        pairs += evaluation.pairs(scene.setting, scene.setting.baseline)
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= evaluation.totals(scene.setting).num_identical == 1
-    speedup = None if is_disturbed else Speedup.of(pairs, interval)
-    console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, speedup, is_disturbed)}[/]\n")
+    speedup = Speedup.of(pairs, interval)
+    console.print(f"\n[bold]{sentence(counts[1], counts[0], all_same, speedup)}[/]\n")
     console.print(HOW_TO_GO_ON, highlight=False, soft_wrap=True)
 
 
 def _passes(evaluation: Evaluation, setting: Setting) -> int:
     """Target passes of the first repeat."""
     return evaluation.calls[setting.name][0].num_target_passes
-
-
-class BusyTime:
-    """Which share of the time since it was made this thread was running: less than all of it where others take its core."""
-
-    def __init__(self) -> None:
-        self.start, self.start_of_thread = time.perf_counter(), time.thread_time()
-
-    @property
-    def share(self) -> float:
-        return (time.thread_time() - self.start_of_thread) / max(time.perf_counter() - self.start, 1e-9)
-
-
-def are_alike(pairs: list[tuple[Work, Work]]) -> bool:
-    """Whether repeats of the same work took about as long as each other."""
-    both_ways = zip(*((own.seconds, plain.seconds) for own, plain in pairs), strict=True)
-    return all(max(seconds) <= MOST_UNLIKE * min(seconds) for seconds in both_ways)
 
 
 def choose_threads(target: PreTrainedModel) -> None:
@@ -204,17 +182,13 @@ def choose_threads(target: PreTrainedModel) -> None:
     torch.set_num_threads(min(seconds, key=lambda num: seconds[num]))
 
 
-def sentence(
-    passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None, is_disturbed: bool = False
-) -> str:
+def sentence(passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None) -> str:
     """What the demo showed, in one sentence."""
     text = "the same texts" if all_same else "texts that differ, which is a bug: please report it"
     parts = [f"{passes} passes of the target instead of {plain_passes}", text]
-    if speedup is not None and not speedup.is_noise:
+    if speedup is not None:
         spread = "" if speedup.spread is None else " ({:.1f} to {:.1f})".format(*speedup.spread)
         parts.append(f"{speedup.median:.1f}x{spread} on this machine")
-    if is_disturbed:
-        parts.append("no speedup is told, since other programs used this machine: try again once it is quiet")
     return "; ".join(parts) + "."
 
 

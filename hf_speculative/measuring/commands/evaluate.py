@@ -32,7 +32,6 @@ from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...names import place_of
 from ...reports import files
-from ..scores import SCORES
 
 ADAPTIVE = "adaptive"
 #: a list of draft lengths on a command line
@@ -63,7 +62,7 @@ class Options:
     stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
     batch_size: int = setting(1, "Prompts decoded together.", least=1)
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
-    score: str | None = setting(None, f"A task score: {', '.join(SCORES)}, or your own as module:function.")
+    score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")
     references: str | None = setting(
         None, "What the score compares texts with: a column, or a Jinja template over the columns."
     )
@@ -97,7 +96,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     Without a draft model?  hf-speculative eval --dataset data.jsonl --model Qwen/Qwen3-8B --draft-model auto
     --assistant-early-exit 8
 
-    Quality unchanged?  hf-speculative eval --dataset HumanEval.jsonl.gz --score pass@1 --stop $'\\ndef '
+    Quality unchanged?  hf-speculative eval --dataset qa.jsonl --score exact_match --references answer
 
     Several GPUs, each with its own prompts:  accelerate launch -m hf_speculative eval --dataset data.jsonl ...
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,7 +16,6 @@ from rich.text import Text
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
     ExactMachine,
-    check_file,
     check_models,
     load_pair,
     option,
@@ -26,6 +24,7 @@ from ...command.arguments import (
     with_drafting_options,
 )
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.prompts import built_in_prompts
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 
@@ -41,11 +40,9 @@ class Options:
 
     prompt: list[str] | None = setting(
         None,
-        "Prompts: texts to continue. Without any, they come from --prompts or from standard input.",
+        "Prompts: texts to continue. Without any, there is one on standard input; eval reads files.",
         is_argument=True,
     )
-    prompts: Path | None = setting(None, "A file of prompts: .txt (one a line), .jsonl, .csv, .parquet; also as .gz.")
-    field: str = setting("prompt", "The column of that file that holds the prompt.")
     demo: bool = setting(False, "Show three answers of a chat model, plain and speculative side by side.")
     model: str | None = target_option("Target, the model whose text you want", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
@@ -63,7 +60,7 @@ class Options:
     repeats: int | None = setting(
         None,
         "How often each prompt is decoded both ways, to tell a speedup from noise. Default: as often as gives "
-        f"{ENOUGH} timings, that is once for a file of prompts and {ENOUGH} times for a single one.",
+        f"{ENOUGH} timings, {ENOUGH} times for a single prompt.",
         least=1,
     )
     machine: ExactMachine = dataclasses.field(default_factory=ExactMachine)
@@ -74,8 +71,6 @@ class Options:
 
     def __post_init__(self):
         check_models(model=self.model, draft_model=self.draft_model)
-        if not self.prompt:  # else there are two sources, which is said later
-            check_file("--prompts", self.prompts)
 
 
 @with_drafting_options("num_draft_tokens")
@@ -94,8 +89,6 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
 
     A chat model of 135 million weights:  hf-speculative generate --model smollm2 "What is a hash table?"
 
-    A file of prompts:  hf-speculative generate --prompts HumanEval.jsonl.gz --batch-size 8
-
     Ctrl-C ends it early and shows what was measured so far.
     """
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -109,10 +102,9 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     with ends_at_once(), err.status("importing torch and transformers"):
         from ...tokenizers.chat import speaks_chat
         from ..comparison import Comparison
-        from ..journal import BadRow
         from ..render import screen
         from ..settings import Setting
-        from .prompts import batches, prompt_source, shown, usable
+        from .prompts import given_prompts
     quiet_transformers()
     names_source = any(ROWS[name].is_source for name in drafting)
     if settings.model is not None and draft_model is None and not names_source:
@@ -122,19 +114,15 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     elif draft_model is not None or not names_source:
         drafting["draft_model"] = "draft"
     setting = Setting(num_draft_tokens=settings.num_draft_tokens, temperature=temperature, **drafting)
-    tokenizer = None
-    source = prompt_source(
-        settings.prompt,
-        settings.prompts,
-        settings.field,
-        err,
-        lambda: speaks_chat(tokenizer) and not settings.raw,
-    )
-    total = sum(1 for p in source() if not isinstance(p, BadRow))
+    prompts = given_prompts(settings.prompt)
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer, other = load_pair(
             settings.model, draft_model, settings.machine, needs_draft=not names_source, head=True
         )
+    if not prompts:
+        err.print("No prompt was given: two built-in ones are used.")
+        prompts = list(built_in_prompts(speaks_chat(tokenizer) and not settings.raw)[:2])
+    total = len(prompts)
     comparison = Comparison(
         target,
         draft,
@@ -160,9 +148,12 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
     task = progress.add_task("decoding both ways", total=total)
 
-    def decode(batch: list) -> None:
+    def shown(text: str) -> str:
+        return f"{text}\n" if comparison.is_chat else text
+
+    def decode(batch: list[Any]) -> None:
         if streams:
-            screen.print_text(out, shown(batch[0], comparison.is_chat), comparison.stream(batch[0]))
+            screen.print_text(out, shown(batch[0]), comparison.stream(batch[0]))
         with progress:
             if not comparison.num_prompts:
                 comparison.warm_up(batch)
@@ -172,14 +163,14 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
             if as_json:
                 print(json.dumps({"prompt": text, **row["json"]}), flush=True)
             elif shows and not streams:
-                screen.print_text(out, shown(text, comparison.is_chat), row["pieces"])
+                screen.print_text(out, shown(text), row["pieces"])
 
     try:
-        for batch in batches(usable(source(), err), batch_size):
+        for batch in (prompts[i : i + batch_size] for i in range(0, total, batch_size)):
             try:
                 decode(batch)
             except (ValueError, RuntimeError, IndexError) as error:  # an error of this batch; the others continue
-                skipped = f" {len(batch)} prompts from {shown(batch[0], False)[:40]!r} on: {error}"
+                skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:
         is_stopped = True

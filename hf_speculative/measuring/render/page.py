@@ -1,65 +1,18 @@
-"""Results as one self-contained HTML file: of an evaluation, or of what other commands measured."""
+"""Results as one self-contained HTML file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...reports import files, pages, plotting
 from ...reports.formats import plural
-from ..journal import BadRow, Difference
 from . import markdown, plots, tables, texts, wording
-from .tables import Found, Section, Table
+from .tables import Found, Section
 
-
-@dataclass(frozen=True)
-class Picture:
-    """An `<svg>` element with what stands above it."""
-
-    name: str
-    caption: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a page shows, from its top to its end.
-
-    Attributes:
-        kind: what it is a report of, for the browser's title.
-        about: paragraphs below the title.
-        notes: what a reader should know first, such as that it is unfinished.
-        sections: of evaluations; `tables` and `pictures` come before them.
-        meanings: names of figures and what they mean.
-        facts: under the last `heading`.
-        data: all figures, ready for JSON.
-    """
-
-    title: str
-    kind: str
-    about: Sequence[str]
-    heading: str
-    facts: Mapping[str, str]
-    meanings: Mapping[str, str]
-    data: Mapping[str, Any]
-    notes: Sequence[str] = ()
-    pictures: Sequence[Picture] = ()
-    tables: Mapping[str, Table] = field(default_factory=dict)
-    sections: Sequence[Mapping[str, Any]] = ()
-    differences: Sequence[Difference] = ()
-    bad_rows: Sequence[BadRow] = ()
-
-    @property
-    def json(self) -> str:
-        return json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False)
-
-    def write(self, path: Path) -> None:
-        """Write the page."""
-        values = {"report": self, "wording": wording, "plural": plural, "has_pictures": plotting.is_available()}
-        pages.write(path, "measuring/render/page.html", values)
+#: of the plot of several places
+BY_PLACE = "Over plain decoding; bars are the spread."
 
 
 def write(found: Found, path: Path) -> None:
@@ -69,24 +22,24 @@ def write(found: Found, path: Path) -> None:
     """
     evaluations = tables.by_place(found)
     first, all_sections = next(iter(evaluations.values())), tables.sections(found)
-    caption, pictures = "Over plain decoding; bars are the spread, and noise is left out.", []
-    if plotting.is_available() and len(evaluations) > 1:
-        pictures = [Picture("Speedup by place", caption, pages.inline(plots.by_place(all_sections)))]
+    has_pictures = plotting.is_available()
     unfinished = {place: one for place, one in evaluations.items() if not one.is_complete}
-    Report(
-        wording.title(first),
-        "speculative decoding evaluated",
-        [f"Speculative decoding against plain decoding. {wording.about(first)}"],
-        "What was evaluated, and where",
-        wording.facts(first),
-        wording.MEANINGS,
-        to_dict(found),
-        [f"{f'{place}: ' if place else ''}{wording.progress(one)}" for place, one in unfinished.items()],
-        pictures,
-        sections=[_section(section) for section in all_sections],
-        differences=[found for evaluation in evaluations.values() for found in evaluation.differences],
-        bad_rows=[row for evaluation in evaluations.values() for row in evaluation.bad_rows],
-    ).write(path)
+    values = {
+        "title": wording.title(first),
+        "about": f"Speculative decoding against plain decoding. {wording.about(first)}",
+        "notes": [f"{f'{place}: ' if place else ''}{wording.progress(one)}" for place, one in unfinished.items()],
+        "by_place": pages.inline(plots.by_place(all_sections)) if has_pictures and len(evaluations) > 1 else "",
+        "caption": BY_PLACE,
+        "sections": [_section(section) for section in all_sections],
+        "differences": [found for evaluation in evaluations.values() for found in evaluation.differences],
+        "bad_rows": [row for evaluation in evaluations.values() for row in evaluation.bad_rows],
+        "facts": wording.facts(first),
+        "json": json.dumps(to_dict(found), indent=1, ensure_ascii=False, allow_nan=False),
+        "has_pictures": has_pictures,
+        "wording": wording,
+        "plural": plural,
+    }
+    pages.write(path, "measuring/render/page.html", values)
 
 
 def write_report(found: Found, path: Path) -> None:

@@ -14,8 +14,6 @@ from .tables import Section
 WIDTH = 4.2  # inches
 #: labelled where they fall into the range
 RATIOS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-#: a curve of more points has no markers
-FEW = 20
 #: more dots than these are drawn as an image
 MANY = 2000
 
@@ -28,7 +26,7 @@ def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
             t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics and t.has_rates
         }
         if any(rates.values()):
-            figures["positions"] = positions(rates)
+            figures["positions"] = plotting.as_svg(_positions(rates))
         speedups = [
             (t.speedup, t.setting, [*evaluation.speedups(t.setting).values()]) for t in totals if t.speedup is not None
         ]
@@ -48,7 +46,7 @@ def _places(sections: Sequence[Section]):
     labels = dict.fromkeys(t.setting.label for section in sections for t in section.totals if t.speedup is not None)
     for number, label in enumerate(labels):
         found = [(x, t.speedup) for x, s in enumerate(sections) for t in s.totals if t.setting.label == label]
-        told = [(x, speedup) for x, speedup in found if speedup is not None and not speedup.is_noise]
+        told = [(x, speedup) for x, speedup in found if speedup is not None]
         xs, medians = [x + 0.04 * number for x, _ in told], [speedup.median for _, speedup in told]
         ends = [speedup.spread or (speedup.median,) * 2 for _, speedup in told]
         axes.plot(xs, medians, **plotting.line(number), label=plotting.label(label))
@@ -61,44 +59,18 @@ def _places(sections: Sequence[Section]):
     return figure
 
 
-def positions(rates: Mapping[str, Sequence[float]]) -> str:
-    """An `<svg>` element: the share of rounds that kept the draft up to each position, a line for each name."""
+def _positions(rates: Mapping[str, Sequence[float]]):
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    with plotting.style():
-        figure, axes = plotting.new_axes(WIDTH, 2.6 + 0.17 * len(rates))
-        for number, (name, of_name) in enumerate(rates.items()):
-            axes.plot(range(1, len(of_name) + 1), of_name, **plotting.line(number), label=plotting.label(name))
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
-        plotting.legend(figure, axes)
-        return plotting.as_svg(figure)
-
-
-def curves(
-    found: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, bottom: float, mark: float | None
-) -> str:
-    """An `<svg>` element: points `(x, y)`, a line for each name.
-
-    Args:
-        x, y: labels of the axes.
-        bottom: the least value of y that is shown.
-        mark: a value of x with a dashed line through it; `None` for none.
-    """
-    with plotting.style():
-        figure, axes = plotting.new_axes(WIDTH, 3.0)
-        for number, (name, points) in enumerate(found.items()):
-            style = plotting.line(number) | ({"marker": ""} if len(points) > FEW else {})
-            axes.plot(*zip(*points, strict=True), **style, label=plotting.label(name))
-        if mark is not None:
-            axes.axvline(mark, color=plotting.INK, linewidth=0.8, linestyle="--", label="kept")
-        axes.set_ylim(bottom=bottom)
-        axes.set_xlabel(x, color=plotting.INK)
-        axes.set_ylabel(y, color=plotting.INK)
-        plotting.legend(figure, axes)
-        return plotting.as_svg(figure)
+    figure, axes = plotting.new_axes(WIDTH, 2.6 + 0.17 * len(rates))
+    for number, (name, of_name) in enumerate(rates.items()):
+        axes.plot(range(1, len(of_name) + 1), of_name, **plotting.line(number), label=plotting.label(name))
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
+    plotting.legend(figure, axes)
+    return figure
 
 
 def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):
@@ -110,21 +82,18 @@ def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):
         # Spread over the strip by the golden ratio: even, and the same each time.
         heights = [number + 0.18 - 0.36 * ((0.618034 * i) % 1) for i in range(len(values))]
         is_image = len(values) > MANY
-        hollow = ["none" if value.is_noise else _colour(number) for value in values]
         axes.scatter(
             [value.median for value in values],
             heights,
             s=10,
-            facecolors=hollow,
-            edgecolors=_colour(number),
+            color=_colour(number),
             alpha=0.7,
             linewidths=0.5,
             rasterized=is_image,
         )
         if median.spread:
             axes.plot(median.spread, [number, number], color=plotting.INK, linewidth=1.2)
-        if not median.is_noise:
-            axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
+        axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
         # In the picture's own left margin, whatever the range.
         axes.text(
             0,

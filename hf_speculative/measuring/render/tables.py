@@ -12,7 +12,7 @@ from ...reports.formats import number, percent, significant, times
 from ..recommendation import Recommendation
 from ..results import Evaluation
 from ..settings import Setting
-from ..speedup import Speedup, remarks
+from ..speedup import Speedup
 from ..totals import Totals
 from . import wording
 
@@ -85,8 +85,8 @@ class Section:
 
     @property
     def notes(self) -> list[str]:
-        """Notes besides the figures: noise, losses to rivals, settings that could not be measured."""
-        found = [remark for t in self.totals for remark in remarks(t.setting.label, t.speedup, t.drafts_nothing)]
+        """Notes besides the figures: losses to rivals, settings that could not be measured."""
+        found = [f"{t.setting.label}: {wording.NOTHING_DRAFTED}" for t in self.totals if t.drafts_nothing]
         for of_setting in self.totals:
             lost = [name for name, ratio in of_setting.over.items() if ratio.is_loss]
             found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
@@ -158,17 +158,14 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     lines = []
     for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
         values = list(evaluation.speedups(setting).values())
-        gains = sum(speedup.median > 1 and not speedup.is_noise for speedup in values)
+        gains = sum(speedup.median > 1 for speedup in values)
         figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
         lines.append(Line(setting.label, [*figures, f"{gains:,} of {len(values):,}"]))
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
 def _quantile(speedups: list[Speedup], share: float) -> str:
-    """Each speedup has a bound of its own, so that a quantile of them is at most that of the bounds."""
-    value = float(np.quantile([speedup.median for speedup in speedups], share))
-    bounds = [speedup.allowed for speedup in speedups if speedup.allowed is not None]  # all of a setting, or none
-    return "noise" if bounds and value > np.quantile(bounds, share) else times(value)
+    return times(float(np.quantile([speedup.median for speedup in speedups], share)))
 
 
 def identical(evaluation: Evaluation, totals: Totals) -> str:

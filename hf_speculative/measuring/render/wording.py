@@ -14,8 +14,7 @@ from ..speedup import FEWEST
 
 MEANINGS = {
     "tokens/s": "new tokens of a generate call over its wall time, prompt and set-up included: the median over the calls.",
-    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio for each call, and their median. `noise` is more "
-    "than the counted target passes allow: the clock's doing, not the draft's.",
+    "speedup": "tokens/s over plain decoding's on the same prompts: a ratio for each call, and their median.",
     "95 % interval": "of that median: how much it depends on which prompts these are, and on the clock. It takes "
     f"{FEWEST} calls or more.",
     "quartiles": "of the ratios of repeated calls: half of them lie between.",
@@ -34,6 +33,7 @@ MEANINGS = {
     "acceptance by position": "rounds that kept the draft token at a position, over all rounds with a draft; a shorter draft "
     "counts as not kept.",
 }
+NOTHING_DRAFTED = "nothing was drafted, so each target pass brought one token, as in plain decoding."
 #: where everything is that a page has no room for
 REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
 #: the same where there is little room
