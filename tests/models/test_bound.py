@@ -18,10 +18,8 @@ from tests.support import tiny
 from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
 
-pytestmark = [
-    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
-    pytest.mark.usefixtures("order"),
-]
+pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+in_each_order = pytest.mark.usefixtures("order")
 KWARGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
 
 
@@ -48,6 +46,7 @@ def generate(model, batch=1, **options):
     return model.generate(**tiny.prompts(batch), **KWARGS, **options).tolist()
 
 
+@in_each_order
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 def test_greedy_tokens_are_those_of_plain_decoding(kind, emulated, tmp_path):
     """On the packed weights and on the plain ones, which come back bit for bit."""
@@ -79,6 +78,7 @@ def test_blocks_that_share_layers(shared, model, emulated):
     assert generate(model) == expected
 
 
+@in_each_order
 def test_half_precision(emulated):
     if torch.bfloat16 not in dtypes():
         pytest.skip("bfloat16 is not packed on this machine")
@@ -106,6 +106,7 @@ CHANGES = {
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 asks for it
+@in_each_order
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_change(change, model, emulated):
     attached(model)
@@ -342,6 +343,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("passes")
 
 
+@in_each_order
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", dtypes())
 def test_with_the_compiler_itself(dtype, folder, monkeypatch):
