@@ -295,6 +295,7 @@ print(*(name for name, value in before.items() if after.get(name) is not value),
 """
 
 
+@pytest.mark.slow  # a process that imports all of transformers takes seconds
 def test_importing_changes_nothing():
     """No function, class or method of torch and transformers is another one afterwards."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=120)

@@ -47,9 +47,9 @@ def decoder(request):
     return model, lambda batch_size: prompts("causal", model, batch_size)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_all_outputs_are_those_of_plain_generate(kind, batch_size):
+def test_all_outputs_are_those_of_plain_generate(kind):
     model, inputs = kind
+    batch_size = 3
     model.set_attn_implementation("eager")
     settings = NEW | {
         "return_dict_in_generate": True,
@@ -116,9 +116,8 @@ def test_a_universal_draft_needs_the_ids():
         hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
 
 
-@pytest.mark.parametrize("num_copies", [1, 3])
 @pytest.mark.parametrize("given", ["inputs_embeds", "encoder_outputs"])
-@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize(("name", "num_copies"), [("t5", 3), ("bart", 1)])
 def test_an_encoder_that_is_given_no_ids(name, given, num_copies):
     """A draft of the target's width reads the same, one of another has to read the ids or is refused."""
     model = build("seq2seq", name)

@@ -319,7 +319,7 @@ class TestAllDraftTokensInOneReplay:
         target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
         settings = {"temperature": 1.5, "top_k": 3}
         config = {"draft_model": tiny.noisy_copy(target, noise=0.4, seed=5), "num_draft_tokens": 2}
-        for prompt, samples in distributions.sample(target, config, num_samples=3000, **settings):
+        for prompt, samples in distributions.sample(target, config, num_samples=1500, **settings):
             distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, **settings))
         assert recorded.num_replays
 
