@@ -81,9 +81,8 @@ def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path):
 
 
 def test_names():
-    assert names.place_of("embedded") == str(FOLDER / "target") and names.place_of("embedded/head") == str(
-        FOLDER / "head"
-    )
+    assert names.place_of("embedded") == str(FOLDER / "target")
+    assert names.place_of("embedded/head") == str(FOLDER / "head")
     assert names.place_of("org/name") == "org/name"
     for name in ("org/name", "gpt2", "Qwen/Qwen2.5-0.5B", str(FOLDER)):
         names.check_name(name)

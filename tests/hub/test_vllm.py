@@ -78,12 +78,6 @@ def test_methods_and_their_options_are_called_alike(pair):
         export_vllm(found)
 
 
-def test_a_head_is_served_by_its_own_method(results):
-    code = hs.Evaluation.load(results / "code.jsonl")
-    code.header["draft_methods"]["draft"] = "dflash"
-    assert export_vllm(code, draft_model="draft").config["method"] == "dflash"
-
-
 @pytest.mark.parametrize("name", ["-rf", "--trust-remote-code"])
 def test_a_name_is_no_option(code, name):
     settings = export_vllm(code, target_name=name, draft_name="-x")

@@ -158,7 +158,7 @@ def looked(tmp_path_factory):
     for name, evaluation in made.items():
         page.write(evaluation, folder / f"{name}.html")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plotting, "is_available", lambda: False)
+        patch.setitem(sys.modules, "matplotlib", None)
         page.write(made["plenty"], folder / "bare.html")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "MANY", 3)
@@ -206,9 +206,8 @@ def test_the_figures_are_the_evaluation_s(looked):
             assert cells["target passes"] == str(counts.num_target_forwards)
             if temperature == 0:
                 assert cells["identical texts"] == f"{totals.num_identical} of 9"
-    assert (
-        greedy["draft, 2 tokens"]["identical texts"] == "8 of 9" and "identical texts" not in sampled["draft, 2 tokens"]
-    )
+    assert greedy["draft, 2 tokens"]["identical texts"] == "8 of 9"
+    assert "identical texts" not in sampled["draft, 2 tokens"]
 
 
 def test_it_recommends_and_says_what_went_wrong(looked):
@@ -452,16 +451,6 @@ def test_no_browser_is_a_failure_in_ci(monkeypatch, ci, outcome):
     with pytest.raises((pytest.fail.Exception, pytest.skip.Exception), match="install one of chromium") as raised:
         browser.chromium()
     assert isinstance(raised.value, outcome)
-
-
-def test_the_page_needs_no_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page.write(plenty(), tmp_path / "page.html")
-    assert "<svg" not in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-def test_figures_of_a_column_have_as_many_digits():
-    assert [significant(value) for value in (84.0, 0.5, 99.96, 1234.5)] == ["84.0", "0.500", "100", "1,234"]
 
 
 def test_markdown_has_the_same_tables(tmp_path):

@@ -59,11 +59,8 @@ def test_what_the_counts_rule_out_is_noise_and_never_recommended():
     busy = handmade([[2.47] * 40, [1.0] * 40, [1.1] * 40], num_rounds=(12, 12))
     for setting in (A2, A4):
         totals = busy.totals(setting)
-        assert (
-            totals.speedup.is_noise
-            and totals.to_dict()["speedup"] is None
-            and totals.statistics.num_target_forwards == 480
-        )
+        assert totals.speedup.is_noise and totals.to_dict()["speedup"] is None
+        assert totals.statistics.num_target_forwards == 480
         assert str(busy.speedup_of(setting, 7)) == "noise"
     (found,) = busy.recommendations
     assert found.setting.is_plain and found.advice == "decode plainly, no draft is faster here."

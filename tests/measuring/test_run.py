@@ -180,10 +180,8 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
     small.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     evaluation = evaluate(draft_model=str(tmp_path))
-    assert (
-        evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
-        and evaluation.totals(evaluation.settings[1]).speedup
-    )
+    assert evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
+    assert evaluation.totals(evaluation.settings[1]).speedup
     hs.attach(model, small)
     try:
         attached = evaluate(draft_model=None)
@@ -222,7 +220,5 @@ def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small
         copy.deepcopy(model), small, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
     )
     evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
-    assert (
-        evaluation.header["draft_tokenizers"] == ["draft"]
-        and evaluation.totals(evaluation.settings[1]).num_identical == 5
-    )
+    assert evaluation.header["draft_tokenizers"] == ["draft"]
+    assert evaluation.totals(evaluation.settings[1]).num_identical == 5
