@@ -18,7 +18,7 @@ from hf_speculative.verification import BlockVerification
 from tests.support import distributions, heads, tiny, trees
 from tests.support.cases import slow_but
 from tests.support.compared import compared
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
@@ -245,17 +245,13 @@ def test_rows_that_wait_take_lanes(name):
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 4, 7, 1, 3, 8)]
     prompts += [prompts[1][:n] + prompts[n] for n in (5, 7)]  # whose beginning is there already
-    settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
-    plain = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     kind = PEagle if head.config.is_parallel else Eagle3
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     drafter.limit = lambda batch, nums: [n if min(map(len, batch.history)) > 1 else 0 for n in kind_limit(batch, nums)]
     kind_limit = type(drafter).limit.__get__(drafter)  # an admitted token alone has no state to compare with
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
-    rows = hs.generate_batches(target, prompts, batch_size=3, **config, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain and drafter.num_steps > 10
-    rows = hs.generate_batches(target, prompts, batch_size=3, draft_model=head, num_draft_tokens=3, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain
+    takes_lanes(target, prompts, draft_model=drafter, num_draft_tokens=3)
+    assert drafter.num_steps > 10
+    takes_lanes(target, prompts, draft_model=head, num_draft_tokens=3)
 
 
 # Where a draft model goes

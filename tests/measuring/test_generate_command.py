@@ -35,11 +35,11 @@ def test_a_prompt_side_by_side(run):
     for word in ("plain", "draft, 4 tokens", "speedup", "quartiles", "decoding", "length", "1 of 1", "--glossary"):
         assert word in result.output
     assert "def f(x):" in result.output
-    assert "draft, adaptive length" in run("def f(x):", "--glossary").output
+    assert "draft, adaptive length" in run("def f(x):", "--glossary", "--repeats", 1).output
 
 
 def test_standard_input(run):
-    assert "import os" in run(stdin="import os").output
+    assert "import os" in run("--repeats", 1, stdin="import os").output
 
 
 def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
@@ -64,8 +64,8 @@ def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
 
 
 def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):
-    assert "identical" not in run("def f(x):", "--temperature", 0.8).output
-    assert "1 of 1" in run("def f(x):", "--temperature", 0.8, "--reproducible").output
+    sampled = ("def f(x):", "--temperature", 0.8, "--repeats", 1)
+    assert "identical" not in run(*sampled).output and "1 of 1" in run(*sampled, "--reproducible").output
 
 
 def test_text_is_streamed_a_round_at_a_time():
@@ -180,7 +180,9 @@ def test_a_file_with_broken_lines(run, tmp_path, name):
 
 
 def test_a_text_file(run, tmp_path):
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["import os", "", "def f():"]), "--no-show-text")
+    result = run(
+        "--prompts", write_prompts(tmp_path / "p.txt", ["import os", "", "def f():"]), "--no-show-text", "--repeats", 1
+    )
     assert "2 of 2" in result.output and "import os" not in result.output
 
 
@@ -195,7 +197,7 @@ def test_results_so_far_are_not_lost(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Comparison, "compare", interrupted)
     lines = [f"x = {i}" for i in range(5)]
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", lines), "--json")
+    result = run("--prompts", write_prompts(tmp_path / "p.txt", lines), "--json", "--repeats", 1)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.exit_code == 130, "a script goes on after 0"
     assert len(rows) == 3 and rows[-1]["total"]["num_prompts"] == 2 and "stopped after 2 of 5" in result.stderr
@@ -210,7 +212,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, tmp_path, monkeypatch)
         return original(self, prompts, *args, **kwargs)
 
     monkeypatch.setattr(Comparison, "compare", fails_on_b)
-    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["a", "b", "c"]))
+    result = run("--prompts", write_prompts(tmp_path / "p.txt", ["a", "b", "c"]), "--repeats", 1)
     assert "2 of 2" in result.output and "'b' on: too long" in result.stderr
 
 

@@ -14,7 +14,7 @@ from tests.support import heads, tiny
 from tests.support.cases import slow_but
 from tests.support.emulated_compiler import Package, install
 from tests.support.execution import run_as
-from tests.support.plain import plain, reproduces_plain, same_as_plain
+from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
 
 SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 #: heads by name: the type of their target, and their own fields
@@ -56,19 +56,7 @@ def test_drafts_are_those_of_eager_passes(name, attention, emulated):
 
 def test_rows_that_take_the_place_of_others(emulated):
     target, head = made("llama")
-    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
-    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
-    found = hs.generate_batches(
-        target,
-        rows,
-        draft_model=head,
-        batch_size=2,
-        speculative_config=hs.SpeculativeConfig(optimize=True),
-        num_draft_tokens=3,
-        **options,
-    )
-    for row, completion in zip(rows, found, strict=True):
-        assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
+    takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=head, optimize=True, num_draft_tokens=3)
     assert emulated.runs_of_heads
 
 

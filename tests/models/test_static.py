@@ -18,6 +18,7 @@ from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
 from tests.support.execution import run_as
+from tests.support.plain import takes_lanes
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -104,12 +105,7 @@ def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeyp
 
 
 def test_rows_that_take_the_place_of_others(target, draft, recorded):
-    rows = [tiny.unpadded(tiny.prompts(7, width=12), row)["input_ids"][0] for row in range(7)]
-    options = {"draft_model": draft, "num_draft_tokens": 3, "max_new_tokens": 20} | GREEDY
-    completions = hs.generate_batches(target, rows, batch_size=2, eos_token_id=[5, 9, 17], **options)
-    for row, completion in zip(rows, completions, strict=True):
-        plain = target.generate(row[None], **GREEDY, max_new_tokens=20, eos_token_id=[5, 9, 17])
-        assert completion.new_ids == plain[0, len(row) :].tolist()
+    takes_lanes(target, tiny.texts(7), batch_size=2, draft_model=draft, num_draft_tokens=3)
     assert recorded.num_replays > 20
 
 
