@@ -15,7 +15,6 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.emulated_compiler import install
 from tests.support.plain import takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
@@ -30,11 +29,6 @@ def target():
 @pytest.fixture
 def draft(target):
     return tiny.noisy_copy(target)
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):

@@ -8,7 +8,6 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.models import artifacts, attention, exported, packing, pool, traced
 from hf_speculative.schedules import Constant
 from tests.support import fitted, tiny
-from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
@@ -30,11 +29,6 @@ def pair(fitted_head):
     model = fitted.target()
     model.load_state_dict(weights)
     return model, head
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
 
 
 def test_states_are_kept_where_eager_passes_keep_them(pair, emulated):

@@ -25,11 +25,6 @@ KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 
 @pytest.fixture
-def model():
-    return tiny.llama()
-
-
-@pytest.fixture
 def products(monkeypatch):
     """The shapes of the packed weights of all products."""
     shapes = []
@@ -40,11 +35,6 @@ def products(monkeypatch):
 
     monkeypatch.setattr(packed_layers, "linear", counted)
     return shapes
-
-
-@pytest.fixture
-def plain():
-    return tiny.llama()
 
 
 def logits(model, ids=None):

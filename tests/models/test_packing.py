@@ -27,11 +27,6 @@ def packs_all(monkeypatch):
     run_as(monkeypatch, packs=True)
 
 
-@pytest.fixture
-def model():
-    return tiny.llama()
-
-
 @in_each_order
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("batch", [1, 3])

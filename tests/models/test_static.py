@@ -16,7 +16,6 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_reason, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
-from tests.support.cases import slow_but
 from tests.support.execution import run_as
 from tests.support.plain import takes_lanes
 
@@ -238,11 +237,9 @@ class TestCompile:
     def no_files(self, monkeypatch):
         monkeypatch.setattr(artifacts, "unsupported_reason", lambda model: "is compiled in the process")
 
-    @pytest.mark.parametrize("backend", slow_but(["eager", "inductor"], "eager"))
-    def test_equals_plain_without_recompiling(self, backend, monkeypatch):
+    def test_equals_plain_without_recompiling(self):
         from torch._dynamo.utils import counters
 
-        monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend=backend))
         model = tiny.llama(layers=1)
         draft = tiny.noisy_copy(model)
         config = SpeculativeConfig(optimize=True, num_draft_tokens=3)

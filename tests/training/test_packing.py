@@ -6,8 +6,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.draft_student import DraftStudent
-from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.on_policy import OnPolicy
 from hf_speculative.training.packing import keeps_texts_apart, positions_of, rows_of
@@ -16,25 +14,6 @@ from hf_speculative.training.run import Run
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from tests.support import lessons, tiny
-
-
-@pytest.fixture(scope="module")
-def deep():
-    return tiny.llama(layers=6)
-
-
-def of_many_lengths(target, num_examples=9):
-    return [example.cut(6 + 3 * (row % 4)) for row, example in enumerate(lessons.examples(target, num_examples))]
-
-
-def new_student(kind, target):
-    torch.manual_seed(0)
-    counts = torch.arange(tiny.VOCAB)
-    if kind == "draft model":
-        return DraftStudent(tiny.noisy_copy(target, noise=0.8), target)
-    if kind == "eagle3":
-        return Eagle3Student(new_head(target, counts, 50), target)
-    return DFlashStudent(new_block(target, counts, 50, kind, 3), target)
 
 
 def test_texts_share_rows_as_wide_as_the_longest():
@@ -54,9 +33,9 @@ def test_a_packed_batch_and_back():
 
 @pytest.mark.parametrize("kind", ["draft model", "eagle3", "dflash", "jetspec"])
 def test_the_loss_is_that_of_rows_of_their_own(deep, kind, tmp_path):
-    student = new_student(kind, deep)
+    student = lessons.new_student(kind, deep)
     # Prompts so short that a block would reach the next text's answer.
-    data = [Example(one.prompt_ids[:1], one.prompt_ids[1:] + one.new_ids) for one in of_many_lengths(deep)]
+    data = [Example(one.prompt_ids[:1], one.prompt_ids[1:] + one.new_ids) for one in lessons.of_many_lengths(deep)]
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     found = []
     for packs in (False, True):
@@ -85,7 +64,7 @@ def test_each_text_gets_its_anchors(deep):
 
 def test_answers_of_the_draft_itself(target):
     """A packed batch has the same texts anew as one that is not."""
-    draft, data = tiny.noisy_copy(target, noise=0.8), of_many_lengths(target)
+    draft, data = tiny.noisy_copy(target, noise=0.8), lessons.of_many_lengths(target)
     found = []
     for packs in (False, True):
         collator = Collator(packs=packs)
@@ -111,7 +90,7 @@ def prepared(target, folder, pack, said):
     settings = Settings("layers:1", steps=1, num_evaluations=1, batch_size=9, held_out=1, max_new_tokens=4, pack=pack)
     run = Run(target, folder, settings, hs.embedded_pair()[2], Watch(say=said.append))
     run.begin(resume=False)
-    run.examples = of_many_lengths(target)
+    run.examples = lessons.of_many_lengths(target)
     run.read([{"prompt": list(example.prompt_ids)} for example in run.examples], {})
     run.prepare({})
     return run

@@ -40,11 +40,6 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return hs.embedded_pair()[2]
-
-
-@pytest.fixture(scope="module")
 def trained(tokenizer, tmp_path_factory):
     """A run of a few steps, with what was said."""
     said, target = [], tiny.llama()
