@@ -39,11 +39,7 @@ WITH_DRAFT = {
         ValueError,
         "tree_top_k.*assistant_confidence_threshold=0.4",
     ),
-    "both names": (
-        {"num_draft_tokens": 2, "num_assistant_tokens": 3},
-        ValueError,
-        "`num_draft_tokens` and `num_assistant_tokens` mean the same but differ",
-    ),
+    "both names": ({"num_draft_tokens": 2, "num_assistant_tokens": 3}, ValueError, "mean the same but differ"),
     "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
     "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
@@ -61,16 +57,8 @@ WITH_DRAFT = {
     "quantised cache": ({"cache_implementation": "quantized"}, ValueError, "cache_implementation='quantized'"),
     "healing without a tokenizer": ({"token_healing": True}, ValueError, "token_healing=True.*pass `tokenizer=`"),
     "no padding token": ({"eos_token_id": 9, "pad_token_id": None, "stop": True}, ValueError, "pass `pad_token_id="),
-    "lossy rule": (
-        {"speculative_config": SpeculativeConfig(rule=Lossy())},
-        ValueError,
-        "Lossy does not declare.*allow_lossy",
-    ),
-    "two drafters": (
-        {"draft_model": [hs.Drafter(), hs.Drafter()]},
-        ValueError,
-        "`draft_model` lists 2 models or drafters: give one",
-    ),
+    "lossy rule": ({"speculative_config": SpeculativeConfig(rule=Lossy())}, ValueError, "Lossy .*allow_lossy"),
+    "two drafters": ({"draft_model": [hs.Drafter(), hs.Drafter()]}, ValueError, "`draft_model` lists 2 models"),
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
         ValueError,
@@ -82,11 +70,7 @@ WITH_DRAFT = {
         "num_draft_tokens.*no effect beside",
     ),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is of type Linear"),
-    "ids with a fraction": (
-        {"input_ids": IDS + 0.6},
-        TypeError,
-        r"`input_ids` is of type torch.float32.*whole numbers",
-    ),
+    "ids with a fraction": ({"input_ids": IDS + 0.6}, TypeError, "`input_ids` is of type torch.float32"),
     "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
     "an id too large": ({"input_ids": IDS + 54}, ValueError, "row 1 of the prompt holds the id 62.* for 0 to 60"),
     "an id below 0": ({"input_ids": IDS - 4}, ValueError, "row 0 of the prompt holds the id -1"),
@@ -106,11 +90,7 @@ WITH_DRAFT = {
         ValueError,
         "`draft_model` and `prompt_lookup_num_tokens`",
     ),
-    "assistant_tokenizer alone": (
-        {"assistant_tokenizer": PreTrainedTokenizerBase()},
-        ValueError,
-        "`assistant_tokenizer` in a call. has no effect",
-    ),
+    "assistant_tokenizer alone": ({"assistant_tokenizer": PreTrainedTokenizerBase()}, ValueError, "has no effect"),
     "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
 }
