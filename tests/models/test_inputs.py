@@ -196,9 +196,10 @@ ODD_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "source"), slow_but(ODD_CASES, *ODD_CASES[:4]))
-def test_masks_that_hide_more_than_left_padding(name, source):
+@pytest.mark.parametrize("case", slow_but(ODD_CASES, *ODD_CASES[:4]), ids=", ".join)
+def test_masks_that_hide_more_than_left_padding(case):
     """Row by row and as a batch, greedy with processors and sampled, several times a prompt."""
+    name, source = case
     model = build("causal", name)
     drafts = ODD_SOURCES[source](model)
     greedy = NEW | {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}

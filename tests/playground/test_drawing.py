@@ -65,7 +65,8 @@ def record(rule="token", is_greedy=False, num_kept=1, is_cut=False, **kwargs):
 
 def test_what_is_said_of_rounds_and_their_places():
     first = record(guesses=[], places=[record(num_kept=3).places[3]], tokens=[3], num_from_draft=0, start=0)
-    rounds = {"the prompt": first, "nothing drafted": record(guesses=[], num_from_draft=0)}
+    assert wording.headline(record(guesses=[], num_from_draft=0)) == "Nothing was drafted"
+    rounds = {"the prompt": first}
     rounds |= {"ended": record(num_kept=2, is_cut=True), "all kept": record(num_kept=3)}
     rounds |= {rule: record(rule) for rule in ("token", "block", "sampled")}
     rounds["greedy"] = record("sampled", is_greedy=True)

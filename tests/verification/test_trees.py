@@ -56,8 +56,9 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "parents", "siblings"), slow_but(DRAWN, DRAWN[5]))
-def test_drawn_trees_leave_the_distribution_as_it_is(rule, parents, siblings):
+@pytest.mark.parametrize("case", slow_but(DRAWN, DRAWN[5]), ids=str)
+def test_drawn_trees_leave_the_distribution_as_it_is(case):
+    rule, parents, siblings = case
     seed = TREES.index(parents)
     p, q = pair(seed, zeros=seed % 2 == 1)
     assert bias(rule, p, SIBLINGS[siblings](q), parents) < EXACT
