@@ -233,7 +233,7 @@ def train_target(out: Path, steps: int) -> None:
         lr_scheduler_type="warmup_stable_decay",
         lr_scheduler_kwargs={"num_decay_steps": steps // 5},
         warmup_steps=min(100, steps // 5),
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=16 if steps > 100 else 2,
         bf16=steps > 100,  # slow on a processor without such products
         use_cpu=not torch.cuda.is_available(),
         logging_steps=25,

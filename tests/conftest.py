@@ -12,6 +12,7 @@ from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, order
 from hf_speculative.types import Costs
 from tests.support import tiny
 from tests.support.costs import fix_costs
+from tests.support.emulated_compiler import install
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.
@@ -80,6 +81,12 @@ def order(request, monkeypatch):
 def nothing_optimized(monkeypatch):
     """Unless a test says how passes run: which are faster depends on the machine."""
     monkeypatch.setenv(artifacts.FOLDER, artifacts.OFF)
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    """In place of the compiler, which takes half a minute."""
+    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def test_greedy_on_every_architecture(model_type, attention):
 @pytest.mark.parametrize("kind", ["noisy", "self", "unrelated"])
 def test_greedy_with_good_and_bad_drafts(target, draft, unrelated, kind, batch_size):
     chosen = {"noisy": draft, "self": target, "unrelated": unrelated}[kind]
-    for num_draft_tokens in (1, 2, 7):
+    for num_draft_tokens in (1, 7):
         same_as_plain(target, tiny.prompts(batch_size), draft_model=chosen, num_draft_tokens=num_draft_tokens)
 
 
@@ -177,7 +177,7 @@ def test_num_return_sequences_share_the_prefill(target, draft):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "heuristic"])
-def test_the_same_seed_gives_the_same_tokens_the_first_and_the_tenth_time(target, draft, schedule):
+def test_the_same_seed_gives_the_same_tokens_the_first_and_the_fifth_time(target, draft, schedule):
     kwargs = tiny.prompts(2) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0}
 
     def once():
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_tokens_the_first_and_the_tenth_time(target
         return hs.generate(target, **kwargs, draft_model=draft, num_assistant_tokens_schedule=schedule).tolist()
 
     first = once()
-    assert all(once() == first for _ in range(9))
+    assert all(once() == first for _ in range(4))
     generators = [torch.Generator().manual_seed(7) for _ in range(2)]
     a, b = (
         hs.generate(target, **kwargs, draft_model=draft, speculative_config=hs.SpeculativeConfig(generator=g)).tolist()

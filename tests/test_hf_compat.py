@@ -102,9 +102,8 @@ def test_what_a_model_says_of_itself(model):
     assert not hf_compat.is_recurrent(model) and hf_compat.device_mesh(model) is None
     assert hf_compat.tensor_parallel_size(model) == 1 and hf_compat.tied_weights(model) <= set(model.state_dict())
     assert type(hf_compat.from_config(type(model), model.config)) is type(model)
-    assert hf_compat.loads(AutoModelForCausalLM, model.config) and not hf_compat.loads(
-        AutoModelForSeq2SeqLM, model.config
-    )
+    assert hf_compat.loads(AutoModelForCausalLM, model.config)
+    assert not hf_compat.loads(AutoModelForSeq2SeqLM, model.config)
 
 
 def test_hooks_of_accelerate(model):

@@ -18,12 +18,6 @@ DOCS = site.ROOT / "docs"
 PHONE = {"width": 375, "height": 812}
 #: what mkdocs-material calls them
 SCHEMES = {"light": "default", "dark": "slate"}
-#: of a page: how wide it is, the luminance of its paper, and the least contrast of a text with where it is
-MEASURED = f"""() => {{
-{browser.CONTRAST.read_text(encoding="utf-8")}
-const paper = luminance(["white", getComputedStyle(document.body).backgroundColor]);
-return [document.documentElement.scrollWidth, paper, worst(document, window)];
-}}"""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +70,7 @@ def test_all_pages_can_be_read_on_a_phone(tab, folder):
             page.emulate_media(color_scheme=scheme)
             page.locator(f"body[data-md-color-scheme={SCHEMES[scheme]}]").wait_for()
             where = f"{path}, {scheme}"
-            width, paper, (ratio, text) = page.evaluate(MEASURED)
+            width, paper, (ratio, text) = page.evaluate(browser.MEASURED)
             assert width <= PHONE["width"], where
             assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where
             assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"

@@ -25,7 +25,6 @@ from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification
 from tests.support import tiny
 from tests.support.costs import fix_costs
-from tests.support.plain import ours
 
 
 class Lossy(Rule):
@@ -36,21 +35,12 @@ class Lossy(Rule):
 IDS = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]])
 MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
 WITH_DRAFT = {
-    "num_draft_tokens=0": ({"num_draft_tokens": 0}, ValueError, "num_draft_tokens=0.*draft_model=None"),
-    "num_draft_tokens='4'": ({"num_draft_tokens": "4"}, TypeError, "num_draft_tokens='4'.*whole number"),
-    "num_draft_tokens=True": ({"num_draft_tokens": True}, TypeError, "num_draft_tokens=True"),
     "trees beside a threshold": (
         {"speculative_config": SpeculativeConfig(tree_top_k=2), "assistant_confidence_threshold": 0.4},
         ValueError,
         "tree_top_k.*assistant_confidence_threshold=0.4",
     ),
-    "both names": (
-        {"num_draft_tokens": 2, "num_assistant_tokens": 3},
-        ValueError,
-        "`num_draft_tokens` and `num_assistant_tokens` mean the same but differ",
-    ),
-    "schedule": ({"num_assistant_tokens_schedule": "linear"}, ValueError, "'linear'` is not one of adaptive, constant"),
-    "threshold": ({"assistant_confidence_threshold": 1.5}, ValueError, "1.5` is a probability"),
+    "both names": ({"num_draft_tokens": 2, "num_assistant_tokens": 3}, ValueError, "mean the same but differ"),
     "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
     "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
@@ -58,7 +48,6 @@ WITH_DRAFT = {
     "synced_gpus": ({"synced_gpus": True}, ValueError, "synced_gpus=True.*not initialised.*leave it out"),
     "lookbehind": ({"assistant_lookbehind": 5}, ValueError, "assistant_lookbehind.*no effect"),
     "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens`"),
-    "ngram": ({"max_matching_ngram_size": 3}, ValueError, "max_matching_ngram_size=3.*prompt_lookup_num_tokens"),
     "custom_generate": ({"custom_generate": lambda *a, **k: None}, ValueError, "custom_generate"),
     "generator, greedy": (
         {"speculative_config": SpeculativeConfig(generator=torch.Generator())},
@@ -69,16 +58,8 @@ WITH_DRAFT = {
     "quantised cache": ({"cache_implementation": "quantized"}, ValueError, "cache_implementation='quantized'"),
     "healing without a tokenizer": ({"token_healing": True}, ValueError, "token_healing=True.*pass `tokenizer=`"),
     "no padding token": ({"eos_token_id": 9, "pad_token_id": None, "stop": True}, ValueError, "pass `pad_token_id="),
-    "lossy rule": (
-        {"speculative_config": SpeculativeConfig(rule=Lossy())},
-        ValueError,
-        "Lossy does not declare.*allow_lossy",
-    ),
-    "two drafters": (
-        {"draft_model": [hs.Drafter(), hs.Drafter()]},
-        ValueError,
-        "`draft_model` lists 2 models or drafters: give one",
-    ),
+    "lossy rule": ({"speculative_config": SpeculativeConfig(rule=Lossy())}, ValueError, "Lossy .*allow_lossy"),
+    "two drafters": ({"draft_model": [hs.Drafter(), hs.Drafter()]}, ValueError, "`draft_model` lists 2 models"),
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
         ValueError,
@@ -90,11 +71,7 @@ WITH_DRAFT = {
         "num_draft_tokens.*no effect beside",
     ),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, TypeError, "`draft_model` is of type Linear"),
-    "ids with a fraction": (
-        {"input_ids": IDS + 0.6},
-        TypeError,
-        r"`input_ids` is of type torch.float32.*whole numbers",
-    ),
+    "ids with a fraction": ({"input_ids": IDS + 0.6}, TypeError, "`input_ids` is of type torch.float32"),
     "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, ValueError, r"shape \(0, 4\), an empty batch"),
     "an id too large": ({"input_ids": IDS + 54}, ValueError, "row 1 of the prompt holds the id 62.* for 0 to 60"),
     "an id below 0": ({"input_ids": IDS - 4}, ValueError, "row 0 of the prompt holds the id -1"),
@@ -104,32 +81,17 @@ WITH_DRAFT = {
         ValueError,
         "num_assistant_tokens_schedule.*no effect beside",
     ),
-    "a setting as a keyword": (
-        {"rule": "token"},
-        TypeError,
-        r"`rule` is a setting: give `speculative_config=.*SpeculativeConfig\(rule=\.\.\.\)`",
-    ),
     "a rule that is reproducible's opposite": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
         ValueError,
         "only SampledVerification can do, but the rule is BlockVerification",
     ),
-    "a config that is a dict": (
-        {"speculative_config": {"rule": None}},
-        TypeError,
-        "`speculative_config` is of type dict",
-    ),
-    "reproducible='no'": ({"reproducible": "no", "do_sample": True}, TypeError, "reproducible='no'"),
     "lookup in the config": (
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
         ValueError,
         "`draft_model` and `prompt_lookup_num_tokens`",
     ),
-    "assistant_tokenizer alone": (
-        {"assistant_tokenizer": PreTrainedTokenizerBase()},
-        ValueError,
-        "`assistant_tokenizer` in a call. has no effect",
-    ),
+    "assistant_tokenizer alone": ({"assistant_tokenizer": PreTrainedTokenizerBase()}, ValueError, "has no effect"),
     "compile": ({"compile_config": CompileConfig()}, ValueError, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, ValueError, "pass `tokenizer=`"),
 }
@@ -158,32 +120,6 @@ def test_a_call_with_a_draft(target, draft, name):
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
         hs.generate(target, **{k: v for k, v in call.items() if v is not None or k in ("pad_token_id", "eos_token_id")})
     assert not forwards.lengths, "refused before the first forward"
-
-
-WITHOUT_DRAFT = {
-    "num_draft_tokens": {"num_draft_tokens": 3},
-    "num_assistant_tokens_schedule": {"num_assistant_tokens_schedule": "heuristic"},
-    "assistant_confidence_threshold": {"assistant_confidence_threshold": 0.3},
-    "max_matching_ngram_size": {"max_matching_ngram_size": 3},
-    "generator": {"speculative_config": SpeculativeConfig(generator=torch.Generator())},
-    "rule": {"speculative_config": SpeculativeConfig(rule="token")},
-    "speculative_config": {"speculative_config": SpeculativeConfig(reproducible=True)},
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_DRAFT)
-def test_an_option_without_effect_is_not_dropped_in_silence(target, name):
-    with pytest.raises(ValueError, match=rf"`{name}(=.*)?` has no effect"):
-        hs.generate(target, IDS, **WITHOUT_DRAFT[name])
-
-
-def test_prompt_lookup_takes_no_draft_settings(target):
-    with pytest.raises(ValueError, match="`num_draft_tokens=3` has no effect beside `prompt_lookup_num_tokens`"):
-        hs.generate(target, IDS, prompt_lookup_num_tokens=3, num_draft_tokens=3)
-    with pytest.raises(ValueError, match=r"`assistant_confidence_threshold=0.3` has no effect beside"):
-        hs.generate(target, IDS, prompt_lookup_num_tokens=3, assistant_confidence_threshold=0.3)
-    with pytest.raises(ValueError, match="max_matching_ngram_size=-1"):
-        hs.generate(target, IDS, prompt_lookup_num_tokens=3, max_matching_ngram_size=-1)
 
 
 @pytest.mark.parametrize(
@@ -240,19 +176,6 @@ def test_caches_that_cannot_be_continued(target, draft):
     empty = DynamicCache(config=target.config)
     out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
     assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
-
-
-def test_a_config_with_a_part_that_is_none():
-    for part, error, message in (
-        ({"rule": "tokens"}, ValueError, "`rule='tokens'` is not one of token, block, sampled: did you mean 'token'"),
-        ({"rule": "leviathan"}, ValueError, r"`rule='leviathan'` is not one of token, block, sampled\."),
-        ({"rule": BlockVerification}, TypeError, "'token', 'block', 'sampled' or an object of a subclass of .*Rule"),
-        ({"generator": 7}, TypeError, "`generator=7` is of type int: give a torch.Generator"),
-        ({"schedule": Constant}, TypeError, "`schedule` is of type .*: give an object of a subclass of .*Schedule"),
-    ):
-        with pytest.raises(error, match=message):
-            SpeculativeConfig(**part)
-    assert SpeculativeConfig(rule="block") == SpeculativeConfig(rule="block")
 
 
 def test_a_config_with_two_draft_lengths():
@@ -325,11 +248,6 @@ def test_positional_arguments(draft):
         model.generate(IDS, inputs=IDS)
     with pytest.raises(TypeError, match="positional arguments"):
         model.generate(*[None] * 40)
-
-
-def test_beams_with_a_draft_are_refused(target, draft):
-    with pytest.raises(ValueError, match="num_beams=2"):
-        ours(target, tiny.prompts(1), draft_model=draft, num_beams=2)
 
 
 def test_a_draft_that_never_pays_is_told_once(target, draft, monkeypatch):

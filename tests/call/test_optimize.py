@@ -10,16 +10,10 @@ from hf_speculative.call.optimize import EAGER, Execution, execution_of
 from hf_speculative.models import artifacts, execution
 from hf_speculative.models.packed_layers import dtypes
 from tests.support import tiny
-from tests.support.emulated_compiler import install
 from tests.support.packed import num_packed
 
 CALL = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture

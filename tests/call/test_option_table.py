@@ -150,6 +150,11 @@ def test_an_option_without_a_draft(target, option):
         refused(target, ValueError, f"`({'|'.join(option.names)})[`=].* has no effect without a draft", make)
 
 
+def test_a_config_without_a_draft(target):
+    words = "`speculative_config(=.*)?` has no effect"
+    refused(target, ValueError, words, lambda: {"speculative_config": SpeculativeConfig(reproducible=True)})
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_misspelt_option(target, draft, name):
     slip = f"{name}z"

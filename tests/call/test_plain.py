@@ -6,16 +6,10 @@ from transformers import GenerationConfig, TextIteratorStreamer
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
 
 GREEDY = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
 SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.9, "top_p": 0.95}
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture

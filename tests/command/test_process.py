@@ -54,10 +54,21 @@ def imported_by(code, **kwargs):
     return output, set(names.split()[1:])
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
-def test_help_and_version_import_nothing_heavy(args):
-    output, imported = imported_by(f"import sys; sys.argv += {args}" + START.format(before=TELL_IMPORTS))
-    assert output and not imported & HEAVY
+def test_help_and_version_import_nothing_heavy():
+    """One command after the other in one process, which ends as the last one does."""
+    commands = [["--version"], *([name, "--help"] for name in COMMANDS)]
+    before = f"""
+from hf_speculative.__main__ import main
+for args in {commands}:
+    sys.argv[1:] = args
+    try:
+        main()
+    except SystemExit as done:
+        assert not done.code, args
+sys.argv[1:] = ["--help"]
+"""
+    output, imported = imported_by("import sys" + START.format(before=before + TELL_IMPORTS))
+    assert len(output) > 10 * len(commands) and not imported & HEAVY
 
 
 def test_completion_imports_nothing_heavy():

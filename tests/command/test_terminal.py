@@ -50,23 +50,38 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("args", WRONG.values(), ids=WRONG)
-def test_what_is_not_there_is_said_before_torch_is_imported(args, tmp_path):
+#: runs commands one after the other, each of which has to exit with status 2
+REFUSED = """
+import sys
+from hf_speculative.__main__ import main
+for args in {commands}:
+    sys.argv = ["hf-speculative", *args]
+    print("\\n#", args[-1], file=sys.stderr, flush=True)
+    try:
+        main()
+    except SystemExit as done:
+        assert done.code == 2, (args, done.code)
+"""
+
+
+def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     result = subprocess.run(
-        [sys.executable, "-m", "hf_speculative", *args],
+        [sys.executable, "-c", REFUSED.format(commands=[*WRONG.values()])],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(names.__file__).parents[1]}", "COLUMNS": "200"},
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 2 and args[-1] in result.stderr and "Traceback" not in result.stderr, result.stderr
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    said = [part.split("\n", 1) for part in result.stderr.split("\n# ")[1:]]
+    assert [name for name, _ in said] == [args[-1] for args in WRONG.values()]
+    assert all(name in message for name, message in said), result.stderr
 
 
 def test_names():
-    assert names.place_of("embedded") == str(FOLDER / "target") and names.place_of("embedded/head") == str(
-        FOLDER / "head"
-    )
+    assert names.place_of("embedded") == str(FOLDER / "target")
+    assert names.place_of("embedded/head") == str(FOLDER / "head")
     assert names.place_of("org/name") == "org/name"
     for name in ("org/name", "gpt2", "Qwen/Qwen2.5-0.5B", str(FOLDER)):
         names.check_name(name)

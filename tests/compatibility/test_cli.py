@@ -39,7 +39,7 @@ def test_whether_a_pair_can_work():
 
 def test_whether_it_is_worth_it(tmp_path):
     prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "import os"}', "{}"])
-    result = shown("--seconds", "1", "--prompts", prompts, "--batch", "1,2")
+    result = shown("--seconds", "0.2", "--prompts", prompts, "--batch", "1,2")
     assert result.exit_code == 0 and "Parameters: target 8.1 million, draft 2.2 million." in result.stdout
     for name in (
         "draft, 4 tokens",
@@ -59,7 +59,7 @@ def test_a_target_alone_gets_advice_too(tmp_path):
     target, _, tokenizer = hs.embedded_pair()
     for part in (target, tokenizer):
         part.save_pretrained(tmp_path)
-    result = shown(tmp_path, "--seconds", "0.5", "--json", "--batch", "2")
+    result = shown(tmp_path, "--seconds", "0.1", "--json", "--batch", "2")
     advice = json.loads(result.stdout)["advice"]
     (of_size,) = advice["evaluations"]
     assert of_size["batch_size"] == 2 and "at batch" not in advice["verdict"]

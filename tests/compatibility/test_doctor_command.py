@@ -1,7 +1,6 @@
-"""`hf-speculative check` of a good head, a shifted one and a wrong one; docs/draft-heads.md shows what it says of them."""
+"""`hf-speculative check` of a good head and a shifted one; docs/draft-heads.md shows what it says of them."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -20,7 +19,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The target with its tokenizer, its own head, the same with other indices in its config, and one of other weights."""
+    """The target with its tokenizer, its own head, and the same with other indices in its config."""
     folder = tmp_path_factory.mktemp("pairs")
     with torch.random.fork_rng():
         target = fitted.target()
@@ -31,9 +30,6 @@ def folder(tmp_path_factory):
     shutil.copytree(folder / "good-head", folder / "shifted-head")
     path = folder / "shifted-head" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {IDS: [index + 1 for index in fitted.LAYERS]}))
-    with torch.no_grad():
-        head.fc.weight.copy_(head.fc.weight.flip(1))
-    head.save_pretrained(folder / "wrong-head")
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     return folder
 
@@ -52,19 +48,12 @@ def verdict(folder, name, monkeypatch):
     return result.stdout.strip().splitlines()[-1]
 
 
-def about_the_head(text):
-    """What is said of how it is read, figures left out."""
-    start = text.find("Read as its config says")
-    return "" if start < 0 else re.sub(r"\d+ %", "N %", " ".join(text[start:].split()))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["good-head", "shifted-head", "wrong-head"])
+@pytest.mark.parametrize("name", ["good-head", "shifted-head"])
 def test_what_is_said_of_a_head(name, folder, monkeypatch):
     said = verdict(folder, name, monkeypatch)
-    found = {
-        "good-head": not about_the_head(said),
-        "shifted-head": f"with {IDS}={fitted.LAYERS}: the config is wrong" in said,
-    }
-    assert found.get(name, "no other reading fits better" in said), said
+    if name == "good-head":
+        assert "Read as its config says" not in said
+    else:
+        assert f"with {IDS}={fitted.LAYERS}: the config is wrong" in said
     assert f'"{name}, ' in said

@@ -13,7 +13,7 @@ from hf_speculative.schedules import ConfidenceStop, Constant
 from tests.support import distributions, tied, tiny, trees
 from tests.support.cases import slow_but
 from tests.support.compared import compared_model
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
 @pytest.mark.parametrize("model_type", slow_but(["llama", "mistral", "gemma3_text", "gpt2"], "mistral"))
@@ -30,14 +30,8 @@ def test_the_drafts_cache_is_right_after_every_round(model_type):
 
 def test_rows_that_wait_take_lanes_between_beams():
     model = tiny.llama()
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 5, 4, 7, 6, 3, 8)]
-    settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
-    plain = [model.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     compared = compared_model(tiny.noisy_copy(model))
-    config = {"draft_model": DynamicTreeDrafter(compared, top_k=3), "num_draft_tokens": 8}
-    rows = hs.generate_batches(model, prompts, batch_size=3, **config, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain
+    takes_lanes(model, tiny.texts(8, 9), draft_model=DynamicTreeDrafter(compared, top_k=3), num_draft_tokens=8)
     assert compared.num_levels > 10
 
 

@@ -18,29 +18,9 @@ from hf_speculative.verification import BlockVerification
 from tests.support import distributions, heads, tiny, trees
 from tests.support.cases import slow_but
 from tests.support.compared import compared
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
-SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
-PARALLEL = {"speculators_model_type": "peagle", "mask_token_id": 3}
-#: heads by name, and the type of their target
-KINDS = {
-    "llama": ("llama", {}),
-    "reduced vocabulary": ("llama", {"draft_vocab": 50, "norm_before_fc": True}),
-    "sliding windows": ("mistral", {"kind": "qwen3", "layers": SLIDING | {"use_sliding_window": True}}),
-    "eagle 3.1": ("qwen3", {"kind": "qwen3", "fc_norm": True, "norm_output": True, "norm_before_residual": True}),
-    "narrow": ("llama", {"hidden": 16}),
-    "parallel": ("llama", PARALLEL),
-    "parallel, reduced": ("qwen3", PARALLEL | {"draft_vocab": 50, "layers": {"num_hidden_layers": 2}}),
-}
-
-
-def made(name, attention="sdpa"):
-    model_type, fields = KINDS[name]
-    target = heads.target(model_type, attention)
-    return target, heads.eagle3(target, **fields)
-
-
 # What the original code drafts
 
 
@@ -180,11 +160,12 @@ def fresh(target, head, text, path):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(KINDS, *(name for name in KINDS if name not in ("eagle 3.1", "narrow", "parallel", "llama")))
+    "name",
+    slow_but(heads.KINDS, *(name for name in heads.KINDS if name not in ("eagle 3.1", "narrow", "parallel", "llama"))),
 )
 def test_proposals_equal_those_of_fresh_passes(name):
     """Chains and trees: after every round, in unequal rows that end one by one, past windows of 4 and 8."""
-    target, head = made(name)
+    target, head = heads.made(name)
     kind = PEagle if head.config.is_parallel else Eagle3
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     for own, num_tokens in ((drafter, 3), (DynamicTreeDrafter(drafter, 2, depth=3), 5)):
@@ -194,7 +175,7 @@ def test_proposals_equal_those_of_fresh_passes(name):
 
 def test_one_pass_a_round_reads_what_was_accepted(monkeypatch):
     """As many columns as tokens were accepted and one, and nothing twice."""
-    target, head = made("llama")
+    target, head = heads.made("llama")
     widths, fuse = [], head.fuse
     monkeypatch.setattr(type(head), "fuse", lambda self, states: widths.append(states.shape[1]) or fuse(states))
     with hs.record() as stats:
@@ -209,10 +190,10 @@ def test_one_pass_a_round_reads_what_was_accepted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager"), ("parallel", "eager")]
+    "name, attention", [*((name, "sdpa") for name in heads.KINDS), ("sliding windows", "eager"), ("parallel", "eager")]
 )
 def test_generate(name, attention):
-    target, head = made(name, attention)
+    target, head = heads.made(name, attention)
     settings = {"draft_model": head, "num_draft_tokens": 3}
     stats = same_as_plain(target, tiny.prompts(4), **settings)
     assert stats.num_draft_tokens > 0 and (name == "narrow" or stats.num_accepted_draft_tokens > 0)
@@ -232,7 +213,7 @@ def test_fixtures_by_name(name):
 @pytest.mark.parametrize("name", ["reduced vocabulary", "parallel, reduced"])
 def test_sampled_drafts_leave_the_distribution_as_it_is(name):
     """Proposals over a part of the vocabulary, which have no chance anywhere else."""
-    _, fields = KINDS[name]
+    _, fields = heads.KINDS[name]
     target = heads.target("llama", vocab_size=distributions.VOCAB)
     head = heads.eagle3(target, **fields | {"draft_vocab": 5})
     config = SpeculativeConfig(rule=BlockVerification(), num_draft_tokens=2)
@@ -241,28 +222,24 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(name):
 
 @pytest.mark.parametrize("name", ["sliding windows", "parallel"])
 def test_rows_that_wait_take_lanes(name):
-    target, head = made(name)
+    target, head = heads.made(name)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 4, 7, 1, 3, 8)]
     prompts += [prompts[1][:n] + prompts[n] for n in (5, 7)]  # whose beginning is there already
-    settings = {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False, "eos_token_id": [3, 17, 40]}
-    plain = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     kind = PEagle if head.config.is_parallel else Eagle3
     drafter = compared(kind, lambda text, path: fresh(target, head, text, path))(head, target)
     drafter.limit = lambda batch, nums: [n if min(map(len, batch.history)) > 1 else 0 for n in kind_limit(batch, nums)]
     kind_limit = type(drafter).limit.__get__(drafter)  # an admitted token alone has no state to compare with
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
-    rows = hs.generate_batches(target, prompts, batch_size=3, **config, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain and drafter.num_steps > 10
-    rows = hs.generate_batches(target, prompts, batch_size=3, draft_model=head, num_draft_tokens=3, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain
+    takes_lanes(target, prompts, draft_model=drafter, num_draft_tokens=3)
+    assert drafter.num_steps > 10
+    takes_lanes(target, prompts, draft_model=head, num_draft_tokens=3)
 
 
 # Where a draft model goes
 
 
 def test_heads_that_do_not_belong_to_the_target():
-    target, head = made("llama")
+    target, head = heads.made("llama")
     for other, message in (
         (
             heads.target("llama", hidden_size=16),
@@ -285,7 +262,7 @@ def test_a_head_of_another_type_and_its_configs(tmp_path):
     from hf_speculative.models.loading import check_name
     from hf_speculative.tokenizers.loading import tokenizer_of_draft
 
-    target, head = made("llama")
+    target, head = heads.made("llama")
     head.to(torch.bfloat16).save_pretrained(tmp_path)
     check_name(tmp_path)
     assert tokenizer_of_draft(str(tmp_path), None) is None

@@ -10,7 +10,7 @@ from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from tests.support import distributions, tiny
-from tests.support.plain import agrees, reproduces_plain, same_as_plain
+from tests.support.plain import agrees, reproduces_plain, same_as_plain, takes_lanes
 
 COSTS = Costs(0.1, 0.005)
 SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
@@ -69,11 +69,7 @@ def test_tokens_are_those_of_plain_decoding(turns, mode):
 
 def test_rows_that_wait(turns):
     target = tiny.llama()
-    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
-    settings = SETTINGS | {"batch_size": 3, "eos_token_id": [7, 20]}
-    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
-    options = both(tiny.noisy_copy(target, noise=0.3))
-    assert [row.new_ids for row in hs.generate_batches(target, prompts, **options, **settings)] == plain
+    takes_lanes(target, tiny.texts(7, 9, seed=2), SETTINGS, **both(tiny.noisy_copy(target, noise=0.3)))
     assert min(turns.values()) > 0
 
 

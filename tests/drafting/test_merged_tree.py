@@ -17,7 +17,7 @@ from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
 from tests.support.cases import slow_but
 from tests.support.compared import compared_model
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
 def nodes_of(*rows):
@@ -108,11 +108,8 @@ def test_rows_that_wait_and_sampling(schedule):
     beams, config = options()
     reproduces_plain(target, (1, 3), {"temperature": 0.1, "max_new_tokens": 30}, **config)
     assert beams.num_kept > 0
-    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
-    settings = {"max_new_tokens": 30, "pad_token_id": 0, "do_sample": False, "batch_size": 3, "eos_token_id": [7, 20]}
-    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
     beams, config = options()
-    assert [row.new_ids for row in hs.generate_batches(target, prompts, **config, **settings)] == plain
+    takes_lanes(target, tiny.texts(7, 9, seed=2), {"max_new_tokens": 30, "eos_token_id": [7, 20]}, **config)
     assert beams.num_kept > 0
 
 

@@ -4,10 +4,8 @@ import copy
 import json
 import pickle
 import random
-import statistics
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -262,31 +260,3 @@ def test_a_million_tokens_fit_in_memory():
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert store.num_tokens == 1_000_000 and size < 40e6 and peak < 200e6
-
-
-@pytest.mark.slow
-@pytest.mark.measures
-def test_a_query_among_a_million_tokens_takes_hardly_longer_than_among_ten_thousand():
-    few, many = (TimedQueries(num_tokens) for num_tokens in (10_000, 999_000))
-    for _ in range(2000):  # in turns, so that a busy machine slows both
-        few.query(), many.query()
-    assert statistics.median(many.seconds) < 5 * statistics.median(few.seconds)
-
-
-class TimedQueries:
-    """Times of queries to a store filled at once, then in small pieces."""
-
-    def __init__(self, num_tokens: int):
-        self.corpus, self.store = large_corpus(num_tokens), SuffixStore()
-        self.rng, self.seconds = np.random.default_rng(1), []
-        at_once = num_tokens * 9 // 10
-        self.store.add(self.corpus[:at_once])
-        for start in range(at_once, len(self.corpus), 500):
-            self.store.add(self.corpus[start : start + 500])
-
-    def query(self) -> None:
-        end = self.rng.integers(100, len(self.corpus))
-        context = self.corpus[end - 23 : end].tolist()
-        start = time.perf_counter()
-        self.store.longest_match(context, 16)
-        self.seconds.append(time.perf_counter() - start)

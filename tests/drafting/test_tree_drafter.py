@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.chances import Chances
@@ -14,7 +13,7 @@ from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
-from tests.support.plain import agrees
+from tests.support.plain import agrees, takes_lanes
 
 SAMPLER = type("Sampler", (), {"vocab_size": 10})
 #: a pass over many columns costs as much as one over one
@@ -155,11 +154,8 @@ def test_calls_give_plain_tokens(proposers, mode):
 
 
 def test_rows_that_wait_get_guesses_of_their_own(target):
-    prompts = [tiny.unpadded(tiny.prompts(7, width=9, seed=2), row)["input_ids"][0].tolist() for row in range(7)]
-    settings = {"batch_size": 3, "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": [7, 20]}
-    plain = [row.new_ids for row in hs.generate_batches(target, prompts, **settings)]
-    config = as_keywords({"draft_model": TreeDrafter(GUESSERS["all"]()), "schedule": BestNodes(12, costs=FREE)})
-    assert [row.new_ids for row in hs.generate_batches(target, prompts, **config, **settings)] == plain
+    drafter = TreeDrafter(GUESSERS["all"]())
+    takes_lanes(target, tiny.texts(7, 9, seed=2), draft_model=drafter, schedule=BestNodes(12, costs=FREE))
 
 
 def test_sampled_text_keeps_its_distribution():

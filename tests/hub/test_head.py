@@ -25,9 +25,8 @@ def test_there_and_back_by_the_command(tmp_path):
         result = CliRunner().invoke(app, ["export", str(head), str(folder), "--layout", folder.name])
         assert result.exit_code == 0, result.output
     found = load_file(folders[0] / "model.safetensors")
-    assert found.keys() == tensors.keys() and "midlayer.hidden_norm.weight" in load_file(
-        folders[1] / "model.safetensors"
-    )
+    assert found.keys() == tensors.keys()
+    assert "midlayer.hidden_norm.weight" in load_file(folders[1] / "model.safetensors")
     assert all(found[name].equal(tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 

@@ -93,9 +93,8 @@ def test_a_method_is_saved_in_place_of_a_draft(target, draft, tmp_path):
     written = settings | {"draft_model": "suffix", "hf_speculative_version": hs.__version__}
     assert json.loads((tmp_path / FILE_NAME).read_text()) == written
     loaded = hs.from_pretrained(tmp_path)
-    assert loaded.generate.draft_model == "suffix" and loaded.generate.config == hs.SpeculativeConfig(
-        **settings, optimize="auto"
-    )
+    assert loaded.generate.draft_model == "suffix"
+    assert loaded.generate.config == hs.SpeculativeConfig(**settings, optimize="auto")
     hs.save_pretrained(model, tmp_path, draft_model=[draft, "suffix"])
     assert json.loads((tmp_path / FILE_NAME).read_text())["draft_model"] == "./draft+suffix"
     own, methods = hs.from_pretrained(tmp_path).generate.draft_model

@@ -60,10 +60,8 @@ def test_an_existing_card_keeps_what_it_has(code, chat, tmp_path, newline):
         "metrics": [{"type": "pass@1", "value": 0.5, "date": "2024"}],
     }
     assert [result["dataset"]["name"] for result in ours] == ["code", "chat"]
-    assert (
-        metadata["tags"] == ["mine", "speculative-decoding", "draft-model"]
-        and metadata["library_name"] == "transformers"
-    )
+    assert metadata["tags"] == ["mine", "speculative-decoding", "draft-model"]
+    assert metadata["library_name"] == "transformers"
 
 
 @pytest.mark.parametrize(

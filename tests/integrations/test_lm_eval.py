@@ -171,9 +171,8 @@ def test_without_a_draft_model(pair, source):
     lm = SpeculativeLM(target, tokenizer=tokenizer, **source)
     request = Instance("generate_until", {}, ("x = [1, 2, 1, 2, 1, 2, ", {"until": ["]"], "max_gen_toks": 24}), 0)
     assert lm.generate_until([request]) == HFLM(target, tokenizer=tokenizer).generate_until([request])
-    assert lm.statistics.num_accepted_draft_tokens > 0 and lm.get_model_info()["speculative_decoding"][
-        "draft_model"
-    ] == source.get("draft_model")
+    assert lm.statistics.num_accepted_draft_tokens > 0
+    assert lm.get_model_info()["speculative_decoding"]["draft_model"] == source.get("draft_model")
 
 
 @pytest.mark.parametrize(

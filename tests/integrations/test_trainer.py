@@ -45,6 +45,12 @@ def t5():
     return model
 
 
+def speculative(model, folder, draft, num_new=6, cls=SpeculativeTrainer, args=None, **given):
+    """A trainer that drafts a constant number of tokens."""
+    settings = {"speculative_config": CONSTANT, "generation_kwargs": {"max_new_tokens": num_new}}
+    return cls(model, args or arguments(folder), draft_model=draft, **settings | given)
+
+
 def first_token(prediction):
     """A metric, so that Seq2SeqTrainer generates at all."""
     return {"first": float(prediction.predictions[:, 1].mean())}
@@ -138,16 +144,8 @@ def test_metrics_reach_the_logs_the_files_and_the_choice_of_the_best_model(targe
         save_strategy="best",
         metric_for_best_model="eval_b_draft_acceptance_rate",
     )
-    trainer = SpeculativeTrainer(
-        copy.deepcopy(target),
-        args,
-        train_dataset=rows(8),
-        eval_dataset=data,
-        callbacks=[watch],
-        draft_model=draft,
-        speculative_config=CONSTANT,
-        generation_kwargs={"max_new_tokens": 6},
-    )
+    sets = {"train_dataset": rows(8), "eval_dataset": data}
+    trainer = speculative(copy.deepcopy(target), tmp_path, draft, args=args, callbacks=[watch], **sets)
     checkpointed(trainer.model)
     trainer.train()
     found = trainer.evaluate(max_new_tokens=12)
@@ -165,13 +163,7 @@ def test_metrics_reach_the_logs_the_files_and_the_choice_of_the_best_model(targe
 def test_nothing_is_left_behind(t5, tmp_path):
     """The model, its generation_config, the draft's mode, memory: all as before, after an error, too."""
     model, draft = copy.deepcopy(t5), tiny.noisy_copy(t5).train()
-    trainer = SpeculativeSeq2SeqTrainer(
-        model,
-        arguments(tmp_path),
-        draft_model=draft,
-        generation_kwargs={"max_new_tokens": 6},
-        speculative_config=CONSTANT,
-    )
+    trainer = speculative(model, tmp_path, draft, cls=SpeculativeSeq2SeqTrainer)
     before = copy.deepcopy(vars(model.generation_config)), copy.deepcopy(vars(draft.generation_config))
 
     def unchanged():
@@ -208,14 +200,7 @@ def test_without_a_draft_of_its_own(target, draft, tmp_path):
 
 def test_what_did_not_happen_is_not_logged(target, unrelated, tmp_path):
     """No draft at all: the counts say so, and no rate is not-a-number."""
-    trainer = SpeculativeTrainer(
-        target,
-        arguments(tmp_path),
-        draft_model=unrelated,
-        generation_kwargs={"max_new_tokens": 1},
-        speculative_config=CONSTANT,
-    )
-    found = trainer.evaluate(rows(4))
+    found = speculative(target, tmp_path, unrelated, num_new=1).evaluate(rows(4))
     assert found["eval_num_draft_tokens"] == 0 and found["eval_tokens_per_second"] > 0
     assert "eval_draft_acceptance_rate" not in found and "eval_mean_acceptance_length" not in found
 

@@ -13,7 +13,7 @@ from hf_speculative.cli import app
 from hf_speculative.measuring.commands import demo
 from hf_speculative.measuring.comparison import Comparison
 from hf_speculative.measuring.speedup import Speedup
-from tests.support import record_demo, site, tiny
+from tests.support import site, tiny
 
 PAIR = embedded_pair()
 
@@ -101,13 +101,6 @@ def test_the_recording_is_of_this_demo():
     for scene in demo.CHAT:
         assert scene.title in shown, "stale: `make recording`"
     assert "the same texts" in shown and "http" not in text.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_a_recording_is_made():
-    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
-    console.print("[green]a[/] < b")
-    text = record_demo.svg(console, "made up")
-    assert "a" in text and "&lt;" in text and "font-face" not in text and "prefers-color-scheme" not in text
 
 
 def test_the_demo_runs_with_the_threads_that_are_fastest(monkeypatch):

@@ -178,10 +178,8 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
     small.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     evaluation = evaluate(draft_model=str(tmp_path))
-    assert (
-        evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
-        and evaluation.totals(evaluation.settings[1]).speedup
-    )
+    assert evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
+    assert evaluation.totals(evaluation.settings[1]).speedup
     hs.attach(model, small)
     try:
         attached = evaluate(draft_model=None)

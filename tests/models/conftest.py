@@ -1,8 +1,21 @@
 import pytest
 
 import hf_speculative as hs
+from tests.support import tiny
 from tests.support.execution import run_as
 from tests.support.packed import num_packed
+
+
+@pytest.fixture
+def model():
+    """One of the test's own, which may be changed."""
+    return tiny.llama()
+
+
+@pytest.fixture
+def plain():
+    """A twin of `model`."""
+    return tiny.llama()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.emulated_compiler import install
+from tests.support.plain import takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 
@@ -29,11 +29,6 @@ def target():
 @pytest.fixture
 def draft(target):
     return tiny.noisy_copy(target)
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
@@ -68,19 +63,7 @@ def test_no_compiler_runs_in_the_process(target, draft, emulated):
 
 def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft, emulated, monkeypatch):
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
-    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
-    options = SETTINGS | {"eos_token_id": [5, 9, 17]}
-    found = hs.generate_batches(
-        target,
-        rows,
-        draft_model=draft,
-        batch_size=2,
-        speculative_config=hs.SpeculativeConfig(optimize=True),
-        num_draft_tokens=3,
-        **options,
-    )
-    for row, completion in zip(rows, found, strict=True):
-        assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
+    takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
     assert emulated.runs
 
 

@@ -219,9 +219,8 @@ def test_hooks_of_accelerate_run_on_the_copy():
         add_hook_to_module(layer.self_attn, AlignDevicesHook("cpu", io_same_device=True))
     twin = with_folded_attention(model)
     torch.testing.assert_close(twin(**inputs).logits, expected)
-    assert (
-        passes.modules == list(twin.model.layers) and twin.model.layers[0].self_attn.config._attn_implementation == NAME
-    )
+    assert passes.modules == list(twin.model.layers)
+    assert twin.model.layers[0].self_attn.config._attn_implementation == NAME
 
 
 @torch.no_grad()

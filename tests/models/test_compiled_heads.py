@@ -12,37 +12,23 @@ from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSa
 from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
 from tests.support.cases import slow_but
-from tests.support.emulated_compiler import Package, install
+from tests.support.emulated_compiler import Package
 from tests.support.execution import run_as
-from tests.support.plain import plain, reproduces_plain, same_as_plain
+from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
 
-SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
-#: heads by name: the type of their target, and their own fields
-KINDS = {
-    "llama": ("llama", {}),
-    "reduced vocabulary": ("llama", {"draft_vocab": 50, "norm_before_fc": True}),
-    "sliding windows": ("mistral", {"kind": "qwen3", "layers": SLIDING | {"use_sliding_window": True}}),
-    "eagle 3.1": ("qwen3", {"kind": "qwen3", "fc_norm": True, "norm_output": True, "norm_before_residual": True}),
-    "parallel": ("llama", {"speculators_model_type": "peagle", "mask_token_id": 3}),
-}
-
-
-def made(name, attention="sdpa"):
-    model_type, fields = KINDS[name]
-    target = heads.target(model_type, attention)
-    return target, heads.eagle3(target, **fields)
+KINDS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
 
 
 @pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kwargs: None)  # of compile="auto"
-    return install(tmp_path, monkeypatch)
+def emulated(emulated, monkeypatch):
+    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kwargs: None)  # of optimize="auto"
+    return emulated
 
 
 @pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager")])
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
     """Counted: a draft that differs is accepted otherwise. In rows of unequal length, some of which leave."""
-    target, head = made(name, attention)
+    target, head = heads.made(name, attention)
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
         eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
@@ -55,25 +41,13 @@ def test_drafts_are_those_of_eager_passes(name, attention, emulated):
 
 
 def test_rows_that_take_the_place_of_others(emulated):
-    target, head = made("llama")
-    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
-    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
-    found = hs.generate_batches(
-        target,
-        rows,
-        draft_model=head,
-        batch_size=2,
-        speculative_config=hs.SpeculativeConfig(optimize=True),
-        num_draft_tokens=3,
-        **options,
-    )
-    for row, completion in zip(rows, found, strict=True):
-        assert completion.new_ids == target.generate(row[None], **options)[0, len(row) :].tolist()
+    target, head = heads.made("llama")
+    takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=head, optimize=True, num_draft_tokens=3)
     assert emulated.runs_of_heads
 
 
 def test_auto_takes_a_file_that_is_there(emulated):
-    target, head = made("llama")
+    target, head = heads.made("llama")
     same_as_plain(target, tiny.prompts(2), draft_model=head, optimize="auto")
     assert not emulated.runs
     artifacts.make(head)
@@ -82,7 +56,7 @@ def test_auto_takes_a_file_that_is_there(emulated):
 
 
 def test_trees_are_drafted_eagerly(emulated):
-    target, head = made("llama")
+    target, head = heads.made("llama")
     artifacts.make(head)
     options = {"num_draft_tokens": 6, "tree_top_k": 3}
     eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
@@ -95,7 +69,7 @@ def test_trees_are_drafted_eagerly(emulated):
 @pytest.mark.usefixtures("order")
 def test_on_packed_weights(emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
-    target, head = made("llama")
+    target, head = heads.made("llama")
     run_as(monkeypatch, packs=True, compile=True)
     hs.attach(target, head)
     call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12, "num_draft_tokens": 3}
@@ -117,12 +91,12 @@ def test_on_packed_weights(emulated, monkeypatch):
 class TestGreedyChains:
     """Where nothing is drawn or processed, tokens come from the passes themselves."""
 
-    @pytest.fixture(params=["head", "head of a reduced vocabulary", "draft model"])
+    @pytest.fixture(params=["head of a reduced vocabulary", "draft model"])
     def pair(self, request):
         if request.param == "draft model":
             target = tiny.llama()
             return target, tiny.noisy_copy(target)
-        return made("reduced vocabulary" if "reduced" in request.param else "llama")
+        return heads.made("reduced vocabulary")
 
     CALL = {"num_draft_tokens": 3, "tree_top_k": 1}  # noqa: RUF012
 
@@ -202,7 +176,7 @@ class TestGreedyChains:
         assert emulated.runs
 
     def test_embeddings_of_another_type(self, emulated):
-        target, head = made("llama")
+        target, head = heads.made("llama")
         head = head.double()
         call = {"draft_model": head, **self.CALL}
         eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
@@ -214,7 +188,7 @@ class TestGreedyChains:
 @pytest.mark.parametrize("name", slow_but(KINDS, "eagle 3.1"))
 def test_what_is_exported_is_the_pass_at_all_sizes(name):
     """The graph alone, without a compiler."""
-    module = traced.HeadPass(made(name)[1])
+    module = traced.HeadPass(heads.made(name)[1])
     program = exported.export(module)
     with torch.no_grad():
         for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60)):
@@ -225,11 +199,11 @@ def test_what_is_exported_is_the_pass_at_all_sizes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "sliding windows"])
-def test_with_the_compiler_itself(name, tmp_path, monkeypatch):
+def test_with_the_compiler_itself(tmp_path, monkeypatch):
+    """Of a layer with a window and one without."""
     monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
     pool._kept.clear()
-    target, head = made(name)
+    target, head = heads.made("sliding windows")
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
         eager = same_as_plain(target, tiny.prompts(num_rows), **call)

@@ -8,9 +8,8 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.models import artifacts, attention, exported, packing, pool, traced
 from hf_speculative.schedules import Constant
 from tests.support import fitted, tiny
-from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
-from tests.support.plain import reproduces_plain, same_as_plain
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 PROMPT = [3, 7, 11, 5]
 RECORDED = tuple(fitted.LAYERS)
@@ -32,11 +31,6 @@ def pair(fitted_head):
     return model, head
 
 
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path, monkeypatch)
-
-
 def test_states_are_kept_where_eager_passes_keep_them(pair, emulated):
     model, head = pair
     call = {"draft_model": head, "speculative_config": SpeculativeConfig(schedule=Constant(3)), **CHAINS}
@@ -49,20 +43,9 @@ def test_states_are_kept_where_eager_passes_keep_them(pair, emulated):
 
 
 def test_rows_that_take_the_place_of_others(pair, emulated):
-    model, head = pair
-    rows = [tiny.unpadded(tiny.prompts(5, width=12), row)["input_ids"][0] for row in range(5)]
-    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16, "eos_token_id": [5, 9, 17]}
-    found = hs.generate_batches(
-        model,
-        rows,
-        draft_model=head,
-        batch_size=2,
-        speculative_config=hs.SpeculativeConfig(optimize=True),
-        num_draft_tokens=3,
-        **options,
-    )
-    for row, completion in zip(rows, found, strict=True):
-        assert completion.new_ids == model.generate(row[None], **options)[0, len(row) :].tolist()
+    target, head = pair
+    ends = {"eos_token_id": list(range(0, tiny.VOCAB, 4))}
+    takes_lanes(target, tiny.texts(5), ends, batch_size=2, draft_model=head, optimize=True, num_draft_tokens=3)
     assert emulated.runs
 
 

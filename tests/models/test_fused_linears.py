@@ -19,16 +19,9 @@ from hf_speculative.models.packed_layers import dtypes, is_packed, linear
 from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
 
-pytestmark = [
-    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
-    pytest.mark.usefixtures("order"),
-]
+pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+in_each_order = pytest.mark.usefixtures("order")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
-
-
-@pytest.fixture
-def model():
-    return tiny.llama()
 
 
 @pytest.fixture
@@ -44,16 +37,12 @@ def products(monkeypatch):
     return shapes
 
 
-@pytest.fixture
-def plain():
-    return tiny.llama()
-
-
 def logits(model, ids=None):
     with torch.no_grad():
         return model(tiny.prompts(2)["input_ids"] if ids is None else ids).logits
 
 
+@in_each_order
 def test_one_product(packed, products):
     attention, mlp = packed.model.layers[0].self_attn, packed.model.layers[0].mlp
     logits(packed)
@@ -82,6 +71,7 @@ def test_who_holds_one_keeps_it(model, products):
     assert len(products) == 4 + 5 + 1 and held.isfinite().all()
 
 
+@in_each_order
 def test_with_biases(products):
     model = tiny.build("qwen2")
     assert model.model.layers[0].self_attn.k_proj.bias is not None
@@ -122,6 +112,7 @@ def test_an_input_that_is_written_to_is_another_one(plain, packed):
     torch.testing.assert_close(logits(packed), logits(plain))
 
 
+@in_each_order
 def test_in_inference_mode(plain, packed):
     with torch.inference_mode():
         torch.testing.assert_close(packed(torch.arange(4)[None]).logits, plain(torch.arange(4)[None]).logits)
@@ -166,7 +157,7 @@ def test_who_looks_while_others_run(plain, packed, monkeypatch):
     looker = threading.Thread(target=look)
     looker.start()
     try:
-        for _ in range(300):
+        for _ in range(100):
             torch.testing.assert_close(logits(packed), expected)
     finally:
         looked.set()
@@ -174,6 +165,7 @@ def test_who_looks_while_others_run(plain, packed, monkeypatch):
         sys.setswitchinterval(before)
 
 
+@in_each_order
 @pytest.mark.parametrize("names", [("q_proj", "q_proj"), ("k_proj", "v_proj")])
 def test_layers_that_are_in_several_modules(model, names):
     """Of two blocks, or under two names of one."""

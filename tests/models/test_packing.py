@@ -17,10 +17,8 @@ from tests.support import tiny
 from tests.support.execution import run_as
 from tests.support.packed import have_equal_weights, num_packed, weights
 
-pytestmark = [
-    pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine"),
-    pytest.mark.usefixtures("order"),
-]
+pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
+in_each_order = pytest.mark.usefixtures("order")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 
@@ -29,11 +27,7 @@ def packs_all(monkeypatch):
     run_as(monkeypatch, packs=True)
 
 
-@pytest.fixture
-def model():
-    return tiny.llama()
-
-
+@in_each_order
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
@@ -53,6 +47,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
     assert not any(type(module).__name__.startswith("Packed") for module in model.modules())
 
 
+@in_each_order
 @pytest.mark.parametrize("dtype", dtypes())
 def test_logits(dtype):
     model, ids = tiny.llama().to(dtype), torch.arange(12).view(2, 6)
@@ -88,6 +83,7 @@ def test_who_looks_at_a_weight_sees_it(model, look):
     assert have_equal_weights(model, before)
 
 
+@in_each_order
 def test_copies_files_and_pickles_are_plain(packed, tmp_path):
     expected, before = packed.generate(**tiny.prompts(1), **KWARGS).tolist(), weights(packed)
 
@@ -117,6 +113,7 @@ CHANGES = {
 }
 
 
+@in_each_order
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_change(change):
     """The next call runs on what the weights are then, packed again or not."""
@@ -136,6 +133,7 @@ def test_weights_that_change(change):
     assert have_equal_weights(hs.detach(packed), changed.state_dict())
 
 
+@in_each_order
 def test_gradients_are_those_of_plain_weights(model, packed):
     plain, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
     for one in (plain, packed):
@@ -226,6 +224,7 @@ def test_a_shared_head_is_a_checked_copy(write):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@in_each_order
 def test_functional_call(packed):
     ids, doubled = tiny.prompts(1)["input_ids"], {name: 2 * tensor for name, tensor in weights(packed).items()}
     with torch.no_grad():
@@ -233,6 +232,7 @@ def test_functional_call(packed):
         torch.testing.assert_close(functional_call(packed, doubled, (ids,)).logits, expected)
 
 
+@in_each_order
 def test_autocast(packed):
     ids, plain = tiny.prompts(1)["input_ids"], tiny.llama()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -17,12 +17,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test`
 pytestmark = pytest.mark.slow
 
 SIZES = {"phone": {"width": 375, "height": 812}, "desktop": {"width": 1280, "height": 900}}
-#: how wide the page is, the luminance of its paper, and the least contrast of a text with where it is
-MEASURED = f"""() => {{
-{browser.CONTRAST.read_text(encoding="utf-8")}
-const paper = luminance(["white", getComputedStyle(document.body).backgroundColor]);
-return [document.documentElement.scrollWidth, paper, worst(document, window)];
-}}"""
 PATIENCE = 120
 
 
@@ -67,7 +61,7 @@ def opened(chromium, address, said, size, scheme):
 
 
 def check(page, size, scheme):
-    width, paper, (ratio, text) = page.evaluate(MEASURED)
+    width, paper, (ratio, text) = page.evaluate(browser.MEASURED)
     where = f"{size}, {scheme}"
     assert width <= SIZES[size]["width"], where
     assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where

@@ -8,6 +8,7 @@ import pytest
 from hf_speculative.playground import charts, drawing, wording
 from hf_speculative.playground.recording import Guess, Place, RoundRecord
 from hf_speculative.playground.runs import REPRODUCIBLE, Settings, run
+from tests.support.snapshots import assert_as_stored
 
 VOID = {"br", "img", "line", "rect", "polyline"}
 
@@ -61,42 +62,19 @@ def record(rule="token", is_greedy=False, num_kept=1, is_cut=False, **kwargs):
     return RoundRecord(**values | kwargs)
 
 
-@pytest.mark.parametrize(
-    "found, index, words",
-    [
-        (record(), 0, "\u201ca\u201d was kept: its chance was min(1, p / q) = min(1, 0.500 / 0.400) = 100 %"),
-        (
-            record(),
-            1,
-            "\u201cb\u201d was refused: the chance to be kept was min(1, p / q) = min(1, 0.100 / 0.400) = 25 %",
-        ),
-        (record(), 1, "\u201cd\u201d was drawn from the residual"),
-        (record(), 2, "Not looked at"),
-        (record(num_kept=3), 3, "Every guess was kept, so the target adds \u201cd\u201d"),
-        (record("block"), 0, "the chance that everything up to here is kept was 90 %"),
-        (record("block"), 1, "\u201cb\u201d was refused. The draft is judged as one block"),
-        (record("sampled", is_greedy=True), 0, "\u201ca\u201d is what the target finds likeliest, too"),
-        (record("sampled", is_greedy=True), 1, "The guess was \u201cb\u201d. The target finds \u201cd\u201d likeliest"),
-        (record("sampled"), 0, "The target's own draw is \u201ca\u201d, too"),
-        (record("sampled"), 1, "The target's own draw is \u201cd\u201d"),
-    ],
-)
-def test_why(found, index, words):
-    assert words in wording.why(found, index, name)
-
-
-def test_a_token_s_chances():
-    assert wording.of_token(record(), 0) == "drafted and kept: target 50.0 %, draft 40.0 %"
-    assert wording.of_token(record(num_kept=3), 3) == "the target's own: target 20.0 %"
-
-
-def test_headlines():
-    assert wording.headline(record()) == "3 tokens drafted, 1 kept, 1 token from the target"
-    assert "ended" in wording.headline(record(num_kept=2, is_cut=True))
+def test_what_is_said_of_rounds_and_their_places():
     first = record(guesses=[], places=[record(num_kept=3).places[3]], tokens=[3], num_from_draft=0, start=0)
-    assert wording.headline(first) == "The prompt was read"
-    assert "Nothing was guessed here" in wording.why(first, 0, name)
     assert wording.headline(record(guesses=[], num_from_draft=0)) == "Nothing was drafted"
+    rounds = {"the prompt": first}
+    rounds |= {"ended": record(num_kept=2, is_cut=True), "all kept": record(num_kept=3)}
+    rounds |= {rule: record(rule) for rule in ("token", "block", "sampled")}
+    rounds["greedy"] = record("sampled", is_greedy=True)
+    said = []
+    for kind, found in rounds.items():
+        said += ["", f"{kind}: {wording.headline(found)}"]
+        said += [f"  {i}: {wording.why(found, i, name)}" for i in range(len(found.places))]
+        said += [f"  token {i}: {wording.of_token(found, i)}" for i in range(len(found.tokens))]
+    assert_as_stored("playground.txt", "\n".join(said[1:]) + "\n")
 
 
 def test_white_space_of_tokens_is_seen():

@@ -18,6 +18,7 @@ from hf_speculative.sampling.samplers import Independent
 from hf_speculative.verification import BlockVerification, Measured, SampledVerification, TokenVerification
 from tests.support import distributions, tiny
 from tests.support.branching import Table, branches, distance, plain_sequences
+from tests.support.cases import slow_but
 from tests.support.plain import plain
 
 LENGTH = 2
@@ -152,7 +153,7 @@ def test_the_better_one_is_chosen(flattened):
     assert length_of(target, draft) == chosen, "by default"
 
 
-@pytest.mark.parametrize("method", ["auto", "greedy"])
+@pytest.mark.parametrize("method", slow_but(["auto", "greedy"], "auto"))
 def test_output_through_generate_has_the_distribution(method):
     """By chi-squared: rows of a batch choose together, from rounds that are over."""
     target = tiny.llama(vocab_size=distributions.VOCAB)

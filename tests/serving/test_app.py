@@ -337,9 +337,9 @@ def test_others_are_answered_while_a_prompt_is_read(path, client, tokenizer, mon
 @pytest.fixture
 def address(target, tokenizer, engine, monkeypatch):
     """Of a real server, which is impatient."""
-    monkeypatch.setattr(app_module, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(app_module, "BODY_SECONDS", 1.0)
-    monkeypatch.setattr(patience, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(app_module, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "HEADER_SECONDS", 0.3)
     config = uvicorn.Config(
         build_app(target, tokenizer, "tiny", engine), port=0, http=patience.PatientProtocol, log_level="error"
     )
@@ -384,4 +384,4 @@ def test_a_client_that_takes_its_time_between_requests(address):
     with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=PATIENCE) as client:
         for _ in range(3):
             assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 40}).status_code == 200
-            time.sleep(0.3)
+            time.sleep(0.2)

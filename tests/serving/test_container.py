@@ -29,15 +29,10 @@ def test_the_server_is_what_it_starts():
     serve = get_command(app).commands[command]
     options = {name for parameter in serve.params for name in parameter.opts}
     assert {argument for argument in arguments if argument.startswith("--")} <= options
+    (to_copy,) = re.findall(r"docker run [^#]*hf-speculative (Qwen.*)", TEXT)
+    assert set(re.findall(r"--[\w-]+", to_copy)) <= options
     port = arguments[arguments.index("--port") + 1]
     assert said("EXPOSE") == [port] and f":{port}/health" in said("HEALTHCHECK")[0]
-
-
-def test_the_lines_to_copy_are_commands_of_today():
-    serve = get_command(app).commands["serve"]
-    options = {name for parameter in serve.params for name in parameter.opts}
-    (line,) = re.findall(r"docker run [^#]*hf-speculative (Qwen.*)", TEXT)
-    assert set(re.findall(r"--[\w-]+", line)) <= options
 
 
 def test_the_extra_exists():

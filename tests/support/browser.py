@@ -30,6 +30,12 @@ PHONE, DESKTOP = 360, 1200
 #: a frame takes its colour scheme from the element it is in
 AROUND = Path(__file__).with_suffix(".html")
 CONTRAST = Path(__file__).with_name("contrast.js")
+#: of a page: how wide it is, the luminance of its paper, and the least contrast of a text with where it is
+MEASURED = f"""() => {{
+{CONTRAST.read_text(encoding="utf-8")}
+const paper = luminance(["white", getComputedStyle(document.body).backgroundColor]);
+return [document.documentElement.scrollWidth, paper, worst(document, window)];
+}}"""
 
 
 @dataclass

@@ -148,3 +148,23 @@ def target(model_type: str = "llama", attention: str = "sdpa", **config):
 def fields_of(head) -> dict:
     """Of a head's config, but the folder it came from."""
     return {name: value for name, value in head.config.to_dict().items() if name != "_name_or_path"}
+
+
+SLIDING = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+PARALLEL = {"speculators_model_type": "peagle", "mask_token_id": 3}
+#: heads by name, and the type of their target
+KINDS = {
+    "llama": ("llama", {}),
+    "reduced vocabulary": ("llama", {"draft_vocab": 50, "norm_before_fc": True}),
+    "sliding windows": ("mistral", {"kind": "qwen3", "layers": SLIDING | {"use_sliding_window": True}}),
+    "eagle 3.1": ("qwen3", {"kind": "qwen3", "fc_norm": True, "norm_output": True, "norm_before_residual": True}),
+    "narrow": ("llama", {"hidden": 16}),
+    "parallel": ("llama", PARALLEL),
+    "parallel, reduced": ("qwen3", PARALLEL | {"draft_vocab": 50, "layers": {"num_hidden_layers": 2}}),
+}
+
+
+def made(name, attention="sdpa"):
+    model_type, fields = KINDS[name]
+    model = target(model_type, attention)
+    return model, eagle3(model, **fields)

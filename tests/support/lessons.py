@@ -4,7 +4,9 @@ import torch
 from transformers import TrainingArguments
 
 from hf_speculative.training.acceptance import Meter
+from hf_speculative.training.dflash_student import DFlashStudent, new_block
 from hf_speculative.training.draft_student import DraftStudent
+from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator, Example
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.teacher import Teacher
@@ -20,6 +22,21 @@ def examples(target, num_examples=8, seed=0, length=LENGTH):
     output = target.generate(**ids, max_new_tokens=length, do_sample=False)
     rows = zip(ids["input_ids"], ids["attention_mask"], output[:, 5:], strict=True)
     return [Example(tuple(row[mask.bool()].tolist()), tuple(new.tolist())) for row, mask, new in rows]
+
+
+def of_many_lengths(target, num_examples=9):
+    return [example.cut(6 + 3 * (row % 4)) for row, example in enumerate(examples(target, num_examples))]
+
+
+def new_student(kind, target):
+    """A draft model, an EAGLE-3 head or a block, of random weights."""
+    torch.manual_seed(0)
+    counts = torch.arange(tiny.VOCAB)
+    if kind == "draft model":
+        return DraftStudent(tiny.noisy_copy(target, noise=0.8), target)
+    if kind == "eagle3":
+        return Eagle3Student(new_head(target, counts, 50), target)
+    return DFlashStudent(new_block(target, counts, 50, kind, 3), target)
 
 
 def meter(target, **given):

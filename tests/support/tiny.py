@@ -102,6 +102,12 @@ def unpadded(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tenso
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def texts(num: int, width: int = 12, seed: int = 0) -> list[list[int]]:
+    """Prompts of unequal length as lists of ids."""
+    inputs = prompts(num, width, seed)
+    return [unpadded(inputs, row)["input_ids"][0].tolist() for row in range(num)]
+
+
 def num_equal_tokens(model, inputs: dict[str, torch.Tensor], found: torch.Tensor, **settings) -> int:
     """How many tokens of `found` are those of plain greedy decoding in half precision.
 

@@ -22,15 +22,12 @@ def test_a_run_by_command(tmp_path):
     result = invoke("--data", data, "--output", out, *QUICK, "--accumulate", 2)
     assert result.exit_code == 0, result.output
     assert "Row 5 is left out: line 6 is no JSON" in result.stderr
-    assert (
-        "Acceptance length on held-out prompts, temperature 1:" in result.stdout
-        and f"draft_model='{out}'" in result.stdout
-    )
+    assert "Acceptance length on held-out prompts, temperature 1:" in result.stdout
+    assert f"draft_model='{out}'" in result.stdout
     lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  h")]
     assert lines[0] == f"hf-speculative eval --dataset {data} --model embedded --draft-model {out}"
-    assert lines[1] == f"hf-speculative check embedded {out}" and lines[2].startswith(
-        "hs.attach(hs.embedded_pair()[0],"
-    )
+    assert lines[1] == f"hf-speculative check embedded {out}"
+    assert lines[2].startswith("hs.attach(hs.embedded_pair()[0],")
     results, few = tmp_path / "eval.jsonl", ("--limit", "2", "--max-new-tokens", "4", "--num-draft-tokens", "2")
     tried = CliRunner().invoke(app, [*shlex.split(lines[0])[1:], *few, "--results", str(results)])
     assert tried.exit_code == 0 and "adaptive" not in tried.output, tried.output

@@ -25,11 +25,6 @@ def pairs():
     return blocks.pairs(steps=0)
 
 
-@pytest.fixture(scope="module")
-def deep():
-    return tiny.llama(layers=6)
-
-
 @pytest.fixture
 def student(pairs, tmp_path):
     """`student(kind)` of a head as published, on random weights, and its plain computation."""

@@ -23,12 +23,6 @@ SEED = 3
 FIXTURES = sorted((Path(__file__).parents[1] / "heads" / "fixtures").glob("eagle3_speculators_*"))
 
 
-@pytest.fixture(scope="module")
-def deep():
-    """With layers enough for three states."""
-    return tiny.llama(layers=6)
-
-
 @pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)
 def test_the_training_time_test_is_speculators(folder):
     """Logits of three steps, of heads with all kinds of norms and layers."""

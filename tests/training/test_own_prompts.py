@@ -14,12 +14,6 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def pair():
-    target, _, tokenizer = hs.embedded_pair()
-    return target, tokenizer
-
-
 def lines(path):
     return [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
 

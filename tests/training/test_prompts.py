@@ -8,14 +8,6 @@ from tests.support.files import write_prompts
 ROWS = [{"prompt": [1, 2, 3 + i], "answer": "x = 1\n"} for i in range(30)]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    import hf_speculative as hs
-
-    target, _, tokenizer = hs.embedded_pair()
-    return target, tokenizer
-
-
 def test_some_are_held_out_always_the_same(pair):
     data = read_data(ROWS, *pair, held_out=4)
     assert len(data.held_out) == 4 and len(data.prompts) == 26

@@ -39,25 +39,21 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return hs.embedded_pair()[2]
+def learn(tokenizer):
+    """A run on the tests' prompts, under their settings but for those that are given."""
+
+    def run(target, folder, settings=None, **arguments):
+        return train(target, PROMPTS, folder, Settings(**SETTINGS | (settings or {})), tokenizer=tokenizer, **arguments)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def trained(tokenizer, tmp_path_factory):
+def trained(learn, tmp_path_factory):
     """A run of a few steps, with what was said."""
     said, target = [], tiny.llama()
     folder = tmp_path_factory.mktemp("run")
-    result = train(
-        target,
-        PROMPTS,
-        folder,
-        Settings(**SETTINGS),
-        tokenizer=tokenizer,
-        watch=Watch(say=said.append),
-        lr_scheduler_type="linear",
-    )
-    return target, result, said
+    return target, learn(target, folder, watch=Watch(say=said.append), lr_scheduler_type="linear"), said
 
 
 def test_the_folder_drafts(trained):
@@ -70,16 +66,10 @@ def test_the_folder_drafts(trained):
     assert said == ["10 answers are few for a model that lost most of its layers: expect little."]
 
 
-def test_a_head_by_the_same_steps(tokenizer, tmp_path):
+def test_a_head_by_the_same_steps(learn, tmp_path):
     """EAGLE-3 over a part of the vocabulary; the folder is what `draft_model=` takes, and what speculators and vLLM read."""
     target = tiny.llama(layers=6)
-    result = train(
-        target,
-        PROMPTS,
-        tmp_path,
-        Settings(**SETTINGS | {"head": "eagle3", "draft_vocab_size": 40}),
-        tokenizer=tokenizer,
-    )
+    result = learn(target, tmp_path, {"head": "eagle3", "draft_vocab_size": 40})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 40
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
@@ -91,42 +81,38 @@ def test_a_head_by_the_same_steps(tokenizer, tmp_path):
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
 
 
-def test_a_head_that_is_there_is_gone_on_with(tokenizer, tmp_path):
+def test_a_head_that_is_there_is_gone_on_with(learn, tmp_path):
     """A DFlash block, saved, then trained on; what is measured first is what was kept."""
-    target, settings = tiny.llama(layers=6), SETTINGS | {"head": "dflash", "draft_vocab_size": 40, "anchors": 4}
-    first = train(target, PROMPTS, tmp_path / "first", Settings(**settings), tokenizer=tokenizer)
+    target, settings = tiny.llama(layers=6), {"head": "dflash", "draft_vocab_size": 40, "anchors": 4}
+    first = learn(target, tmp_path / "first", settings)
     assert first.kind == "DFlash block" and len(first.curve) == 3 and "too few for a head" in first.notes[0]
     assert [len(rates) for rates in first.after.by_position.values()] == [3, 3]
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "first" / "answers.jsonl", tmp_path / "again")
     settings |= {"head": f"draft:{first.folder}", "steps": 2, "num_evaluations": 1}
-    again = train(target, PROMPTS, tmp_path / "again", Settings(**settings), tokenizer=tokenizer)
+    again = learn(target, tmp_path / "again", settings)
     assert again.kind == first.kind and again.before.acceptance_length == first.after.acceptance_length
     ours, theirs = (hs.models.loading.load_model(one.folder) for one in (again, first))
     assert ours.config.mask_token_id == theirs.config.mask_token_id and torch.equal(ours.d2t, theirs.d2t)
     assert not torch.equal(ours.layers[0].mlp.up_proj.weight, theirs.layers[0].mlp.up_proj.weight)
     assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight), "the target's, of those ids"
     with pytest.raises(ValueError, match=r"`lora_rank=2` is about draft models, and .* holds a head"):
-        train(target, PROMPTS, tmp_path / "lora", Settings(**settings | {"lora_rank": 2}), tokenizer=tokenizer)
+        learn(target, tmp_path / "lora", settings | {"lora_rank": 2})
 
 
-def test_heads_with_more_than_is_trained_are_refused(tokenizer, tmp_path):
+def test_heads_with_more_than_is_trained_are_refused(learn, tmp_path):
     target, draft = blocks.pairs(steps=0)[True]
     blocks.write("DSpark", tmp_path / "dspark", target, draft)
     with pytest.raises(ValueError, match="EAGLE-3 heads and DFlash blocks are trained here, without"):
-        settings = Settings(**SETTINGS | {"head": f"draft:{tmp_path / 'dspark'}"})
-        train(target, PROMPTS, tmp_path / "out", settings, tokenizer=tokenizer)
+        learn(target, tmp_path / "out", {"head": f"draft:{tmp_path / 'dspark'}"})
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lora_on_a_draft_by_the_same_steps(trained, tokenizer, tmp_path):
+def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
     """The best adapter is merged into the draft it was put on."""
     target, result, _ = trained
-    settings = Settings(
-        **SETTINGS
-        | {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05, "steps": 2, "num_evaluations": 1}
-    )
-    again = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer)
+    settings = {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05}
+    again = learn(target, tmp_path, settings | {"steps": 2, "num_evaluations": 1})
     before, after = (hs.models.loading.load_model(one.folder, dtype=torch.float32) for one in (result, again))
     changed = {name for name, w in after.named_parameters() if not torch.equal(w, before.get_parameter(name))}
     assert changed and not [name for name in changed if "proj" not in name], "of linear layers alone"
@@ -171,10 +157,10 @@ def test_few_tokens_make_no_figure(trained, monkeypatch):
     assert "\u2013" not in str(wording.curve(replace(result, curve=old))), "an earlier version did not count them"
 
 
-def test_a_stopped_run_goes_on(trained, tokenizer, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on(trained, learn, tmp_path, monkeypatch):
     """Killed after its first checkpoint, in the middle of writing the second one."""
     target, whole, _ = trained
-    settings, said = Settings(**SETTINGS), []
+    said = []
     step = DraftTrainer.training_step
 
     def killed(self, *args):
@@ -184,36 +170,26 @@ def test_a_stopped_run_goes_on(trained, tokenizer, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DraftTrainer, "training_step", killed)
-        train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, lr_scheduler_type="linear")
+        learn(target, tmp_path, lr_scheduler_type="linear")
     (tmp_path / "checkpoints" / "checkpoint-4").mkdir()
     with pytest.raises(ValueError, match="holds a run already: go on with `resume=True`"):
-        train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer)
-    other = Settings(**SETTINGS | {"loss": "forward_kl"})
+        learn(target, tmp_path)
     with pytest.raises(ValueError, match="whose loss is 'lk_hybrid' and not 'forward_kl'"):
-        train(target, PROMPTS, tmp_path, other, tokenizer=tokenizer, resume=True)
-    result = train(
-        target,
-        PROMPTS,
-        tmp_path,
-        settings,
-        tokenizer=tokenizer,
-        resume=True,
-        watch=Watch(say=said.append),
-        lr_scheduler_type="linear",
-    )
+        learn(target, tmp_path, {"loss": "forward_kl"}, resume=True)
+    result = learn(target, tmp_path, resume=True, watch=Watch(say=said.append), lr_scheduler_type="linear")
     assert said[-1] == "Going on after step 2."
     assert result.losses == whole.losses and result.curve == whole.curve, "as if it had not been stopped"
     ours, theirs = (hs.models.loading.load_model(one.folder) for one in (result, whole))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-def test_a_folder_that_is_full_keeps_its_checkpoints(trained, tokenizer, tmp_path, monkeypatch):
+def test_a_folder_that_is_full_keeps_its_checkpoints(trained, learn, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(type(trained[0]), "save_pretrained", full)
     with pytest.raises(OSError, match=r"No space left on device.*the checkpoints before are whole"):
-        train(trained[0], PROMPTS, tmp_path, Settings(**SETTINGS), tokenizer=tokenizer)
+        learn(trained[0], tmp_path)
     assert arguments.last_checkpoint(tmp_path / "checkpoints") is None
 
 
@@ -255,12 +231,11 @@ def weights_of(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_the_same_seed_gives_the_same_answers_and_weights(trained, tokenizer, tmp_path, monkeypatch):
+def test_the_same_seed_gives_the_same_answers_and_weights(trained, learn, tmp_path, monkeypatch):
     """Whatever draft lengths the clock of the machine has led to; killed while it answered, too."""
     target, whole, _ = trained
     fix_costs(monkeypatch, Costs(0.0, 0.01))
-    arguments = {"tokenizer": tokenizer, "lr_scheduler_type": "linear"}
-    again = train(target, PROMPTS, tmp_path / "again", Settings(**SETTINGS), **arguments)
+    again = learn(target, tmp_path / "again", lr_scheduler_type="linear")
 
     def killed(done, total):
         if done == 3:
@@ -268,37 +243,37 @@ def test_the_same_seed_gives_the_same_answers_and_weights(trained, tokenizer, tm
 
     folder = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
-        train(target, PROMPTS, folder, Settings(**SETTINGS), watch=Watch(answers=killed), **arguments)
-    resumed = train(target, PROMPTS, folder, Settings(**SETTINGS), resume=True, **arguments)
+        learn(target, folder, watch=Watch(answers=killed), lr_scheduler_type="linear")
+    resumed = learn(target, folder, resume=True, lr_scheduler_type="linear")
     for result in (again, resumed):
         lines = [sorted((one.folder / "answers.jsonl").read_text().splitlines()[1:]) for one in (result, whole)]
         assert lines[0] == lines[1] and weights_of(result.folder) == weights_of(whole.folder)
 
 
-def test_a_run_that_is_done_goes_on_if_asked_for_more(trained, tokenizer, tmp_path):
+def test_a_run_that_is_done_goes_on_if_asked_for_more(trained, learn, tmp_path):
     target, whole, _ = trained
     folder, said = shutil.copytree(whole.folder, tmp_path / "run"), []
-    arguments = {"tokenizer": tokenizer, "resume": True, "watch": Watch(say=said.append)}
+    arguments = {"resume": True, "watch": Watch(say=said.append)}
     before = weights_of(folder)
-    same = train(target, PROMPTS, folder, Settings(**SETTINGS), **arguments)
+    same = learn(target, folder, **arguments)
     assert same == replace(whole, folder=folder) and weights_of(folder) == before
     assert said == ["This run has made its 4 steps: give more `steps` to go on with it, or another folder."]
-    more = train(target, PROMPTS, folder, Settings(**SETTINGS | {"steps": 6}), **arguments)
+    more = learn(target, folder, {"steps": 6}, **arguments)
     assert more.num_steps == 6 and [point.step for point in more.curve] == [0, 2, 4, 6]
 
 
-def test_a_run_that_was_killed_after_its_last_step_is_finished(trained, tokenizer, tmp_path):
+def test_a_run_that_was_killed_after_its_last_step_is_finished(trained, learn, tmp_path):
     target, whole, _ = trained
     folder = shutil.copytree(whole.folder, tmp_path / "run")
     (folder / "model.safetensors").unlink()
     replace(whole, folder=folder, best_step=None, curve=[]).write()
-    result = train(target, PROMPTS, folder, Settings(**SETTINGS), tokenizer=tokenizer, resume=True)
+    result = learn(target, folder, resume=True)
     assert weights_of(folder) == weights_of(whole.folder) and result.curve == whole.curve
 
 
-def test_a_folder_without_a_run_is_not_resumed(tokenizer, tmp_path):
+def test_a_folder_without_a_run_is_not_resumed(learn, tmp_path):
     with pytest.raises(ValueError, match=r"typo'` holds no run to go on with: name its folder, or begin one without"):
-        train(tiny.llama(), PROMPTS, tmp_path / "typo", Settings(**SETTINGS), tokenizer=tokenizer, resume=True)
+        learn(tiny.llama(), tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
 
 
@@ -321,28 +296,28 @@ class Machine:
 
 
 @pytest.mark.parametrize(("step", "measuring"), [(1.0, 2.0), (16.0, 10.0), (0.2, 30.0)])
-def test_minutes_bound_the_whole_run(step, measuring, tokenizer, tmp_path, monkeypatch):
+def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypatch):
     machine, target = Machine(monkeypatch), tiny.llama()
     machine.slow(monkeypatch, DraftTrainer, "training_step", step)
     machine.slow(monkeypatch, Meter, "__call__", measuring)
     monkeypatch.setattr(run_module, "step_seconds", lambda *args: step)
-    settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 8})
+    settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0))
-    result = train(target, PROMPTS, tmp_path, settings, tokenizer=tokenizer, watch=watch)
+    result = learn(target, tmp_path, settings, watch=watch)
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
     assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
 
 
-def test_a_run_whose_time_cut_its_answers_goes_on_with_those(tokenizer, tmp_path, monkeypatch):
+def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, monkeypatch):
     """Else what a store holds would be of other texts."""
     machine, target = Machine(monkeypatch), tiny.llama()
     monkeypatch.setattr(run_module, "step_seconds", lambda *args: 1.0)
-    settings = Settings(**SETTINGS | {"steps": None, "minutes": 2.0, "num_evaluations": 1})
+    settings = {"steps": None, "minutes": 2.0, "num_evaluations": 1}
     watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0), shows_progress=True)
-    arguments = {"tokenizer": tokenizer, "store": tmp_path / "store", "max_steps": 2}
-    first = train(target, PROMPTS, tmp_path / "run", settings, watch=watch, **arguments)
-    again = train(target, PROMPTS, tmp_path / "run", settings, resume=True, **arguments | {"max_steps": 4})
+    store = {"store": tmp_path / "store"}
+    first = learn(target, tmp_path / "run", settings, watch=watch, max_steps=2, **store)
+    again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, **store)
     assert first.data["num_answers"] == again.data["num_answers"] == 5
 
 
@@ -360,7 +335,7 @@ def test_a_measurement_ends_in_time(monkeypatch):
     assert 0 < counts[1] < counts[0]
 
 
-def test_what_a_short_run_is_told_to_be(tokenizer, tmp_path):
+def test_what_a_short_run_is_told_to_be():
     time_left = deadline.Deadline(600.0)
     assert time_left.num_steps(1.0) == pytest.approx(0.7 * 570, abs=1)
 

@@ -8,9 +8,6 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store as stores
-from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.draft_student import DraftStudent
-from hf_speculative.training.eagle3_student import Eagle3Student, new_head
 from hf_speculative.training.examples import Collator
 from hf_speculative.training.progress import Watch
 from hf_speculative.training.run import Run
@@ -28,34 +25,16 @@ def small_files(monkeypatch):
     monkeypatch.setattr(stores, "TEXTS", 4)
 
 
-@pytest.fixture(scope="module")
-def deep():
-    return tiny.llama(layers=6)
-
-
-def texts(target):
-    return [example.cut(6 + 3 * (row % 4)) for row, example in enumerate(lessons.examples(target, 9))]
-
-
 def stored(target, folder, data, layers=(1, 2)):
     teacher = StoredTeacher(Teacher(target, layers), folder, data)
     teacher.record(teacher.begin(), Collator(), 3)
     return teacher
 
 
-def new_student(kind, target):
-    torch.manual_seed(0)
-    if kind == "draft model":
-        return DraftStudent(tiny.noisy_copy(target, noise=0.8), target)
-    if kind == "eagle3":
-        return Eagle3Student(new_head(target, torch.arange(tiny.VOCAB), 50), target)
-    return DFlashStudent(new_block(target, torch.arange(tiny.VOCAB), 50, kind, 3), target)
-
-
 @pytest.mark.parametrize("kind", ["draft model", "eagle3", "dflash"])
 def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
     """And the target does not run."""
-    student, data = new_student(kind, deep), texts(deep)
+    student, data = lessons.new_student(kind, deep), lessons.of_many_lengths(deep)
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     batch = Collator()(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
@@ -70,7 +49,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
     """Cohere scales them; of a Llama, the output layer's input is all that is needed."""
     cohere = tiny.build("cohere")
     for model, kept in ((target, {"read": 32}), (cohere, {"logits": tiny.VOCAB})):
-        data = texts(model)
+        data = lessons.of_many_lengths(model)
         teacher = stored(model, tmp_path / next(iter(kept)), data, ())
         assert teacher.widths == kept and teacher.bytes_of_token == 4 * sum(kept.values())
         size = sum(path.stat().st_size for path in teacher.folder.glob("*.safetensors"))
@@ -83,7 +62,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
 
 
 def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
-    data = texts(target)
+    data = lessons.of_many_lengths(target)
     teacher = stored(target, tmp_path, data)
     assert teacher.begin() == [] and len(list(tmp_path.iterdir())) == 4
     (tmp_path / "000001.safetensors").unlink()
@@ -91,7 +70,7 @@ def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
 
 
 def test_a_store_of_something_else_is_refused(target, tmp_path):
-    data = texts(target)
+    data = lessons.of_many_lengths(target)
     stored(target, tmp_path / "store", data)
     others = {
         "target": (tiny.noisy_copy(target), data, (1, 2)),
@@ -110,7 +89,7 @@ def test_a_disk_without_room_is_refused(target, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(stores.shutil, "disk_usage", lambda folder: usage(10, 9, 1))
     with pytest.raises(ValueError, match=r"needs 0\.0 GB more, and 0\.0 GB are free there: name a folder on a larger"):
-        StoredTeacher(Teacher(target), tmp_path / "store", texts(target)).begin()
+        StoredTeacher(Teacher(target), tmp_path / "store", lessons.of_many_lengths(target)).begin()
     assert not any(tmp_path.rglob("*.json"))
 
 

@@ -18,11 +18,6 @@ from tests.support.plain import same_as_plain
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return hs.embedded_pair()[2]
-
-
-@pytest.fixture(scope="module")
 def taught(tokenizer):
     target = tiny.llama()
     return target, learn_tables(target, tokenizer, lessons.examples(target, 24, length=20))

@@ -11,7 +11,6 @@ from hf_speculative.sampling.samplers import Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification
 from hf_speculative.verification.residual import draw_next_token, is_proposed, probability_of
 from tests.support.branching import Table, distance, one_hot, one_round, plain_sequences, sequences
-from tests.support.cases import slow_but
 
 EXACT = 1e-12
 WRONG = 1e-3
@@ -32,8 +31,9 @@ def test_every_shipped_rule_is_declared_lossless(rule):
     assert rule.lossless is True
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("gamma", slow_but([1, 2, 3], 1, 2))
+@pytest.mark.parametrize(
+    ("gamma", "zeros"), [(1, False), (1, True), (2, False), (2, True), pytest.param(3, True, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("rule", RULES.values())
 def test_output_has_the_targets_distribution(rule, gamma, zeros):
     for seed in range(6 if gamma < 3 else 2):
@@ -198,61 +198,6 @@ def test_control_leaving_out_the_unsure_token_is_caught(rule):
 def test_control_argmax_drafts_judged_by_softmax_are_caught(rule):
     p, q = pair(0)
     assert distance(sequences(rule(), p, one_hot(q), 2, 4, judged_by=q), plain_sequences(p, 4)) > WRONG
-
-
-class PositionKeyed:
-    """Noise by (sample, absolute position): what `(seed, position)` keys amount to. The draw of y has noise of its own."""
-
-    def __init__(self, num_samples, length, vocab):
-        self.coins = torch.rand(num_samples, length)
-        self.draft_noise = torch.empty(num_samples, length, vocab).exponential_()
-        self.noise = torch.empty(num_samples, length, vocab).exponential_()
-
-    def at(self, table, positions):
-        return table[torch.arange(len(positions)), positions]
-
-
-@pytest.mark.parametrize(("keyed", "is_caught"), [(True, True), (False, False)])
-def test_control_position_keyed_noise_is_caught_in_block_verification(keyed, is_caught):
-    """Block verification looks past a rejection; noise met again in the next round biases it (seen at TV 0.065)."""
-    num, gamma, length, vocab = 60_000, 2, 3, 2
-    p, q = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])
-    noise = PositionKeyed(num, length + gamma + 2, vocab)
-    out = torch.zeros(num, length + gamma + 2, dtype=torch.long)
-    position = torch.zeros(num, dtype=torch.long)
-
-    class Keyed(Independent):
-        def bernoulli(self, probability):
-            u = torch.stack([noise.at(noise.coins, position + i) for i in range(gamma)], 1)
-            return u < probability
-
-        def categorical(self, probs, ahead=0):
-            return (probs[:, 0] / noise.at(noise.noise, position + num_accepted)).argmax(-1)[:, None]
-
-    while int(position.min()) < length:
-        position = position.clamp(max=length)  # rows that are done idle in place
-        if not keyed:
-            noise = PositionKeyed(num, length + gamma + 2, vocab)
-        tokens = torch.stack([(q / noise.at(noise.draft_noise, position + i)).argmax(-1) for i in range(gamma)], 1)
-        draft = Draft(tokens, q.expand(num, gamma, vocab), torch.full((num,), gamma))
-        probs = p.expand(num, gamma + 1, vocab)
-        num_accepted = torch.zeros(num, dtype=torch.long)
-        sampler = Keyed(None, vocab)
-        num_accepted = BlockVerification()(draft, probs, sampler).num_accepted
-        verdict = BlockVerification()(draft, probs, sampler)
-        assert torch.equal(verdict.num_accepted, num_accepted)  # coins are keyed: asked twice, they say the same
-        running = position < length
-        for i in range(gamma + 1):
-            token = torch.where(verdict.num_accepted == i, verdict.next_token, draft.tokens[:, min(i, gamma - 1)])
-            write = running & (i <= verdict.num_accepted)
-            rows = torch.arange(num)[write]
-            out[rows, position[write] + i] = token[write]
-        position = torch.where(running, position + verdict.num_accepted + 1, position)
-    cells = out[:, 0] * 4 + out[:, 1] * 2 + out[:, 2]
-    found = torch.bincount(cells, minlength=8) / num
-    expected = torch.tensor([math.prod((1 / 3, 2 / 3)[int(bit)] for bit in f"{cell:03b}") for cell in range(8)])
-    total_variation = (found - expected).abs().sum() / 2
-    assert (total_variation > 0.03) == is_caught, total_variation
 
 
 # Numerics

@@ -1,0 +1,21 @@
+import pytest
+
+import hf_speculative as hs
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """With layers enough for three states."""
+    return tiny.llama(layers=6)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return hs.embedded_pair()[2]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target, _, tokenizer = hs.embedded_pair()
+    return target, tokenizer
