@@ -9,6 +9,7 @@ import transformers
 from hf_speculative.measuring import plan
 from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
 from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
+from hf_speculative.schedules import adaptive
 from hf_speculative.types import Costs
 from tests.support import tiny
 from tests.support.costs import fix_costs
@@ -45,9 +46,10 @@ def short_texts():
 
 @pytest.fixture(autouse=True)
 def fixed_costs(request, monkeypatch):
-    """The default draft length goes by these costs, not by the clock's; a test marked `measures` asks the clock."""
+    """The default draft length goes by these costs, not by the clock's, and trees are not tried; but in tests marked `measures`."""
     if request.node.get_closest_marker("measures") is None:
-        fix_costs(monkeypatch, Costs(0.02, 0.03))
+        fix_costs(monkeypatch, Costs(0.05, 0.05))
+        monkeypatch.setattr(adaptive, "RESCUED", 0.0)
 
 
 @pytest.fixture(autouse=True)

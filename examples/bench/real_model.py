@@ -14,6 +14,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
+from hf_speculative.models.model_state import keeping
 
 
 def ways(tables):
@@ -55,7 +56,7 @@ def main() -> None:
         ]
         mine = [way for way in tried if size in way[3]]
         times: dict[str, list[float]] = {name: [] for name, *_ in mine}
-        passes = dict.fromkeys(times, 0)
+        passes, kept = dict.fromkeys(times, 0), {}
         for repeat in range(given.repeats + 1):
             for number, one in enumerate(inputs if repeat else inputs[:1]):
                 turn = (number + repeat) % len(mine)
@@ -63,7 +64,8 @@ def main() -> None:
                     call = {**one, "max_new_tokens": given.tokens, "min_new_tokens": given.tokens, **sampling}
                     torch.manual_seed(0)
                     start = time.perf_counter()
-                    with hs.record() as stats:
+                    # Answers are kept for later calls: each way knows its own of this repeat alone.
+                    with keeping(model, kept.setdefault((name, repeat), {})), hs.record() as stats:
                         model.generate(**call, **kwargs, pad_token_id=tokenizer.eos_token_id)
                     if repeat:
                         times[name].append(time.perf_counter() - start)

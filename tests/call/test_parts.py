@@ -22,6 +22,7 @@ from tests.support import tiny
 from tests.support.cases import slow_but
 from tests.support.drafters import MAKE_DRAFTER
 
+pytestmark = pytest.mark.measures
 CHEAP = Costs(0.01, 0.005)
 MAKE_SCHEDULE = {
     Adaptive: lambda: Adaptive(6, 8, 3, costs=CHEAP),

@@ -12,6 +12,7 @@ from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain, takes_lanes
 
+pytestmark = pytest.mark.measures
 COSTS = Costs(0.1, 0.005)
 SETTINGS = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
 

@@ -15,6 +15,7 @@ from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
 
+pytestmark = pytest.mark.measures
 #: of nodes that are nearly free, that cost some and that cost as much as passes
 CHEAP, EVEN, DEAR = Costs(0.1, 0.005), Costs(0.1, 0.02), Costs(0.05, 0.15)
 

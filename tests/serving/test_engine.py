@@ -152,6 +152,7 @@ class TakesBack(Remembers):
         self.num_calls -= num_calls
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("kind", ["trees", "adaptive", "guesses first", "recycling"])
 def test_drafts_are_trees_where_all_that_run_take_them(kind, target, draft, monkeypatch):
     """A request with a memory runs beside others, which then get chains: first without it, then with it."""

@@ -44,8 +44,8 @@ class SpeculativeLM(HFLM):
 
     Args:
         pretrained: the target, as in `HFLM`: a name, a folder or a model.
-        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same. By name, it is loaded in
-            the target's dtype.
+        draft_model: a smaller model, the name of one, or a method as `auto`; `assistant_model` means the same. By name, it is
+            loaded in the target's dtype.
         draft_tokenizer: if the draft's vocabulary differs; found by the draft's name, if it was given by name.
         **kwargs: what `hf_speculative.call.option_table.DRAFTING` names, as in `hf_speculative.generate`, and anything
             that `HFLM` takes. A task's `generation_kwargs` may name the former, too, and come first.
