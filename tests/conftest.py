@@ -46,10 +46,11 @@ def short_texts():
 
 @pytest.fixture(autouse=True)
 def fixed_costs(request, monkeypatch):
-    """The default draft length goes by these costs, not by the clock's, and trees are not tried; but in tests marked `measures`."""
+    """The default draft length goes by these costs, and no tree is tried; tests marked `measures` ask the clock."""
     if request.node.get_closest_marker("measures") is None:
         fix_costs(monkeypatch, Costs(0.05, 0.05))
         monkeypatch.setattr(adaptive, "RESCUED", 0.0)
+        monkeypatch.setattr(adaptive, "FIRST_NODES", 64.0)
 
 
 @pytest.fixture(autouse=True)

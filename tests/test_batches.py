@@ -100,7 +100,7 @@ def accepts_as_alone(model, prompts, eos_token_id, **draft):
 def test_drafters_that_read_the_targets_states(name):
     if name == "dflash":
         model, drafter = tied.with_dflash(steps=60)
-        arguments = {"draft_model": drafter, "speculation_type": "dflash"}
+        arguments = {"draft_model": drafter, "speculation_type": "dflash", "num_draft_tokens": 3}
     else:
         model, drafter = tied.with_gemma4_assistant(factor=0.04)
         arguments = {"draft_model": drafter, "num_draft_tokens": 3}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Generation
 
 import hf_speculative
 from hf_speculative import hf_compat
+from hf_speculative.hf_compat import training
 from tests.support import tiny
 
 PACKAGE = Path(hf_speculative.__file__).parent
@@ -172,6 +173,12 @@ def test_layers_of_heads():
     from hf_speculative.hf_compat import layers
 
     assert all(issubclass(getattr(layers, name), nn.Module) for name in layers.__all__)
+
+
+def test_batches_of_like_length():
+    sampler = training.LengthGroupedSampler(2, lengths=[9, 1, 8, 2], generator=torch.Generator())
+    order = list(sampler)
+    assert sorted(order) == [0, 1, 2, 3] and {*order[:2]} in ({0, 2}, {1, 3})
 
 
 def test_the_server():

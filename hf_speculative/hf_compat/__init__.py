@@ -1,7 +1,7 @@
 """What of transformers and torch is private or moves between versions, each under a name of ours.
 
 A rename there breaks this room alone, and tests/test_hf_compat.py says what. Layers of draft heads lie in `layers.py`, the base
-classes of the server in `serving.py`: not every call imports those.
+classes of the server in `serving.py`, Trainer's in `training.py`: not every call imports those.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Trainer, TrainerState
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from ..hf_compat.training import LengthGroupedSampler
 from .acceptance import Meter
 from .chunked_loss import summed
 from .losses import LOSSES, Loss

