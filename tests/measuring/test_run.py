@@ -34,7 +34,7 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
         for name in ("num_new_tokens", "num_draft_tokens", "num_accepted_draft_tokens", "num_rounds"):
             total = sum(getattr(row, name) for row in rows)
             assert getattr(totals.statistics, name) == total and (total or setting.num_draft_tokens is None)
-        assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards < 60
+        assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards <= 60
         speeds = [
             [call.num_new_tokens / call.seconds for call in evaluation.calls[s.name].values()] for s in (setting, plain)
         ]
