@@ -178,7 +178,9 @@ def test_layers_of_heads():
 def test_batches_of_like_length():
     sampler = training.LengthGroupedSampler(2, lengths=[9, 1, 8, 2], generator=torch.Generator())
     order = list(sampler)
-    assert sorted(order) == [0, 1, 2, 3] and order[0] == 0, "the longest one first, to learn at once whether memory suffices"
+    assert sorted(order) == [0, 1, 2, 3] and order[0] == 0, (
+        "the longest one first, to learn at once whether memory suffices"
+    )
 
 
 def test_the_server():

@@ -1,7 +1,7 @@
 """What earlier calls have learned about a pair: what rounds cost, and how drafts were accepted.
 
-A call whose tokens depend on how many are drafted, sampled and not `reproducible`, begins with what no call changes: else the
-same seed would give other tokens in a later call.
+A call whose tokens depend on how many are drafted, sampled and not `reproducible`, goes by costs that change once a batch size:
+else the same seed would give other tokens in every later call.
 """
 
 from __future__ import annotations
@@ -52,13 +52,26 @@ class Learned:
         self._costs = costs.setdefault((source.cost_key, *sampling, *where), assumed)
         # Ranks may have been in different calls before, and wait for each other; passes that are made take their time once.
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
-        self.is_timed = is_alone and not warms_up(execution.compile, execution.captures, model, source.draft_model)
+        self.is_timed = (
+            is_alone
+            and own.schedule is None
+            and not warms_up(execution.compile, execution.captures, model, source.draft_model)
+        )
         # What a user's own schedule learns ends with the call.
         depends_on_length = is_sampled and not own.reproducible
         self.is_kept = is_alone and not depends_on_length and own.schedule is None
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
-        self.kind = (source.cost_key, is_sampled, options.schedule_name, options.num_draft_tokens, *inputs.others)
+        threshold = options["assistant_confidence_threshold"]
+        self.kind = (
+            source.label,
+            source.cost_key,
+            threshold,
+            is_sampled,
+            options.schedule_name,
+            options.num_draft_tokens,
+            *inputs.others,
+        )
 
     def timed(self, schedule: Schedule) -> Schedule:
         """`schedule`, whose rounds tell later calls what they cost."""

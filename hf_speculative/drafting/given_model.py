@@ -63,7 +63,7 @@ class GivenModelSource(DraftSource):
 
     @property
     def cost_key(self) -> Hashable:
-        return super().cost_key, self.tree_top_k
+        return super().cost_key, self.tree_top_k, self.tree_depth
 
     @property
     def label(self) -> str:

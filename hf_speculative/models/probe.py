@@ -37,7 +37,7 @@ LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 #: texts on which models are tried that no test ran
-SEEDS = 4
+SEEDS = 16
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
 _trees: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
 _universal: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()

@@ -41,14 +41,15 @@ class Adaptive(Schedule):
         costs: of rounds. Default: learned from those of earlier calls. With given costs, lengths do not depend on the clock.
 
     Raises:
-        ValueError: `max_tokens` is below 1.
+        ValueError: one of the first three is below 1.
     """
 
     weighs_costs = True
 
     def __init__(self, max_tokens: int = 16, max_nodes: int = 64, max_levels: int = 8, costs: Costs | None = None):
-        if max_tokens < 1:
-            raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
+        for name, most in (("max_tokens", max_tokens), ("max_nodes", max_nodes), ("max_levels", max_levels)):
+            if most < 1:
+                raise ValueError(f"`{name}={most}` drafts nothing: give 1 or more.")
         self.max_tokens, self.max_nodes, self.max_levels = max_tokens, max_nodes, max_levels
         self.chains, self.trees = Evidence(max_tokens), Evidence(max_levels, _rescued(PRIOR_RATE))
         self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
@@ -86,7 +87,8 @@ class Adaptive(Schedule):
             of_tree, levels = self._best(of_trees, batch, lambda n: costs.steps(n, max(n, round(self.typical))))
             if of_tree > speed:
                 speed, self.levels = of_tree, levels
-        if not self._is_worth(speed, length, costs, batch):
+        most, nodes = (self.levels, max(self.levels, round(self.typical))) if self.levels else (length, length)
+        if not self._is_worth(speed, most, costs.steps(most, nodes), self._first(costs), batch):
             self.levels = 0
             return [0] * len(rooms)
         self.speed = speed
@@ -108,19 +110,22 @@ class Adaptive(Schedule):
 
         return max((speed(n), n) for n in range(1, len(gains[0])))
 
-    def _is_worth(self, speed: float, length: int, costs: Costs, batch: Batch) -> bool:
-        """Whether such drafts pay in what is left of the call, or there is credit for one."""
-        first = self._first(costs)
+    def _is_worth(self, speed: float, most: int, steps: float, first: float, batch: Batch) -> bool:
+        """Whether drafts of which `most` tokens can be kept pay in what is left of the call, or there is credit for one.
+
+        Args:
+            speed: of rounds that take so many plain `steps`.
+            first: plain steps that the next one takes besides.
+        """
         left = max(batch.max_length - done for done in batch.host_lengths)
         if left * (1 - 1 / speed) > first:
             return True
-        steps = costs.steps(length, length)
         # A draft that takes longer than what it could bring at best is not worth a try either.
-        self.needed = max(0.0, steps * (1 - speed)) + first if 1 + length > steps else inf
+        self.needed = max(0.0, steps * (1 - speed)) + first if 1 + most > steps else inf
         if self.credit >= self.needed:
             return True
         self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
-        tokens = "1 draft token" if length == 1 else f"{length} draft tokens"
+        tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
         begins = f", the first of a call {first:.0f} more," if first else ""
         self.reason = (
             f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"

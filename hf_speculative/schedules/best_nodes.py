@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -42,7 +43,7 @@ class BestNodes(Schedule):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
         self.max_tokens, self.given = max_tokens, costs
-        self.costs: Callable[[int], Costs] = lambda num_rows: costs or Costs()
+        self.costs: Callable[[int], Costs] = partial(_given, costs or Costs())
         self.last, self.num_vain = FEW, 0
         self.promised = self.kept = TRUST_WEIGHT
 
@@ -84,3 +85,7 @@ class BestNodes(Schedule):
             self.kept = MEMORY * self.kept + sum(round.num_accepted)
         else:
             self.kept += FORGIVENESS * (self.promised - self.kept)
+
+
+def _given(costs: Costs, num_rows: int) -> Costs:
+    return costs

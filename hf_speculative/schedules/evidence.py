@@ -11,7 +11,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
 #: what a round leaves of the evidence before it; what an earlier call has seen counts as so many tokens at most
 MEMORY, START_WEIGHT = 0.96, 8.0
 #: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
-POSITION_WEIGHT, ROW_WEIGHT = 8.0, 4.0
+POSITION_WEIGHT, ROW_WEIGHT = 8.0, 16.0
 
 
 class Counts:

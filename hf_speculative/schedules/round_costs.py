@@ -41,7 +41,9 @@ class RoundCosts:
 
     def settled(self) -> Callable[[int], Costs]:
         """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed."""
-        self._settled = {size: fit.costs for size, fit in self.fits.items() if fit.num_timed >= SETTLED} | self._settled
+        for size, fit in list(self.fits.items()):
+            if fit.num_timed >= SETTLED:
+                self._settled.setdefault(size, fit.costs)
         settled = dict(self._settled)
         return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
 

@@ -38,8 +38,11 @@ class Timed(WrappedSchedule):
 
     def update(self, round: Round) -> None:
         seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
+        passes = self.schedule.num_passes(round)
         if not self.is_plain:  # else it is none of the other's rounds
             self.schedule.update(round)
-        if self.counts and (self.has_drafted or not nodes):
-            self.known.see(len(round.rows), self.schedule.num_passes(round) if nodes else 0, nodes, seconds)
-        self.has_drafted = self.has_drafted or nodes > 0
+        passes = 0 if self.is_plain else passes
+        is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
+        if self.counts and is_whole and (self.has_drafted or not passes):
+            self.known.see(len(round.rows), passes, nodes, seconds)
+        self.has_drafted = self.has_drafted or passes > 0

@@ -120,4 +120,4 @@ class Costs:
 
     def steps(self, passes: int, nodes: int) -> float:
         """Plain steps of a round that takes so many passes of the draft, and verifies so many nodes."""
-        return 1 + self.start + self.draft * passes + self.verify * nodes if nodes else 1.0
+        return 1 + self.start + self.draft * passes + self.verify * nodes if passes or nodes else 1.0

@@ -78,7 +78,7 @@ def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, s
     plain, own = (page.locator(f"#{name} .hs-text").inner_text() for name in ("plain", "own"))
     assert plain == own and len(plain) > 200
     assert "96 tokens" in page.locator("#plain").inner_text()
-    assert "the same text" in page.locator("#plots").inner_text() and page.locator("#plots svg").count() == 2
+    assert "the same text" in page.locator("#plots").inner_text() and page.locator("#plots svg.hs-chart").count() == 2
     drafted = page.locator("#own .hs-draft")
     assert drafted.count() > 10 and "target" in drafted.first.get_attribute("title")
     page.locator("button", has_text="More settings").click()
