@@ -156,10 +156,8 @@ class Adaptive(Schedule):
 
     def update(self, round: Round) -> None:
         self.earn(SHARE)
-        nodes, drafts = (
-            max(round.num_drafted),
-            list(zip(round.rows, round.acceptance_prob, round.num_drafted, strict=True)),
-        )
+        nodes = max(round.num_drafted)
+        drafts = list(zip(round.rows, round.acceptance_prob, round.num_drafted, strict=True))
         if self.levels:
             self.nodes.update(round)
             self.trees.add({row: [1.0] * min(len(kept), self.levels) + [0.0] for row, kept, _ in drafts})
