@@ -8,7 +8,7 @@ need, and in their order.
 So before each forward of a sharded model the ranks tell each other which one they want next, and all run the same one: the
 draft's as long as any rank wants it, else the target's. A rank that wants another one, or is done, runs it on a filler token
 and asks again. That is one small all-reduce a forward. A hook on the model asks, so that it covers every forward: rounds,
-prompts, probes.
+prompts, trials of what fits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands `hf-speculative card`, `export`, `export-generate` and `export-vllm`."""
+"""The commands `hf-speculative card`, `export` and `export-generate`."""
 
 from __future__ import annotations
 
