@@ -86,6 +86,7 @@ def test_greedy_equals_plain(name, mapping):
 def test_reproducible_sampling_equals_plain(name, mapping):
     target, inputs, draft, least = call(name, mapping)
     settings = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 24, "pad_token_id": 0}
+    draft["num_draft_tokens"] = 3  # a pair that has agreed on little is not asked again
     for seed in range(3):
         assert agrees(target, inputs | settings, seed, **draft).draft_acceptance_rate >= least / 4
 
