@@ -36,11 +36,11 @@ class Options:
 def compile_command(settings: Options) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
-    A pass then runs without Python, on weights packed as `attach` packs them. One file serves all batch sizes, draft lengths
-    and contexts, and every later process that attaches the model uses it. It holds no weights. It is named by the model's
-    config and code, the versions of torch and transformers, the processor, and which weights are packed. Where one of these
-    changes, compile again. A C++ compiler is needed now, but not later. It takes about half a minute of a core for each 10
-    layers, in which Ctrl-C leaves nothing behind.
+    A pass then runs without Python, on weights packed as `attach` packs them. A file for each kind of layer, and two for the
+    rest, serve all batch sizes, drafts (chains and trees) and contexts, and every later process that attaches the model uses
+    them. They hold no weights. They are named by the model's config and code, the versions of torch and transformers, the
+    processor, and which weights are packed. Where one of these changes, compile again. A C++ compiler is needed now, but not
+    later. It takes about a minute of a core, whatever the number of layers; Ctrl-C leaves nothing behind.
 
     The embedded pair:  hf-speculative compile
 
@@ -66,24 +66,25 @@ def compile_command(settings: Options) -> None:
     made = []
     for role, one, recorded in _passes(target, draft):
         pack(one, Execution(packs="auto", compile=True))
-        is_there, start = artifacts.path_of(one, recorded).exists(), time.perf_counter()
+        is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
         try:
             if reason := eager_reason(one):
                 raise artifacts.CannotCompile(f"it {reason}")
             with ends_at_once(), err.status(f"{role}: compiling") as status:
-                path = artifacts.make(one, partial(_say, status, role), recorded)
+                files = list(map(str, artifacts.make(one, partial(_say, status, role), recorded)))
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
         seconds = time.perf_counter() - start
         num_packed = len(packed_of(one))
         made.append(
-            {"role": role, "path": str(path), "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
+            {"role": role, "files": files, "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
         )
         if not as_json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
             states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
             on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
-            Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {path}"), soft_wrap=True)
+            made_of = ", ".join(files)
+            Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {made_of}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))
 

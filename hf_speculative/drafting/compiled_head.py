@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
-from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache
+from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache, no_nodes
 
 
 class CompiledHead:
@@ -38,6 +38,7 @@ class CompiledHead:
         seen: Tensor,
         num_last: int = 1,
         are_drafted: bool = False,
+        nodes: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> list[Tensor] | None:
         """Logits, tokens and states of the last columns, as `HeadPass` gives them; `None`: the pass has to run eagerly.
 
@@ -45,6 +46,7 @@ class CompiledHead:
             cache: the head's, with room for all columns.
             tokens, states: of the columns; the states are the target's or, if the tokens `are_drafted`, the head's own.
             first: `(batch,)`, the slot of each row's first column; columns below `seen (batch,)` are filler.
+            nodes: of a tree, as `Nodes` takes them.
         """
         num_rows, width = tokens.shape
         if self.run is None or width > MAX_COLUMNS:
@@ -61,7 +63,8 @@ class CompiledHead:
         fed = [ids, states.contiguous()]
         of_others = [ids.new_empty(num_rows, 0), states.new_empty(num_rows, 0, self.sizes[not are_drafted])]
         pairs = of_others + fed if are_drafted else fed + of_others
-        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, columns, table, *caches])
+        nodes = nodes or no_nodes(num_rows, cache.end, self.device)
+        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, *nodes, columns, table, *caches])
         if found is None:
             self.run = None
         return found

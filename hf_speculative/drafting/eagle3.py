@@ -22,6 +22,7 @@ from ..models import (
     RaggedCache,
     fed_slots,
     head_pass,
+    nodes_of,
     num_logits,
     with_folded_attention,
 )
@@ -39,7 +40,7 @@ class Eagle3(AutoregressiveDrafter):
     Args:
         model: the head.
         target_model: the target, whose embeddings it reads where it has none of its own.
-        one_pass: the head's, a `HeadPass` compiled ahead of time; once it gives `None`, and for trees, passes are eager.
+        one_pass: the head's, a `HeadPass` compiled ahead of time; once it gives `None`, passes are eager.
     """
 
     num_forwards = 0
@@ -79,19 +80,18 @@ class Eagle3(AutoregressiveDrafter):
             self.states, logits = self.catch_up(batch, 1)
         else:
             slots = self.ends[:, None] + (ahead - 1)
-            self.states, logits = self._go_on(batch, self.states, slots, slots, max(self.host_ends) + ahead)
+            self.states, logits = self._go_on(batch, self.states, slots, max(self.host_ends) + ahead)
         return logits[:, 0]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         assert batch.tree is not None
         slots = self.ends[:, None] + torch.arange(num_nodes - width, num_nodes, device=self.device)
-        nodes = Nodes(batch.tree, self.ends, width)
+        nodes = nodes_of(batch.tree, self.ends)
         parents = (
             batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
         )  # before the nodes stands what they all follow
         before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
-        end, positions = max(self.host_ends) + num_nodes, nodes.query_positions(slots)
-        own, logits = self._go_on(batch, before, slots, positions, end, nodes)
+        own, logits = self._go_on(batch, before, slots, max(self.host_ends) + num_nodes, nodes)
         self.states = torch.cat([self.states, own], 1)
         return logits
 
@@ -132,8 +132,8 @@ class Eagle3(AutoregressiveDrafter):
             return found
         spare = self.cache.capacity - 1
         places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
-        positions = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
-        return self._pass(tokens, self.model.fuse(states), places, positions, num_last)
+        queries = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
+        return self._pass(tokens, self.model.fuse(states), places, queries, num_last)
 
     def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What is known and not read yet: tokens, the target's states before them, slots, and which of them are filler."""
@@ -146,15 +146,16 @@ class Eagle3(AutoregressiveDrafter):
         return tokens, self.target.hidden_states(known).to(self.device, self.dtype), slots, is_filler
 
     def _go_on(
-        self, batch: Batch, states: Tensor, slots: Tensor, positions: Tensor, end: int, nodes: Nodes | None = None
+        self, batch: Batch, states: Tensor, slots: Tensor, end: int, nodes: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Likewise of draft tokens, each beside the head's own state before it."""
         self._reserve(batch, end)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
-        if nodes is None and (found := self._compiled(tokens, states, slots[:, 0], self.ends, are_drafted=True)):
+        width = slots.shape[1]
+        if found := self._compiled(tokens, states, slots[:, 0], self.ends, width, are_drafted=True, nodes=nodes):
             return found
-        return self._pass(tokens, states, slots, positions, slots.shape[1], nodes)
+        return self._pass(tokens, states, slots, slots, width, None if nodes is None else Nodes(*nodes))
 
     def _reserve(self, batch: Batch, end: int) -> None:
         self.cache.reserve(len(batch.rows), end, limit=max(end, batch.max_length))
@@ -165,7 +166,7 @@ class Eagle3(AutoregressiveDrafter):
         tokens: Tensor,
         states: Tensor,
         slots: Tensor,
-        positions: Tensor,
+        queries: Tensor,
         num_last: int,
         nodes: Nodes | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -174,8 +175,8 @@ class Eagle3(AutoregressiveDrafter):
         own = self.model(
             inputs_embeds=embedded(tokens, self.embeddings, self.device, self.dtype),
             states=states,
-            position_ids=positions,
-            attention_mask=self.attention.masks(positions, self.cache, self.dtype, nodes),
+            position_ids=queries if nodes is None else nodes.positions(queries),
+            attention_mask=self.attention.masks(queries, self.cache, self.dtype, nodes),
             past_key_values=self.cache,
         )[:, -num_last:]
         return own, self.model.over_target(self.model.logits(own))

@@ -1,13 +1,12 @@
 """What of transformers and torch is private or moves between versions, each under a name of ours.
 
 A rename there breaks this room alone, and tests/test_hf_compat.py says what. Layers of draft heads lie in `layers.py`, the base
-classes of the server in `serving.py`, Trainer's in `training.py`: not every call imports those.
+classes of the server in `serving.py`, Trainer's in `training.py`, those of files in `compiled.py`.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -190,8 +189,3 @@ def is_compiled(module: nn.Module) -> bool:
 def mark_dynamic(tensor: Tensor, dimensions) -> None:
     """torch.compile takes these sizes for ones that change."""
     torch._dynamo.maybe_mark_dynamic(tensor, dimensions)
-
-
-def load_compiled_package(path: Path):
-    """torch's loader of a pass that was compiled ahead of time."""
-    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)

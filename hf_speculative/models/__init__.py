@@ -17,10 +17,10 @@ from .execution import (
     warms_up,
 )
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
-from .masks import AttentionLayers, Nodes
+from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_slots
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
-from .ragged import RaggedModel as RaggedModel
+from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, states_unsupported_reason
 from .shallow import exchanged

@@ -6,33 +6,32 @@ with the reason in its place, so that nobody tries again; delete it to do so.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import attention_name
-from ..version import __version__
 from . import exported
 from .attention import with_folded_attention
-from .bound import BoundPass, Moved
-from .packed_layers import PLAIN, layout_of, packed_of
-from .packed_parameters import WEIGHT, named_parameters_of, own_parameters, parameters_of
+from .bound import BoundPass, Moved, PassOfPieces
+from .described import NOT_OF_LAYERS, described, digest, order_of_packed
+from .packed_layers import layout_of, packed_of
+from .packed_parameters import own_parameters, parameters_of
+from .pieces import CannotCut, Pieces, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass
@@ -43,28 +42,6 @@ FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 #: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
 LEAST_SHARE = 0.1
-#: what a model's config says that changes nothing of its passes
-NOT_OF_PASSES = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-    "id2label",
-    "label2id",
-    "dtype",
-    "torch_dtype",
-}
-#: modules whose source decides what is compiled
-OWN_SOURCES = (
-    "exported.py",
-    "traced.py",
-    "masks.py",
-    "attention.py",
-    "packed_layers.py",
-    "fused_linears.py",
-    "places.py",
-    "states.py",
-)
-
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
@@ -103,66 +80,12 @@ def folder() -> Path:
 
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
-    """Where the file of `model` is, if it is there: named by its description, which hidden states it gives, and which of its
-    layers are packed, in which order.
+    """Where the file of a whole pass of `model` is, if there is one: it says by its name what the pass depends on.
+
+    Those are the model's description, which hidden states it gives, and which of its layers are packed, in which order.
     """
-    packed = layout_of(packed_of(model))
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
-    return folder() / f"{_described(model)}{states}{f'-packed-{_hash(packed)[:8]}' if packed else ''}.pt2"
-
-
-def _described(model: PreTrainedModel) -> str:
-    """A name for all that passes of `model` depend on, packing apart: code, versions, processor, config, shapes and modules."""
-    config = model.config.to_dict()
-    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
-    described = {
-        "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
-        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
-        "config": {name: value for name, value in config.items() if name not in NOT_OF_PASSES},
-        "attention": attention_name(model.config),
-        "sources": _sources(model),
-        "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
-            for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
-            for name, tensor in named
-        ],
-        "modules": [
-            (name, _kind(module).__module__, _kind(module).__qualname__, _settings(module))
-            for name, module in model.named_modules()
-        ],
-    }
-    return f"{type(model).__name__}-{_hash(described)[:24]}"
-
-
-def _hash(described) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
-
-
-def _kind(module: nn.Module) -> type:
-    return PLAIN.get(type(module), type(module))
-
-
-def _settings(module: nn.Module) -> dict:
-    """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
-    plain = (bool, int, float, str, type(None), tuple)
-    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name != "name_or_path")
-    return {name: value for name, value in named if isinstance(value, plain)}
-
-
-def _sources(model: PreTrainedModel) -> str:
-    """A hash of the files that define the modules, and of ours."""
-    names = {_kind(module).__module__ for module in model.modules()}
-    files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
-    own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
-    texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
-    return hashlib.sha256(b"".join(texts)).hexdigest()
-
-
-def processor() -> str:
-    """What it can do, as the system names it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
-    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
+    return folder() / f"{described(model, model.config)}{states}{order_of_packed(model)}.pt2"
 
 
 def note_of(path: Path) -> Path:
@@ -170,25 +93,88 @@ def note_of(path: Path) -> Path:
     return path.with_suffix(".txt")
 
 
-def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | None:
-    """The compiled pass of `model`, on its own weights, if its file is there and nobody asks for packed ones meanwhile.
+def whole_of(path: Path) -> Path:
+    """Where it says why a pass is one file rather than pieces."""
+    return path.with_suffix(".whole.txt")
+
+
+@dataclass(frozen=True)
+class Files:
+    """A pass and the files that it is loaded from.
+
+    Attributes:
+        whole: the pass.
+        pieces: what it was cut into; `None`: it is one file.
+        paths: of the files, one a piece.
+    """
+
+    whole: TracedPass
+    pieces: Pieces | None
+    paths: tuple[Path, ...]
+
+    @property
+    def modules(self) -> dict[Path, nn.Module]:
+        """What each file is compiled from."""
+        return dict(zip(self.paths, (self.whole,) if self.pieces is None else self.pieces, strict=True))
+
+    @property
+    def are_there(self) -> bool:
+        return all(path.exists() for path in self.paths)
+
+    def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
+        """On the model's own weights.
+
+        Args:
+            places: where files are that are not in their place yet.
+        """
+        packages = {path: exported.CompiledPackage((places or {}).get(path, path)) for path in {*self.paths}}
+        if self.pieces is None:
+            return exported.load(packages[self.paths[0]], self.whole)
+        bound = (exported.load(packages[path], piece) for path, piece in zip(self.paths, self.pieces, strict=True))
+        before, *layers, after = bound
+        return PassOfPieces(before, layers, after, self.pieces.uses, self.whole.recorded)
+
+
+def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
+    """The files of the passes of `model`: one for each kind of layer and two for the rest, or one where that cannot be.
 
     Args:
-        recorded: which of transformers' `hidden_states` it gives beside logits; here and below.
+        recorded: which of transformers' `hidden_states` they give beside logits; here and below.
     """
-    path = path_of(model, recorded)
-    if not path.exists():
+    whole, path = _pass(model, recorded), path_of(model, recorded)
+    if not isinstance(whole, Pass) or whole_of(path).exists():
+        return Files(whole, None, (path,))
+    try:
+        pieces = pieces_of(whole)
+    except CannotCut:
+        return Files(whole, None, (path,))
+    config = model.config
+    rest = described(pieces.before, config), described(pieces.after, config)
+    layers = (
+        f"{described(layer, config, *NOT_OF_LAYERS)}-{digest([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
+    )
+    names = zip((rest[0], *layers, rest[1]), pieces, strict=True)
+    return Files(whole, pieces, tuple(folder() / f"{name}{order_of_packed(piece)}.pt2" for name, piece in names))
+
+
+def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
+    """The compiled pass of `model`, on its own weights, if its files are there and nobody asks for packed ones meanwhile."""
+    files = files_of(model, recorded)
+    if not files.are_there:
         return None
     try:
-        return exported.load(path, _pass(model, recorded))
+        return files.load()
     except Moved:
         return None
 
 
 def make(
     model: PreTrainedModel, say: Callable[[str], None] = lambda step: None, recorded: tuple[int, ...] = ()
-) -> Path:
-    """Makes the file of `model`, unless it is there; another process that makes it is waited for.
+) -> list[Path]:
+    """Makes the files of `model` that are not there; another process that makes them is waited for.
+
+    Args:
+        say: is told what is done.
 
     Raises:
         CannotCompile: torch cannot compile it, or not so that it computes what the model does.
@@ -198,22 +184,37 @@ def make(
     path = path_of(model, recorded)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        if path.exists():
-            return path
         if note_of(path).exists():
             raise CannotCompile(note_of(path).read_text())
-        with tempfile.TemporaryDirectory(dir=path.parent) as place:
-            begun = Path(place) / "pass.pt2"
+        while True:
+            files = files_of(model, recorded)
             try:
-                exported.compile_to(begun, _pass(model, recorded), say)
+                _make(files, say)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                note_of(path).write_text(reason)
-                raise CannotCompile(reason) from error
-            begun.replace(path)
-    return path
+                place = note_of(path) if files.pieces is None else whole_of(path)
+                place.write_text(reason)
+                if files.pieces is None:
+                    raise CannotCompile(reason) from error
+            else:
+                return list(files.modules)
+
+
+def _make(files: Files, say: Callable[[str], None]) -> None:
+    """Compile what is not there, and keep it if the pass does what the model does."""
+    missing = {path: module for path, module in files.modules.items() if not path.exists()}
+    with tempfile.TemporaryDirectory(dir=folder()) as place:
+        begun = {path: Path(place) / path.name for path in missing}
+        for number, (path, module) in enumerate(missing.items(), 1):
+            say(f"compiling {number} of {len(missing)}")
+            exported.compile_to(begun[path], module)
+        if missing:
+            say("comparing with the model")
+            exported.check(files.load(begun), files.whole)
+        for path, made in begun.items():
+            made.replace(path)
 
 
 def pays(model: PreTrainedModel) -> bool:

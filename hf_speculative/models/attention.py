@@ -75,15 +75,21 @@ def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | No
     if mask is None:
         return None
     width, dtype = query.shape[2], query.dtype
-    if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_compiling():
-        return _fold(mask, groups, width)
-    made, kind = vars(mask).setdefault("folded", {}), (groups, width, dtype)
-    if kind not in made:  # torch would make the same of it in each layer
-        made[kind] = torch.zeros((), dtype=dtype).where(_fold(mask, groups, width), float("-inf"))
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return fold(mask, groups, width)
+    made, kind = vars(mask).get("folded", {}), (groups, dtype)
+    if kind in made:
+        return made[kind]
+    if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_exporting():
+        return fold(mask, groups, width)
+    # torch would make the same of it in each layer
+    made = vars(mask).setdefault("folded", made)
+    made[kind] = torch.zeros((), dtype=dtype).where(fold(mask, groups, width), float("-inf"))
     return made[kind]
 
 
-def _fold(mask: Tensor, groups: int, width: int) -> Tensor:
+def fold(mask: Tensor, groups: int, width: int) -> Tensor:
+    """`mask` for a group's queries side by side."""
     if mask.shape[1:3] == (1, 1):
         return mask
     batch, heads, _, slots = mask.shape
@@ -121,6 +127,18 @@ def _folded(module: nn.Module) -> nn.Module:
         twin.config = copy.copy(module.config)
         set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
+
+
+def folds_by(model: nn.Module) -> list[int]:
+    """By how many query heads a key head `folded_attention` folds masks in a model."""
+    modules = (vars(module) for module in model.modules())
+    return sorted(
+        {
+            own["num_key_value_groups"]
+            for own in modules
+            if attention_name(own.get("config")) == NAME and "num_key_value_groups" in own
+        }
+    )
 
 
 def _is_grouped_sdpa(module: nn.Module) -> bool:

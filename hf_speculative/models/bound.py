@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ..hf_compat.compiled import CompiledFunction
 from .packed_parameters import PackedParameters
+from .places import in_rows
+from .traced import NUM_PLACES
 
 
 class Moved(RuntimeError):
@@ -25,15 +27,15 @@ class BoundPass:
     """A compiled pass on a model's weights: they are not copied, and plain ones may change in place.
 
     Args:
-        compiled: torch's loader of the file.
-        plain: weights by the names that the file has for them.
+        compiled: the file's function.
+        plain: weights by the names that it has for them.
         packed: the parameters of packed layers, by the same names.
 
     Raises:
         Moved: one of these is packed no more.
     """
 
-    def __init__(self, compiled: Any, plain: Mapping[str, Tensor], packed: Mapping[str, PackedParameters]):
+    def __init__(self, compiled: CompiledFunction, plain: Mapping[str, Tensor], packed: Mapping[str, PackedParameters]):
         self.compiled, self.packed = compiled, list(packed.values())
         self.copies = [parameters for parameters in self.packed if parameters.stamp is not None]
         self.lock, self.is_over = threading.Lock(), False
@@ -46,8 +48,7 @@ class BoundPass:
         with self.lock, torch.inference_mode(False):
             # torch keeps the very tensors it is given here for good: it is given some of our own, which are emptied in the end.
             aliases = {name: weight.detach() for name, weight in weights.items()}
-            use_inactive, check_full_update, user_managed = False, True, True
-            compiled.load_constants(aliases, use_inactive, check_full_update, user_managed)
+            compiled.load_constants(aliases)
             self.aliases = list(aliases.values())
             self.empty = weakref.finalize(self, _empty, self.aliases)
             self.empty.atexit = False
@@ -71,6 +72,58 @@ class BoundPass:
             self.is_over = True
             if hasattr(self, "empty"):
                 self.empty()
+
+
+class PassOfPieces:
+    """Runs the pieces of a pass one after the other: to its caller, a `BoundPass` of the whole.
+
+    Args:
+        before, layers, after: see `pieces.Pieces`.
+        uses: which of the tensors that layers share each of them is given.
+        recorded: which layers' states a pass keeps.
+    """
+
+    def __init__(
+        self,
+        before: BoundPass,
+        layers: Sequence[BoundPass],
+        after: BoundPass,
+        uses: Sequence[tuple[int, ...]],
+        recorded: tuple[int, ...],
+    ):
+        self.before, self.layers, self.after, self.uses = before, layers, after, uses
+        self.kept_at: dict[int, list[int]] = {}
+        for place, layer in enumerate(recorded):
+            self.kept_at.setdefault(layer % (len(layers) + 1), []).append(place)
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
+        """Likewise; a pass that ends within has written keys and values that nobody has seen, and the next one writes again."""
+        num_layers = len(self.layers)
+        found = self.before(inputs[:NUM_PLACES])
+        if found is None:
+            return None
+        states, places, *shared = found
+        slots, columns, record = inputs[4], inputs[NUM_PLACES], inputs[NUM_PLACES + 1]
+        caches = inputs[len(inputs) - 2 * num_layers :]
+        given = {uses: [shared[index] for index in uses] for uses in set(self.uses)}
+        for index, (layer, uses) in enumerate(zip(self.layers, self.uses, strict=True)):
+            for place in self.kept_at.get(index, ()):
+                size = states.shape[2]
+                rows, slots_of_rows = in_rows(places, places.device)
+                record[rows, slots_of_rows, place * size : (place + 1) * size] = states
+            found = layer([states, places, slots, *given[uses], caches[index], caches[num_layers + index]])
+            if found is None:
+                return None
+            (states,) = found
+        return self.after([states, columns])
+
+    @property
+    def pieces(self) -> list[BoundPass]:
+        return [self.before, *self.layers, self.after]
+
+    def is_current(self) -> bool:
+        """Packed weights of all pieces are still those of the model."""
+        return all(piece.is_current() for piece in self.pieces)
 
 
 @torch.inference_mode(False)

@@ -19,7 +19,7 @@ from ..interfaces import CachedModel
 from ..types import Batch
 from .attention import with_folded_attention
 from .ragged import RaggedModel
-from .shallow import decoder_layers, exchanged, output_head
+from .shallow import LayerProxy, decoder_layers, exchanged, output_head
 
 
 class EarlyExitModel(CachedModel):
@@ -131,17 +131,6 @@ class SharedHidden:
 
     hidden: Tensor | None = None
     is_tuple: bool = False
-
-
-class LayerProxy(nn.Module):
-    """In a layer's place; anything but `forward` is asked of the layer itself."""
-
-    def __init__(self, layer: nn.Module, state: SharedHidden):
-        super().__init__()
-        self.__dict__.update(layer=layer, state=state)  # past nn.Module: the layer is not a part of this one
-
-    def __getattr__(self, name: str):
-        return getattr(self.__dict__["layer"], name)
 
 
 class Exit(LayerProxy):

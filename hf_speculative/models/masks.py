@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..hf_compat import attention_name
@@ -41,36 +40,36 @@ class AttentionLayers:
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def masks(
-        self, positions: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None = None
+        self, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """Masks for queries at `positions (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
+        """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
 
         Args:
             nodes: the slots of a tree of draft tokens; without, a token's slot is its position, and it sees all before it.
         """
         if self.types is not None:
-            return {kind: self._mask(kind, positions, cache, dtype, nodes) for kind in set(self.types)}
+            return {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in set(self.types)}
         if self.window is not None:
-            return self._mask("sliding_attention", positions, cache, dtype, nodes)
+            return self._mask("sliding_attention", queries, cache, dtype, nodes)
         if self.chunk is not None:
-            return self._mask("chunked_attention", positions, cache, dtype, nodes)
-        return self._mask("full_attention", positions, cache, dtype, nodes)
+            return self._mask("chunked_attention", queries, cache, dtype, nodes)
+        return self._mask("full_attention", queries, cache, dtype, nodes)
 
-    def _mask(
-        self, kind: str, positions: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None
-    ) -> Tensor:
+    def _mask(self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
-        slots = torch.arange(first, cache.end, device=positions.device)
-        query = positions[:, None, :, None]
+        slots = torch.arange(first, cache.end, device=queries.device)
         if first:
-            query = query.clamp(min=first)  # filler has to see something, too
-        visible = slots <= query
-        if nodes is not None:
-            visible, slots = nodes.visible(visible, slots), nodes.key_positions(slots)
+            queries = queries.clamp(min=first)  # filler has to see something, too
+        if nodes is None:
+            query, key = queries[:, None, :, None], slots
+            visible = key <= query
+        else:
+            query, key = nodes.positions(queries)[:, None, :, None], nodes.positions(slots[None])[:, None, None]
+            visible = nodes.visible(queries, slots)
         if kind == "sliding_attention":
-            visible &= slots > query - self.window
+            visible = visible & (key > query - self.window)
         elif kind == "chunked_attention":
-            visible &= slots >= query // self.chunk * self.chunk
+            visible = visible & (key >= query // self.chunk * self.chunk)
         return self.explicit(visible, dtype)
 
     def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,31 +83,39 @@ class Nodes:
     """Where a pass finds a tree of draft tokens: side by side behind each row's own, at positions that are their depths.
 
     Args:
-        first: `(batch,)` slot of each row's first node.
-        num_columns: of the pass, the last of which are the last nodes.
+        first: `(batch,)` slot of each row's first node; behind all slots of a pass that has no tree.
+        depths: `(batch, n)` of the nodes, 1 for one that follows the row's newest token; n is at least 1.
+        ancestors: `(batch, n, n)` bool, node j is on the path to node i, or is i itself.
     """
 
-    def __init__(self, tree: Tree, first: Tensor, num_columns: int):
-        num_nodes = tree.parents.shape[1]
-        self.first = first[:, None]
-        self.slots = self.first + torch.arange(num_nodes, device=first.device)
-        self.slot_positions = self.first - 1 + tree.depths[:, 1:].to(first.device)
-        #: `(batch, columns, n)`: which nodes each column sees; those before the first node see none
-        self.seen = functional.pad(tree.ancestors, (0, 0, max(0, num_columns - num_nodes), 0))[:, -num_columns:]
-        self.seen = self.seen.to(first.device)
+    def __init__(self, first: Tensor, depths: Tensor, ancestors: Tensor):
+        self.first, self.depths, self.ancestors = first[:, None], depths, ancestors
 
-    def query_positions(self, positions: Tensor) -> Tensor:
-        """`(batch, columns)`, from what they would be in a chain."""
-        num_nodes = min(self.slots.shape[1], positions.shape[1])
-        before = positions.shape[1] - num_nodes
-        return torch.cat([positions[:, :before], self.slot_positions[:, self.slots.shape[1] - num_nodes :]], 1)
+    def positions(self, slots: Tensor) -> Tensor:
+        """Of what stands in `slots (batch or 1, m)`: `(batch, m)`."""
+        nodes, are_nodes = self._nodes(slots)
+        depths = self.depths.gather(1, nodes)
+        return torch.where(are_nodes, self.first - 1 + depths, slots)
 
-    def key_positions(self, slots: Tensor) -> Tensor:
-        """Of what stands in `slots (n,)`: `(batch, 1, 1, n)`."""
-        of_rows = slots.expand(len(self.first), -1)
-        return of_rows.scatter(1, self.slots - slots[0], self.slot_positions)[:, None, None]
+    def visible(self, queries: Tensor, slots: Tensor) -> Tensor:
+        """`(batch, 1, q, m)` bool: which of `slots (m,)` the columns in slots `queries (batch, q)` see."""
+        (columns, are_columns), (nodes, are_nodes) = self._nodes(queries), self._nodes(slots[None])
+        rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
+        seen = self.ancestors[rows, columns[:, :, None], nodes[:, None]] & are_columns[:, :, None]
+        return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
 
-    def visible(self, visible: Tensor, slots: Tensor) -> Tensor:
-        """`visible (batch, 1, columns, n)`, from what it would be in a chain."""
-        index = (self.slots - slots[0])[:, None, None].expand(-1, -1, self.seen.shape[1], -1)
-        return (visible & (slots < self.first[:, None, None])).scatter(3, index, self.seen[:, None])
+    def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Which node stands in each of `slots (batch or 1, m)`, if any, and where one does; each `(batch, m)`."""
+        nodes, last = slots - self.first, self.depths.shape[1] - 1
+        return nodes.clamp(0, last), (nodes >= 0) & (nodes <= last)
+
+
+def nodes_of(tree: Tree, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `Nodes` takes, of a `tree` whose nodes stand in the slots from `first (batch,)` on."""
+    return first, tree.depths[:, 1:].to(first.device).contiguous(), tree.ancestors.to(first.device)
+
+
+def no_nodes(num_rows: int, end: int, device: torch.device | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Likewise of a chain in slots `[0, end)`: one node, behind them all."""
+    depths = torch.ones(num_rows, 1, dtype=torch.long, device=device)
+    return end * depths[:, 0], depths, torch.ones(num_rows, 1, 1, dtype=torch.bool, device=device)

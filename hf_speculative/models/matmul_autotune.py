@@ -21,7 +21,8 @@ from transformers import Conv1D
 
 from ..reports.timing import timed
 from ..version import __version__
-from .artifacts import folder, processor
+from .artifacts import folder
+from .described import processor
 from .packed_layers import PLAIN, ROWS, TRANSPOSED, linear, orders_of, packed_weight
 from .packed_parameters import weight_of
 from .packed_units import Unit

@@ -21,7 +21,7 @@ from .cached_model import device_of
 from .packed_parameters import own_parameters
 
 if TYPE_CHECKING:
-    from .bound import BoundPass
+    from .bound import BoundPass, PassOfPieces
     from .ragged_cache import RaggedCache
 
 
@@ -40,7 +40,7 @@ class ModelResources:
     state: tuple
     idle: RaggedCache | None = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
-    artifacts: dict[tuple[int, ...], BoundPass] = field(default_factory=dict)
+    artifacts: dict[tuple[int, ...], BoundPass | PassOfPieces] = field(default_factory=dict)
     twin: PreTrainedModel | None = None
 
 

@@ -20,7 +20,7 @@ from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, last_id, reads_length
-from .masks import AttentionLayers, Nodes
+from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedCache
 
 
@@ -61,28 +61,26 @@ class RaggedModel(CachedModel):
         end, width = max(ends), max(widths)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
-        nodes = None if batch.tree is None else self._nodes(batch, ahead, width)
+        nodes = None if batch.tree is None else Nodes(*self._nodes(batch, ahead))
         has_filler = min(widths) < width
         # Without filler each row goes on where its cache ends, which is there as a tensor already.
         first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
         if not has_filler and min(ends) == end:
             self.cache.slots = None
-            position_ids = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
-            if nodes is not None:
-                position_ids = nodes.query_positions(position_ids)
+            queries = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
+            position_ids = queries if nodes is None else nodes.positions(queries)
             # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
             own_masks = nodes is None and (width == 1 or end == width)
-            attention_mask = None if own_masks else self.layers.masks(position_ids, self.cache, self.dtype, nodes)
+            attention_mask = None if own_masks else self.layers.masks(queries, self.cache, self.dtype, nodes)
         else:
-            self.cache.slots = positions = columns_from(first.to(self.device), width)
+            self.cache.slots = queries = columns_from(first.to(self.device), width)
             if has_filler:
-                is_filler = positions < self.seen.to(self.device)[:, None]
-                self.cache.slots = positions.masked_fill(is_filler, self.cache.capacity - 1)
-                positions = positions.masked_fill(is_filler, 0)
-            if nodes is not None:
-                positions = nodes.query_positions(positions)
-            attention_mask = self.layers.masks(positions, self.cache, self.dtype, nodes)
+                is_filler = queries < self.seen.to(self.device)[:, None]
+                self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
+                queries = queries.masked_fill(is_filler, 0)
+            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes)
+            positions = queries if nodes is None else nodes.positions(queries)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
@@ -112,12 +110,12 @@ class RaggedModel(CachedModel):
     def _ends(batch: Batch, ahead: int) -> list[int]:
         return [length - pad + ahead for length, pad in zip(batch.host_lengths, batch.host_padding, strict=True)]
 
-    def _nodes(self, batch: Batch, ahead: int, width: int) -> Nodes:
+    def _nodes(self, batch: Batch, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
         """The tree in `batch`, all of whose nodes are in the cache once the pass is over."""
         assert batch.tree is not None and batch.tree.parents.shape[1] == ahead
         first_nodes = [end - ahead for end in self._ends(batch, ahead)]
         self.cache.lowest = min(self.cache.lowest, *first_nodes)  # of positions: a node's is at most its slot
-        return Nodes(batch.tree, (batch.lengths - batch.padding).to(self.device), width)
+        return nodes_of(batch.tree, (batch.lengths - batch.padding).to(self.device))
 
     def _input_ids(self, batch: Batch, ahead: int, width: int) -> Tensor:
         """`(batch, width)` ids of the columns before each row's end; what a shorter row has before its first is filler."""

@@ -7,6 +7,7 @@ by every other thread that runs the model; a shallow copy is private to the call
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -95,3 +96,18 @@ def shallow(module: nn.Module) -> nn.Module:
     # transformers would install the hooks of `output_hidden_states` on the shared layers a second time.
     twin._output_capturing_hooks_installed = True
     return twin
+
+
+class LayerProxy(nn.Module):
+    """In a layer's place; anything but `forward` is asked of the layer itself.
+
+    Args:
+        state: what it shares with the proxies of other layers.
+    """
+
+    def __init__(self, layer: nn.Module, state: Any):
+        super().__init__()
+        self.__dict__.update(layer=layer, state=state)  # past nn.Module: the layer is not a part of this one
+
+    def __getattr__(self, name: str):
+        return getattr(self.__dict__["layer"], name)

@@ -23,7 +23,7 @@ from . import pool
 from .artifacts import CompiledPass
 from .cached_model import num_logits
 from .capture import Capture
-from .masks import AttentionLayers
+from .masks import AttentionLayers, Nodes, no_nodes
 from .places import fed_places
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
@@ -50,6 +50,9 @@ def ragged_pass(
     seen: Tensor,
     bounds: Tensor,
     slots: Tensor,
+    root: Tensor,
+    depths: Tensor,
+    ancestors: Tensor,
 ) -> Tensor:
     """One pass as a function of tensors; its logits `(batch, q, vocab)`, or fewer columns of them.
 
@@ -59,13 +62,14 @@ def ragged_pass(
         first: `(batch,)` the slot of each row's first column; columns whose slot is below `seen (batch,)` are filler.
         bounds: `(2,)` the spare slot, and the last position any row can have.
         slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
+        root, depths, ancestors: of a tree, as `Nodes` takes them; a chain has `no_nodes`.
     """
-    positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-    cache.end = slots.shape[0]
+    queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
+    cache.end, nodes = slots.shape[0], Nodes(root, depths, ancestors)
     return model(
         input_ids=input_ids,
-        attention_mask=layers.masks(positions, cache, dtype),
-        position_ids=torch.minimum(positions, bounds[1]),
+        attention_mask=layers.masks(queries, cache, dtype, nodes),
+        position_ids=torch.minimum(nodes.positions(queries), bounds[1]),
         past_key_values=cache,
         use_cache=True,
         return_dict=True,
@@ -81,7 +85,6 @@ class StaticModel(RaggedModel):
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
-    takes_trees = False
     #: capacity and last position that bounds and slots were made for
     made_for: tuple[int, int] | None = None
     made: tuple[Tensor, Tensor]
@@ -120,10 +123,10 @@ class StaticModel(RaggedModel):
         inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens)
         one_pass = self._one_pass(inputs, num_last=1)
 
-        def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, bounds: Tensor, slots: Tensor):
+        def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, *others: Tensor):
             drawn = []
             for ahead in range(num_tokens):
-                drawn.append(draw(one_pass(input_ids, first, seen, bounds, slots)[:, -1], ahead))
+                drawn.append(draw(one_pass(input_ids, first, seen, *others)[:, -1], ahead))
                 first = seen = first + input_ids.shape[1]
                 input_ids = self.readable(drawn[-1][0][:, None]).to(self.device)
             tokens, distributions = zip(*drawn, strict=True)
@@ -155,12 +158,15 @@ class StaticModel(RaggedModel):
         self.cache.reserve(len(batch.rows), num_slots, limit=self.num_slots(batch.max_length + ahead))
         self.cache.start = self.cache.lowest = 0  # windows, too, look at all slots: what a mask hides changes no shape
         bounds, slots = self._bounds_and_slots(self.cache.capacity, batch.max_position)
+        is_tree = batch.tree is not None and ahead > 0
+        nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
             self.seen.to(self.device),
             bounds,
             slots[:num_slots],
+            *nodes,
         )
 
     def _bounds_and_slots(self, capacity: int, max_position: int) -> tuple[Tensor, Tensor]:
@@ -186,7 +192,7 @@ class StaticModel(RaggedModel):
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         if self.capture is None:
             return function(*inputs)
-        kind += (*inputs[0].shape, len(inputs[-1]))
+        kind += tuple(tuple(tensor.shape) for tensor in inputs)
         if kind not in self.cache.captured:
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -205,13 +211,14 @@ class StaticModel(RaggedModel):
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
-        input_ids, first, seen, _, slots = inputs
-        kind = (len(first) == 1, input_ids.shape[1] == 1, only_last)
+        input_ids, first, seen, _, slots, root, depths, ancestors = inputs
+        kind = (len(first) == 1, input_ids.shape[1] == 1, depths.shape[1] == 1, only_last)
         if kind not in self.kept.compiled:
             # A copy of the function: torch counts recompilations by code object, up to a limit.
             twin = FunctionType(ragged_pass.__code__.replace(), ragged_pass.__globals__, ragged_pass.__name__)
             self.kept.compiled[kind] = torch.compile(twin)
-        for tensor, sizes in ((input_ids, (0, 1)), (first, 0), (seen, 0), (slots, 0)):
+        by_rows = ((input_ids, (0, 1)), (first, 0), (seen, 0), (root, 0), (depths, (0, 1)), (ancestors, (0, 1, 2)))
+        for tensor, sizes in (*by_rows, (slots, 0)):
             mark_dynamic(tensor, sizes)
         for layer in self.cache.allocated:
             for part in (layer.keys, layer.values):
@@ -241,7 +248,7 @@ class AheadModel(StaticModel):
         caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            width, slots = tensors[0].shape[1], tensors[-1]
+            width, slots = tensors[0].shape[1], tensors[4]
             columns = slots[max(0, width - num_last) : width]
             found = self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])
             if found is None:
@@ -256,10 +263,10 @@ class AheadModel(StaticModel):
             return None
         inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens - 1)
         caches, drawn = self._caches(inputs), []
-        tokens, first, seen, bounds, slots = (tensor.contiguous() for tensor in inputs)
+        tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
         for _ in range(num_tokens):
             width = tokens.shape[1]
-            found = self.one_pass([tokens, first, seen, bounds, slots, slots[width - 1 : width], *caches])
+            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *caches])
             if found is None:
                 return None  # what it has written is not counted as seen
             first = seen = first + width

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, CacheLayerMixin, PreTrainedModel
 
-from .masks import AttentionLayers
-from .packed_layers import packed_of, traced
+from ..types import Tree
+from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
+from .packed_layers import traced
 from .places import fed_places
 from .shallow import exchanged
 from .states import asked_for, joined
@@ -21,6 +23,8 @@ from .states import asked_for, joined
 MAX_COLUMNS = 512
 #: rows of the embeddings of a pass that is tried out
 NUM_SAMPLED = 100
+#: slots behind those in use of a pass that is tried out, and tensors of a `Pass` that say where its columns stand
+NUM_SPARE, NUM_PLACES = 3, 8
 
 
 class TracedLayer(CacheLayerMixin):
@@ -40,8 +44,11 @@ class TracedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache
+        batch, heads = self.keys.shape[:2]
+        rows = torch.arange(batch, device=self.keys.device)[:, None, None]
+        index = (rows, torch.arange(heads, device=self.keys.device)[None, :, None], cache.slots[:, None])
         for part, states in ((self.keys, key_states), (self.values, value_states)):
-            part.index_put_((cache.rows, cache.heads, cache.slots[:, None]), states)
+            part.index_put_(index, states)
         return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -60,10 +67,6 @@ class TracedCache(Cache):
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], end: int):
         self.end = end
         self.slots: Tensor = torch.empty(0)
-        batch, heads = keys[0].shape[:2]
-        device = keys[0].device
-        self.rows = torch.arange(batch, device=device)[:, None, None]
-        self.heads = torch.arange(heads, device=device)[None, :, None]
         super().__init__(layers=[TracedLayer(self, *parts) for parts in zip(keys, values, strict=True)])
 
     def first(self, window: int | None) -> int:
@@ -71,11 +74,18 @@ class TracedCache(Cache):
         return 0
 
 
+def dims_of_a_pass() -> dict[str, Any]:
+    """The sizes that may be any from 2 on, by name, as `torch.export` takes them."""
+    from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
+
+    widths = {name: Dim(name, min=2, max=MAX_COLUMNS) for name in ("width", "known", "drafted")}
+    return widths | {name: Dim(name, min=2) for name in ("batch", "end", "capacity", "num_kept", "num_nodes")}
+
+
 class TracedPass(nn.Module):
     """One pass of `model` as a function of tensors. The last three are lists: what else is `given`, keys, values, a layer each.
 
     Attributes:
-        packed: the parameters of packed layers, by the layer's name.
         widths: what the number of columns of each tensor that is `fed` is called: those of one name have the same.
     """
 
@@ -83,7 +93,7 @@ class TracedPass(nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.model, self.packed, self.layers = model, packed_of(model), AttentionLayers(model)
+        self.model, self.layers = model, AttentionLayers(model)
 
     def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
         """Further tensors of the caller's, the same in each pass."""
@@ -102,41 +112,73 @@ class TracedPass(nn.Module):
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """What a pass of random tokens reads of them, each `(rows, columns, ...)`, with `num_columns` by all names together."""
 
-    def sample(self, num_rows: int, num_columns: int, seen: int, capacity: int = 0, seed: int = 0) -> tuple:
-        """Arguments of a pass over random tokens and caches; every other row feeds a column less than the others."""
+    def sample(self, num_rows: int, num_columns: int, seen: int, num_nodes: int = 1, seed: int = 0) -> tuple:
+        """Arguments of a pass over random tokens and caches; every other row feeds a column less than the others.
+
+        Args:
+            num_nodes: of a random tree in each row, which are the last columns; of fewer than 2, the columns are a chain.
+        """
         generator = torch.Generator().manual_seed(seed)
-        heads, dim = self.layers.shape_of_keys()
-        end = seen + num_columns
-        capacity = max(capacity, end + 3)
-        shape, num_layers = (num_rows, heads, capacity, dim), self.layers.config.num_hidden_layers
-        caches = [
-            [torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(num_layers)] for _ in range(2)
+        places = self.places(num_rows, num_columns, seen, num_nodes, generator)
+        layers = [
+            self.keys_and_values(num_rows, num_columns, seen, generator)
+            for _ in range(self.layers.config.num_hidden_layers)
         ]
+        given = self.given(num_rows, seen + num_columns + NUM_SPARE, generator)
+        return (*places, torch.arange(num_columns), given, *map(list, zip(*layers, strict=True)))
+
+    def keys_and_values(
+        self, num_rows: int, num_columns: int, seen: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Random ones of a layer, as `sample` has them."""
+        generator = generator or torch.Generator().manual_seed(0)
+        heads, dim = self.layers.shape_of_keys()
+        shape = (num_rows, heads, seen + num_columns + NUM_SPARE, dim)
+        keys, values = (torch.randn(shape, generator=generator).to(self.model.dtype) for _ in range(2))
+        return keys, values
+
+    def places(
+        self,
+        num_rows: int,
+        num_columns: int,
+        seen: int,
+        num_nodes: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The first of the arguments, up to a tree's."""
+        generator = generator or torch.Generator().manual_seed(0)
+        end = seen + num_columns
         known = torch.full((num_rows,), seen)
         if num_columns > 1:
             known = known + torch.arange(num_rows) % 2
+        if num_nodes > 1:
+            parents = [torch.randint(-1, node, (num_rows,), generator=generator) for node in range(num_nodes)]
+            nodes = nodes_of(Tree(torch.stack(parents, 1), depth=num_nodes), torch.full((num_rows,), end - num_nodes))
+        else:
+            nodes = no_nodes(num_rows, end)
         return (
             *self.fed(num_rows, num_columns, generator),
             torch.full((num_rows,), seen),
             known,
-            torch.tensor([capacity - 1, end]),
+            torch.tensor([end + NUM_SPARE - 1, end]),
             torch.arange(end),
-            torch.arange(num_columns),
-            self.given(num_rows, capacity, generator),
-            *caches,
+            *nodes,
         )
+
+    @property
+    def example(self) -> tuple:
+        """Arguments to trace it with."""
+        return self.sample(3, 5, 300, num_nodes=3)
 
     def shapes(self) -> tuple:
         """Which sizes of the arguments may be any from 2 on, for `torch.export`."""
-        from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
-
-        batch, end = Dim("batch", min=2), Dim("end", min=2)
-        widths = {name: Dim(name, min=2, max=MAX_COLUMNS) for name in dict.fromkeys(self.widths)}
-        of_fed = [{0: batch, 1: widths[name]} for name in self.widths]
-        capacity, num_kept = Dim("capacity", min=2), Dim("num_kept", min=2)
-        of_caches, of_rows = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers, {0: batch}
+        dims = dims_of_a_pass()
+        batch, capacity, end, num_kept = (dims[name] for name in ("batch", "capacity", "end", "num_kept"))
+        of_fed, of_rows, num_nodes = [{0: batch, 1: dims[name]} for name in self.widths], {0: batch}, dims["num_nodes"]
+        of_nodes = (of_rows, {0: batch, 1: num_nodes}, {0: batch, 1: num_nodes, 2: num_nodes})
+        of_caches = [{0: batch, 2: capacity}] * self.layers.config.num_hidden_layers
         return (
-            *of_fed, of_rows, of_rows, None, {0: end}, {0: num_kept},
+            *of_fed, of_rows, of_rows, None, {0: end}, *of_nodes, {0: num_kept},
             self.shapes_of_given(batch, capacity), of_caches, of_caches,
         )  # fmt: skip
 
@@ -193,25 +235,32 @@ class Pass(TracedPass):
         seen: Tensor,
         bounds: Tensor,
         slots: Tensor,
+        root: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
         columns: Tensor,
         record: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
+        prepared: Callable[[Any], Any] = lambda masks: masks,
     ) -> tuple[Tensor, Tensor]:
         """
         Args:
+            root, depths, ancestors: of a tree, as `Nodes` takes them.
             columns: `(m,)`, those whose logits are computed; the others as those of `ragged_pass`, and the cache's.
+            prepared: makes of masks those that the model is given.
             record: if states are `recorded`, one tensor `(batch, capacity, states * hidden)`, for them in their keys' slots.
 
         Returns:
             Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`.
         """
         cache = TracedCache(keys, values, slots.shape[0])
-        positions, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
+        queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
+        nodes = Nodes(root, depths, ancestors)
         outputs = self.model(
             input_ids=input_ids,
-            attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
-            position_ids=torch.minimum(positions, bounds[1]),
+            attention_mask=prepared(self.layers.masks(queries, cache, self.model.dtype, nodes)),  # type: ignore[arg-type]
+            position_ids=torch.minimum(nodes.positions(queries), bounds[1]),
             past_key_values=cache,
             use_cache=True,
             return_dict=True,
@@ -262,6 +311,9 @@ class HeadPass(TracedPass):
         seen: Tensor,
         bounds: Tensor,
         slots: Tensor,
+        root: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
         columns: Tensor,
         embeddings: list[Tensor],
         keys: list[Tensor],
@@ -280,12 +332,13 @@ class HeadPass(TracedPass):
         cache = TracedCache(keys, values, slots.shape[0])
         (table,) = embeddings
         ids = torch.cat([tokens, drafted], 1).clamp(max=table.shape[0] - 1)
-        positions, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
+        queries, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
+        nodes = Nodes(root, depths, ancestors)
         own = self.model(
             inputs_embeds=functional.embedding(ids, table),
             states=torch.cat([self.model.fuse(target_states), own_states], 1),
-            position_ids=positions,
-            attention_mask=self.layers.masks(positions, cache, self.model.dtype),  # type: ignore[arg-type]
+            position_ids=nodes.positions(queries),
+            attention_mask=self.layers.masks(queries, cache, self.model.dtype, nodes),  # type: ignore[arg-type]
             past_key_values=cache,
         )[:, columns]
         logits = self.model.logits(own)

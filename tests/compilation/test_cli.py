@@ -50,7 +50,7 @@ def test_what_it_makes_is_what_a_call_takes(saved, emulated):
         ("draft", True, num_packed),
     ]
     attached = hs.attach(tiny.llama(), optimize="auto")
-    assert made[0]["path"] == str(artifacts.path_of(attached))
+    assert made[0]["files"] == [str(path) for path in artifacts.files_of(attached).modules]
 
 
 def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypatch):
@@ -62,7 +62,8 @@ def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypat
     loaded = load_head(tmp_path / "head")
     run_as(monkeypatch, packs="auto", compile=True)
     hs.attach(target, loaded)
-    assert [one["path"] for one in made] == [str(artifacts.path_of(*one)) for one in ((target, recorded), (loaded, ()))]
+    expected = [list(map(str, artifacts.files_of(*one).modules)) for one in ((target, recorded), (loaded, ()))]
+    assert [one["files"] for one in made] == expected
     assert [one["role"] for one in made] == ["target", "head"]
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     target.generate(**call)

@@ -7,15 +7,26 @@ import zipfile
 
 import pytest
 import torch
+import transformers
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, attention, execution, exported, pool, traced
+from hf_speculative.models import (
+    RaggedModel,
+    StaticModel,
+    artifacts,
+    attention,
+    execution,
+    exported,
+    pieces,
+    pool,
+    traced,
+)
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.plain import takes_lanes
+from tests.support.plain import same_as_plain, takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 
@@ -41,7 +52,8 @@ def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options)
 def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, emulated):
     for num_rows in (3, 1, 2):
         assert_equals_plain(target, draft, True, num_rows)
-    assert emulated.num_made == 1, "target and draft are of one kind, and share the file"
+    assert emulated.num_made == 1, "target and draft are of one kind, and share the files"
+    assert emulated.num_files == 3, "what comes before layers, a layer, what follows"
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
 
 
@@ -53,6 +65,20 @@ def test_prompts_run_from_the_file(target, draft, emulated, monkeypatch):
     emulated.runs.clear()
     assert_equals_plain(target, draft, True, num_rows=3)
     assert max(columns for _, columns in emulated.runs) == 4, "a longer prompt runs eagerly"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2"])
+def test_trees(kind, emulated):
+    """In the files of chains; accepted are the nodes that eager passes accept."""
+    model = tiny.build(kind)
+    call = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 6, "tree_top_k": 3}
+    for num_rows in (1, 3):
+        eager = same_as_plain(model, tiny.prompts(num_rows, width=12), **call)
+        num_before = len(emulated.runs)
+        compiled = same_as_plain(model, tiny.prompts(num_rows, width=12), **call, optimize=True)
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        assert len(emulated.runs) - num_before == compiled.num_target_forwards + compiled.num_draft_forwards
+    assert emulated.num_made == 1
 
 
 def test_no_compiler_runs_in_the_process(target, draft, emulated):
@@ -122,7 +148,7 @@ class TestTheName:
         change(other)
         assert artifacts.path_of(other) != artifacts.path_of(target)
 
-    @pytest.mark.parametrize("package", [torch, artifacts.transformers], ids=["torch", "transformers"])
+    @pytest.mark.parametrize("package", [torch, transformers], ids=["torch", "transformers"])
     def test_of_other_versions(self, target, package, monkeypatch):
         before = artifacts.path_of(target)
         monkeypatch.setattr(package, "__version__", "9.9.9")
@@ -184,7 +210,7 @@ class TestAuto:
 
 class TestWhatCannotBeCompiled:
     def test_says_why_and_is_not_tried_again(self, target, emulated, monkeypatch):
-        def refuse(path, module, say):
+        def refuse(path, module):
             emulated.num_made += 1
             raise exported.Differs("other logits")
 
@@ -192,7 +218,7 @@ class TestWhatCannotBeCompiled:
         for _ in range(2):
             with pytest.raises(artifacts.CannotCompile, match="other logits"):
                 artifacts.make(target)
-        assert emulated.num_made == 1
+        assert emulated.num_made == 2, "in pieces, and then as a whole"
         assert type(execution.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
         assert type(execution.ragged_model(target, compile="auto")) is RaggedModel
 
@@ -213,12 +239,12 @@ class TestWhatCannotBeCompiled:
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
         module = traced.Pass(target)
-        good = lambda inputs: module(*inputs[:6], [], inputs[6:8], inputs[8:])  # noqa: E731
+        good = lambda inputs: module(*inputs[:9], [], inputs[9:11], inputs[11:])  # noqa: E731
         with torch.no_grad():
             exported.check(good, module)
             for wrong in (
                 lambda inputs: [1.01 * good(inputs)[0], good(inputs)[1]],
-                lambda inputs: good([*inputs[:6], *(t.clone() for t in inputs[6:])]),
+                lambda inputs: good([*inputs[:9], *(t.clone() for t in inputs[9:])]),
             ):
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
                     exported.check(wrong, module)
@@ -231,7 +257,7 @@ class TestWhatCannotBeCompiled:
         module = traced.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
-            logits, _ = module(*inputs[:6], [], inputs[6:8], inputs[8:])
+            logits, _ = module(*inputs[:9], [], inputs[9:11], inputs[11:])
             logits[-1, -1, -1] += wrong * logits.std()
             return [logits, logits.argmax(-1)]
 
@@ -241,7 +267,7 @@ class TestWhatCannotBeCompiled:
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
         module = traced.Pass(copy.deepcopy(target).bfloat16())
-        good = lambda inputs: module(*inputs[:6], [], inputs[6:8], inputs[8:])  # noqa: E731
+        good = lambda inputs: module(*inputs[:9], [], inputs[9:11], inputs[11:])  # noqa: E731
 
         def with_noise(size, num_wrong):
             def run(inputs):
@@ -265,11 +291,83 @@ def test_what_is_exported_serves_all_sizes(kind):
     module = traced.Pass(tiny.build(kind))
     program = exported.export(module)
     sizes = [str(bound.upper) for bound in program.range_constraints.values()]
-    assert sizes.count(str(traced.MAX_COLUMNS)) == 1 and len(sizes) == 5, "rows, columns, slots, capacity, logits"
+    assert sizes.count(str(traced.MAX_COLUMNS)) == 1 and len(sizes) == 6, (
+        "rows, columns, slots, nodes, capacity, logits"
+    )
     with torch.no_grad():
-        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60), (2, attention.WIDEST + 20, 0)):
-            inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
+        for num_rows, num_columns, seen, num_nodes in ((2, 4, 9, 3), (5, 2, 60, 2), (2, attention.WIDEST + 20, 0, 4)):
+            inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes) for _ in range(2))
             torch.testing.assert_close(program.module()(*inputs), module(*others), rtol=1e-4, atol=1e-4)
+
+
+class TestPieces:
+    def test_layers_that_are_equal_share_a_file(self, emulated):
+        for layers in (2, 5):
+            files = artifacts.files_of(tiny.llama(layers=layers))
+            assert len(files.paths) == layers + 2 and len(files.modules) == 3
+        assert files.paths[1] in artifacts.files_of(tiny.llama(layers=2)).paths, "and models of other depth"
+
+    def test_layers_that_attend_otherwise_have_one_each(self, emulated):
+        model = tiny.build("gemma3_text", num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2)
+        paths = artifacts.files_of(model).paths[1:-1]
+        assert len(set(paths)) == 2 and paths[:2] == paths[2:]
+        assert_equals_plain(model, tiny.noisy_copy(model), True)
+
+    def test_a_layer_that_counts_is_found_out(self, target, emulated):
+        """Equal but for its place, by which it scales: the pieces differ from the model, and the whole pass is one file."""
+        kind = type(target.model.layers[0])
+
+        class Counts(kind):
+            def forward(self, *args, **kwargs):
+                return super().forward(*args, **kwargs) * (1 + self.self_attn.layer_idx)
+
+        for layer in target.model.layers:
+            layer.__class__ = Counts
+        assert_equals_plain(target, tiny.noisy_copy(target), True)
+        files = artifacts.files_of(target)
+        assert files.pieces is None and files.are_there and emulated.runs
+        assert "computed otherwise than by the model" in artifacts.whole_of(files.paths[0]).read_text()
+
+    @pytest.mark.parametrize("change", ["between layers", "twice"])
+    def test_models_that_do_more_are_one_file(self, change, target, emulated):
+        class Loops(type(target.model.layers)):
+            def __iter__(self):
+                layers = list(super().__iter__())
+                return iter(layers[:1] * 2 + layers[1:] if change == "twice" else layers)
+
+            def __getitem__(self, index):
+                return self
+
+        if change == "twice":
+            target.model.layers.__class__ = Loops
+        else:
+            forward = type(target.model).forward
+            target.model.__class__ = type("Model", (type(target.model),), {"forward": _adding(forward)})
+        with pytest.raises(pieces.CannotCut):
+            pieces.pieces_of(traced.Pass(target))
+        assert artifacts.files_of(target).pieces is None
+
+
+def _adding(forward):
+    """A model's `forward` that adds something to the states between its layers."""
+
+    def changed(self, *args, **kwargs):
+        layers = self.layers
+        self._modules["layers"] = torch.nn.ModuleList([layers[0], *map(_plus_one, list(layers)[1:])])
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            self._modules["layers"] = layers
+
+    return changed
+
+
+def _plus_one(layer):
+    class Added(torch.nn.Module):
+        def forward(self, states, *args, **kwargs):
+            return layer(states + 1, *args, **kwargs)
+
+    return Added()
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +394,7 @@ class TestCompiled:
         assert_equals_plain(target, draft, True, width=attention.WIDEST + 20)
         assert dict(counters["stats"]) == steps, "nothing is compiled again"
         assert steps.get("unique_graphs") == before.get("unique_graphs")
-        assert len(list(folder.glob("*.pt2"))) == 1
+        assert len(list(folder.glob("*.pt2"))) == 3
 
     def test_weights_are_read_where_they_are(self, target, draft):
         target = copy.deepcopy(target)
@@ -314,7 +412,9 @@ class TestCompiled:
         monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
         artifacts.start(target)
         assert processes[0].wait(timeout=300) == 0
-        assert artifacts.path_of(target).exists() and artifacts.find(target) is not None
-        with zipfile.ZipFile(artifacts.path_of(target)) as made:
-            source = b"".join(made.read(name) for name in made.namelist() if name.endswith(".cpp"))
+        assert artifacts.find(target) is not None
+        source = b""
+        for path in artifacts.files_of(target).paths:
+            with zipfile.ZipFile(path) as made:
+                source += b"".join(made.read(name) for name in made.namelist() if name.endswith(".cpp"))
         assert b"omp parallel" in source and b"num_threads(" not in source, "made by one thread, for any number"

@@ -50,7 +50,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, emulated, tmp_path):
         assert generate(model, batch, draft_model=None) == expected[batch]
         assert len(packed_of(model)) == len(packed_of(draft)) == num_packed  # nothing on the way reads a plain weight
     assert emulated.num_made == 1 and emulated.runs
-    assert [path.name for path in tmp_path.glob("*.pt2")] == [artifacts.path_of(model).name]
+    assert {*tmp_path.glob("*.pt2")} == {*artifacts.files_of(model).paths}
     hs.detach(model)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
@@ -171,17 +171,17 @@ class TestMemory:
         attached(model)
         generate(model)
         one_pass = pool.kept(model).artifacts[()]
-        constants = one_pass.compiled.constants
-        assert order_of(constants["model.lm_head.weight"]) == order
+        constants = one_pass.after.compiled.given
+        assert order_of(constants["whole.model.lm_head.weight"]) == order
         model.lm_head.weight.sum()
-        assert one_pass.is_over and all(constant.numel() <= 1 for constant in constants.values())
+        assert one_pass.after.is_over and all(constant.numel() <= 1 for constant in constants.values())
 
     def test_and_with_the_model(self, emulated):
         model = tiny.llama()
         execution.ragged_model(model, compile=True)
-        constants = pool.kept(model).artifacts[()].compiled.constants
+        constants = pool.kept(model).artifacts[()].after.compiled.given
         gone = weakref.ref(model.lm_head.weight)
-        assert constants["model.lm_head.weight"].numel()
+        assert constants["whole.model.lm_head.weight"].numel()
         del model
         gc.collect()
         assert gone() is None and not any(constant.numel() for constant in constants.values())
@@ -190,7 +190,7 @@ class TestMemory:
         """As while transformers loads another model."""
         attached(model)
         generate(model)
-        constants = pool.kept(model).artifacts[()].compiled.constants
+        constants = pool.kept(model).artifacts[()].after.compiled.given
         with torch.device("meta"):
             model.lm_head.weight.sum()
         assert all(constant.numel() <= 1 for constant in constants.values())
@@ -213,7 +213,7 @@ def test_weights_end_when_a_pass_that_runs_is_over(model):
         def __init__(self):
             self.begun, self.may_end = threading.Event(), threading.Event()
 
-        def load_constants(self, constants, *flags):
+        def load_constants(self, constants):
             self.constants = constants
 
         def run(self, inputs):
@@ -261,16 +261,16 @@ class TestTheName:
         assert generate(model) and not emulated.runs
         monkeypatch.setattr(packing, "seconds_of", lambda unit: pytest.fail("timed at the lowest priority"))
         artifact_process.main(artifact_process.Path(commands[0][-1]))
-        assert emulated.num_made == 1 and artifacts.path_of(model).exists()
+        assert emulated.num_made == 1 and artifacts.files_of(model).are_there
         assert generate(model) and emulated.runs
 
     def test_a_file_for_other_layers_is_refused(self, model, emulated):
         attached(model)
         generate(model)
-        path = artifacts.path_of(model)
+        path = artifacts.files_of(model).paths[-1]
         model.lm_head.weight.sum()
         with pytest.raises(exported.Differs, match="other layers of the model are packed"):
-            exported.load(path, traced.Pass(model))
+            exported.load(exported.CompiledPackage(path), artifacts.files_of(model).pieces.after)
 
 
 def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch, order):
@@ -300,8 +300,8 @@ def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch
 
 
 def test_where_packed_layers_cannot_be_compiled_passes_take_plain_weights(model, emulated, monkeypatch):
-    def refuse(path, module, say):
-        if module.packed:
+    def refuse(path, module):
+        if packed_of(module):
             raise exported.Differs("other logits")
         emulated.compile_to(path, module)
 
@@ -346,7 +346,7 @@ def test_with_the_compiler_itself(dtype, order, folder, monkeypatch):
         if write is not None:
             one_pass = pool.kept(model).artifacts[()]
             write(model.lm_head.weight)
-            assert one_pass.is_over
+            assert one_pass.after.is_over
         for batch in (1, 3):
             found = model.generate(**tiny.prompts(batch), **KWARGS)
             assert pool.kept(model).artifacts[()].is_current() and len(packed_of(model)) == 15
@@ -354,8 +354,8 @@ def test_with_the_compiler_itself(dtype, order, folder, monkeypatch):
             if dtype == torch.float32:
                 assert found.tolist() == generate(model, batch, draft_model=None)
     num_files = sum(len(orders_of(dtype)[:2]) for dtype in dtypes())
-    assert len(list(folder.glob("*-packed-*.pt2"))) == len({p.stem for p in folder.glob("*.pt2")}) <= num_files
-    constants = pool.kept(model).artifacts[()].aliases
+    assert len(list(folder.glob("*-packed-*.pt2"))) == len({p.stem for p in folder.glob("*.pt2")}) <= 3 * num_files
+    constants = [one for piece in pool.kept(model).artifacts[()].pieces for one in piece.aliases]
     hs.detach(model)
     gc.collect()
     assert all(constant.numel() <= 1 for constant in constants)

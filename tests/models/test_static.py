@@ -17,7 +17,7 @@ from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_rea
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.execution import run_as
-from tests.support.plain import takes_lanes
+from tests.support.plain import same_as_plain, takes_lanes
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -85,6 +85,19 @@ def test_replays_give_what_plain_decoding_gives(target, draft, recorded):
     for num_rows in (1, 3, 2, 1):
         unequal(target, draft, num_rows)
     assert recorded.num_replays > 5 * recorded.num_captures
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mistral"])
+def test_trees(kind, recorded):
+    """A draft model's levels are columns of its captured passes; the path that was kept moves up, in rows of unequal length."""
+    model = tiny.build(kind)
+    draft = tiny.noisy_copy(model)
+    call = {"draft_model": draft, "num_draft_tokens": 6, "tree_top_k": 3}
+    for num_rows in (1, 3):
+        found = same_as_plain(model, tiny.prompts(num_rows, width=12), **call)
+        assert recorded.num_replays > 0 and found.num_accepted_draft_tokens > 0
+    trees = [shapes for shapes in pool._kept[model].idle.captured if (num_rows, 6) in shapes]
+    assert trees, "passes over six nodes among them"
 
 
 def test_nothing_is_captured_twice(target, draft, recorded):

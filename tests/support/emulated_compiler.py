@@ -4,55 +4,89 @@ from __future__ import annotations
 
 import copy
 import json
-from itertools import islice
+from itertools import chain, islice
 
+from torch import Tensor
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, execution, exported, pool
-from hf_speculative.models.packed_layers import layout_of
-from hf_speculative.models.traced import HeadPass
+from hf_speculative.models.exported import check
+from hf_speculative.models.packed_layers import layout_of, packed_of
+from hf_speculative.models.pieces import Before
+from hf_speculative.models.traced import HeadPass, TracedPass
 
 #: torch keeps what is loaded for ever
 _loaded: list[dict] = []
 
 
+def begins_a_pass(module) -> bool:
+    """A whole pass, or the first of the pieces of one."""
+    return isinstance(module, TracedPass | Before)
+
+
 class Package:
-    """What torch's loader of a compiled file does, by the traced module itself on the constants it was given."""
+    """A file: the traced module itself."""
 
     def __init__(self, compiler, module, packed):
-        self.compiler, self.module, self.packed = compiler, module, packed
+        self.compiler, self.module, self.metadata = compiler, module, {"packed": json.dumps(packed)}
 
-    def get_metadata(self):
-        return {"packed": json.dumps(self.packed)}
+    def function(self):
+        return Function(self.compiler, self.module)
 
-    def get_constant_fqns(self):
-        return [name for named in (self.module.named_parameters(), self.module.named_buffers()) for name, _ in named]
 
-    def load_constants(self, constants, use_inactive, check_full_update, user_managed):
-        assert constants.keys() == set(self.get_constant_fqns())
-        self.constants = constants
+class Function:
+    """What a compiled function does, by the traced module on the constants it was given."""
+
+    def __init__(self, compiler, module):
+        self.compiler, self.module = compiler, module
+        named = chain(module.named_parameters(), module.named_buffers())
+        self.constants = {name.replace(".", "_"): name for name, _ in named}
+
+    def load_constants(self, constants):
+        assert constants.keys() == {*self.constants.values()}
+        self.given = constants
         _loaded.append(constants)
 
     def run(self, inputs):
         assert all(tensor.is_contiguous() for tensor in inputs)
-        self.compiler.runs.append(tuple(inputs[0].shape))
+        if begins_a_pass(self.module):
+            self.compiler.runs.append(tuple(inputs[0].shape))
         self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
+        if not isinstance(self.module, TracedPass):
+            found = functional_call(self.module, self.given, tuple(inputs))
+            return [found] if isinstance(found, Tensor) else list(found)
         *tensors, given, keys, values = self.module.sample(1, 1, 1)
         left = iter(inputs)
         lists = [list(islice(left, len(like))) for like in (tensors, given, keys, values)]
-        return list(functional_call(self.module, self.constants, (*lists[0], *lists[1:])))
+        return list(functional_call(self.module, self.given, (*lists[0], *lists[1:])))
 
 
 class Emulated:
-    """A compiler whose passes are the model's own, and see what a compiled one does: flat tensors, its own constants."""
+    """A compiler whose passes are the model's own, and see what a compiled one does: flat tensors, its own constants.
+
+    Attributes:
+        num_made: passes, of one file or of several.
+        num_files: made.
+    """
 
     def __init__(self):
+        self.num_files, self.is_trying = 0, False
         self.num_made, self.runs, self.modules, self.runs_of_heads = 0, [], {}, 0
 
-    def compile_to(self, path, module, say=lambda step: None):
-        self.num_made += 1
-        path.write_text(str(self.num_made))
-        self.modules[str(self.num_made)] = copy.deepcopy(module.for_compiler()), layout_of(module.packed)
+    def compile_to(self, path, module):
+        self.num_files += 1
+        self.num_made += begins_a_pass(module)
+        path.write_text(str(self.num_files))
+        self.modules[str(self.num_files)] = copy.deepcopy(module.for_compiler()), layout_of(packed_of(module))
+
+    def check(self, compiled, module):
+        """The trial of what was made; its passes are not counted."""
+        counted = self.runs, self.runs_of_heads
+        self.runs, self.is_trying = [], True
+        try:
+            check(compiled, module)
+        finally:
+            (self.runs, self.runs_of_heads), self.is_trying = counted, False
 
     def open_package(self, path):
         return Package(self, *self.modules[path.read_text()])
@@ -63,7 +97,8 @@ def install(folder, monkeypatch) -> Emulated:
     compiler = Emulated()
     monkeypatch.setenv(artifacts.FOLDER, str(folder))
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
-    monkeypatch.setattr(exported, "open_package", compiler.open_package)
+    monkeypatch.setattr(exported, "check", compiler.check)
+    monkeypatch.setattr(exported, "CompiledPackage", compiler.open_package)
     monkeypatch.setattr(artifacts, "_started", set())
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)

@@ -1,0 +1,110 @@
+"""Name all that compiled passes depend on, weights apart: code, versions, processor, config, shapes and modules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+
+from ..hf_compat import attention_name
+from ..version import __version__
+from .packed_layers import PLAIN, layout_of, packed_of
+from .packed_parameters import WEIGHT, named_parameters_of
+
+#: what a model's config says that changes nothing of its passes
+NOT_OF_PASSES = {
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "id2label",
+    "label2id",
+    "dtype",
+    "torch_dtype",
+}
+#: of a layer's, what changes nothing of the layer
+NOT_OF_LAYERS = ("num_hidden_layers", "layer_types", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+#: of what is set on a module, likewise
+NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
+#: modules whose source decides what is compiled
+OWN_SOURCES = (
+    "exported.py",
+    "traced.py",
+    "pieces.py",
+    "masks.py",
+    "attention.py",
+    "packed_layers.py",
+    "fused_linears.py",
+    "places.py",
+    "states.py",
+)
+
+
+def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
+    """A name for all that passes of `model` depend on, packing apart.
+
+    Args:
+        others: fields of the config that change nothing of them either.
+    """
+    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
+    depends_on = {
+        "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
+        "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
+        "config": {name: value for name, value in config.to_dict().items() if name not in {*NOT_OF_PASSES, *others}},
+        "attention": attention_name(config),
+        "sources": _sources(model),
+        "tensors": [
+            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
+            for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
+            for name, tensor in named
+        ],
+        "modules": [
+            (name, _kind(module).__module__, _kind(module).__qualname__, _settings(module))
+            for name, module in model.named_modules()
+        ],
+    }
+    return f"{_kind(model).__name__}-{digest(depends_on)[:24]}"
+
+
+def digest(described) -> str:
+    """A hash of what can be written as JSON."""
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _kind(module: nn.Module) -> type:
+    return PLAIN.get(type(module), type(module))
+
+
+def _settings(module: nn.Module) -> dict:
+    """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
+    plain = (bool, int, float, str, type(None), tuple)
+    named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name not in NOT_OF_MODULES)
+    return {name: value for name, value in named if isinstance(value, plain)}
+
+
+def _sources(model: nn.Module) -> str:
+    """A hash of the files that define the modules, and of ours."""
+    names = {_kind(module).__module__ for module in model.modules()}
+    files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
+    own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
+    texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def processor() -> str:
+    """What it can do, as the system names it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
+
+
+def order_of_packed(model: nn.Module) -> str:
+    """How packed weights lie, for a file's name."""
+    packed = layout_of(packed_of(model))
+    return f"-packed-{digest(packed)[:8]}" if packed else ""

@@ -1,0 +1,341 @@
+"""Cut a language model's pass into pieces to compile: what comes before the decoder layers, each layer, what follows.
+
+Layers that are equal but for their weights are one function: a file holds one layer, and thirty are compiled in the time of
+one. How a model calls its layers is watched, not known: see `pieces_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from .attention import fold, folds_by
+from .packed_layers import traced
+from .places import fed_places
+from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
+from .traced import NUM_PLACES, NUM_SPARE, Pass, TracedCache, dims_of_a_pass
+
+#: rows, columns and seen slots of two passes, by which it is told which sizes follow from which
+SAMPLES = (3, 5, 20), (2, 7, 33)
+
+
+class CannotCut(RuntimeError):
+    """The model does something else than to run one layer after the other."""
+
+
+class Given(Enum):
+    """What a layer is called with that differs from layer to layer."""
+
+    STATES, CACHE = "states", "cache"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tensor that layers are called with beside their states.
+
+    Attributes:
+        index: which one.
+        folded: of a mask, by groups of query heads and type, which one is the same as `fold` makes it.
+    """
+
+    index: int
+    folded: tuple[tuple[tuple[int, torch.dtype], int], ...] = ()
+
+
+@dataclass
+class Watch:
+    """What a model calls its layers with.
+
+    Attributes:
+        num_layers: of the model.
+        result: what the last layer gives; `None`: what it is given, for nobody asks for what follows.
+        is_tuple: layers give their states in a tuple.
+        states: what the layers are given one after the other.
+        calls: arguments and named arguments of each, with `Given` and `Shared` in the place of tensors.
+        shared: the tensors that `Shared` names.
+    """
+
+    num_layers: int
+    result: Tensor | None = None
+    is_tuple: bool = False
+    states: list[Tensor] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    shared: list[Tensor] = field(default_factory=list)
+
+    def begin(self, result: Tensor | None = None) -> None:
+        self.result, self.states, self.calls, self.shared = result, [], [], []
+
+    def call(self, args: tuple, kwargs: dict) -> Tensor | tuple[Tensor]:
+        """What a layer is called with; something in the place of what it gives."""
+        states = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(states, Tensor) or (self.states and states is not self.states[-1]):
+            raise CannotCut("layers are given something else than what the layer before gives")
+        self.calls.append(_each((args, kwargs), lambda value: self._noted(value, states)))
+        if not self.states:
+            self.states.append(states)
+        is_last = len(self.calls) == self.num_layers
+        output = self.result if is_last and self.result is not None else states.clone()
+        self.states.append(output)
+        return (output,) if self.is_tuple else output
+
+    def _noted(self, value: Any, states: Tensor) -> Any:
+        if value is states:
+            return Given.STATES
+        if isinstance(value, Cache):
+            return Given.CACHE
+        if isinstance(value, Tensor):
+            folded = vars(value).get("folded", {})
+            return Shared(self._index(value), tuple((kind, self._index(mask)) for kind, mask in folded.items()))
+        if not isinstance(value, bool | int | float | str | None):
+            raise CannotCut(f"layers are given a {type(value).__name__}")
+        return value
+
+    def _index(self, tensor: Tensor) -> int:
+        for index, known in enumerate(self.shared):
+            if known is tensor:
+                return index
+        self.shared.append(tensor)
+        return len(self.shared) - 1
+
+
+class WatchedLayer(LayerProxy):
+    """In a layer's place."""
+
+    def forward(self, *args, **kwargs):
+        return self.state.call(args, kwargs)
+
+
+class Before(nn.Module):
+    """What comes before the layers of a `Pass`; its states and what layers share, of the first tensors that a pass takes."""
+
+    def __init__(self, whole: Pass, watch: Watch, groups: list[int]):
+        super().__init__()
+        self.whole, self.watch, self.groups = whole, watch, groups
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        return self.whole.places(*SAMPLES[0], num_nodes=3)
+
+    def shapes(self) -> tuple:
+        return (self.whole.shapes()[:NUM_PLACES],)
+
+    def for_compiler(self) -> Before:
+        return Before(self.whole.for_compiler(), self.watch, self.groups)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """
+        Args:
+            tensors: those of `Pass.forward` before `columns`.
+
+        Returns:
+            States `(batch, q, hidden)`, the slots of the columns `(batch, q)`, and what layers share.
+        """
+        input_ids, first, seen, bounds, slots, *_ = tensors
+        self.watch.begin()
+        nothing: list[Any] = [None] * self.watch.num_layers
+        self.whole(*tensors, slots[:1], [], nothing, nothing, prepared=self._additive)
+        if len(self.watch.calls) != self.watch.num_layers:
+            raise CannotCut("some layers are not run, or more than once")
+        return self.watch.states[0], fed_places(first, seen, bounds, input_ids.shape[1])[1], *self.watch.shared
+
+    def _additive(self, masks: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        """As they are added to scores, once for all layers; also for the queries of a group side by side."""
+        if isinstance(masks, dict):
+            return {kind: self._additive(mask) for kind, mask in masks.items()}  # type: ignore[misc]
+        if masks.dtype == torch.bool:
+            masks = torch.zeros((), dtype=self.whole.model.dtype).where(masks, float("-inf"))
+        width = masks.shape[2]
+        vars(masks)["folded"] = {(groups, masks.dtype): fold(masks, groups, width)[:] for groups in self.groups}
+        return masks
+
+
+class Layer(nn.Module):
+    """A decoder layer, as the model calls it.
+
+    Args:
+        call: arguments and named arguments, as in `Watch.calls`; `Shared` counts what this layer is given.
+        num_layers: of the model: where layers of a cache may be looked for.
+        samples: what `forward` takes, in passes of the two `SAMPLES`.
+    """
+
+    def __init__(self, layer: nn.Module, call: Any, num_layers: int, samples: Sequence[tuple[Tensor, ...]]):
+        super().__init__()
+        self.layer, self.call, self.num_layers, self.samples = layer, call, num_layers, samples
+        try:
+            self.sizes = sizes_that_vary(*samples)
+        except (KeyError, ValueError) as error:
+            raise CannotCut("layers are given tensors whose sizes do not follow from the pass's") from error
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        return self.samples[0]
+
+    def shapes(self) -> tuple:
+        dims = dims_of_a_pass()
+        return (tuple({dim: times * dims[name] for dim, (name, times) in sizes.items()} for sizes in self.sizes),)
+
+    def for_compiler(self) -> Layer:
+        layer = exchanged(self.layer, traced(self.layer))  # type: ignore[type-var]
+        return Layer(layer, self.call, self.num_layers, self.samples)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """
+        Args:
+            tensors: states `(batch, q, hidden)`, the slots `(batch, q)` of the columns, `(n,)` those that attention looks at,
+                what is shared, keys and values `(batch, heads, capacity, dim)`.
+
+        Returns:
+            States `(batch, q, hidden)`.
+        """
+        states, places, slots, *shared, keys, values = tensors
+        cache = TracedCache([keys] * self.num_layers, [values] * self.num_layers, slots.shape[0])
+        cache.slots = places
+
+        def given(value: Any) -> Any:
+            if isinstance(value, Shared):
+                vars(shared[value.index])["folded"] = {kind: shared[index] for kind, index in value.folded}
+                return shared[value.index]
+            return {Given.STATES: states, Given.CACHE: cache}.get(value, value) if isinstance(value, Given) else value
+
+        args, kwargs = _each(self.call, given)
+        output = self.layer(*args, **kwargs)
+        return output[0] if isinstance(output, tuple) else output
+
+
+class After(nn.Module):
+    """What follows the layers of a `Pass`: logits of some columns of the states, and where they are largest."""
+
+    def __init__(self, whole: Pass, watch: Watch, states: Tensor):
+        super().__init__()
+        self.whole, self.watch, self.states = whole, watch, states
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        return self.states, torch.arange(4)
+
+    def shapes(self) -> tuple:
+        dims = dims_of_a_pass()
+        return {0: dims["batch"], 1: dims["width"]}, {0: dims["num_kept"]}
+
+    def for_compiler(self) -> After:
+        return After(self.whole.for_compiler(), self.watch, self.states)
+
+    def forward(self, states: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        nothing: list[Any] = [None] * self.watch.num_layers
+        num_rows, width = states.shape[:2]
+        ids = torch.zeros(num_rows, width, dtype=torch.long)
+        rows, slots = ids[:, 0], torch.arange(width)
+        tree = rows + width, ids[:, :1], ids[:, :1, None] == 0
+        self.watch.begin(states)
+        return self.whole(ids, rows, rows, ids[0, :1].expand(2), slots, *tree, columns, [], nothing, nothing)
+
+
+@dataclass
+class Pieces:
+    """A pass in pieces: `uses` are the tensors that `before` gives for each layer, counted from the first that is shared."""
+
+    before: Before
+    layers: list[Layer]
+    uses: list[tuple[int, ...]]
+    after: After
+
+    def __iter__(self):
+        return iter((self.before, *self.layers, self.after))
+
+
+def pieces_of(whole: Pass) -> Pieces:
+    """Cut a pass at its model's layers, which are found by running it on stand-ins for them.
+
+    Raises:
+        CannotCut: something else than states goes from layer to layer, or layers are not called one after the other.
+    """
+    model, path = whole.model, decoder_layers(whole.model)
+    if path is None:
+        raise CannotCut("there is no single list of decoder layers")
+    layers = list(model.get_submodule(path))
+    if any(layer % (len(layers) + 1) == len(layers) for layer in whole.recorded):
+        raise CannotCut("the states behind the last layer are asked for")
+    watch = Watch(len(layers))
+    watched = {f"{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
+    hollow = whole.of(exchanged(model, watched))
+    before, samples = Before(hollow, watch, folds_by(model)), [whole.places(*sizes) for sizes in SAMPLES]
+    try:
+        given = _given(before, samples)
+    except CannotCut:
+        watch.is_tuple = True
+        given = _given(before, samples)
+    pieces = Pieces(before, [], [], After(hollow, watch, given[0][0]))
+    for layer, call in zip(layers, watch.calls, strict=True):
+        uses: list[int] = []
+        own = _each(call, partial(_renumbered, uses=uses))
+        tensors = [
+            (states, slots, places[4], *(shared[index] for index in uses), *whole.keys_and_values(*sizes))
+            for (states, slots, *shared), places, sizes in zip(given, samples, SAMPLES, strict=True)
+        ]
+        pieces.layers.append(Layer(layer, own, len(layers), tensors))
+        pieces.uses.append(tuple(uses))
+    return pieces
+
+
+def _hollow(layer: nn.Module) -> nn.Module:
+    """What a model may ask of a layer beside its `forward`; without its weights."""
+    twin = duplicate(layer)
+    twin._parameters, twin._buffers, twin._modules = {}, {}, {}
+    return twin
+
+
+@torch.no_grad()
+def _given(before: Before, samples: list[tuple]) -> list[tuple[Tensor, ...]]:
+    try:
+        return [before(*places) for places in samples]
+    except CannotCut:
+        raise
+    except Exception as error:  # a model that does something with what its layers give
+        raise CannotCut(f"it does not run on stand-ins for its layers ({type(error).__name__}: {error})") from error
+
+
+def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[str, int]], ...]:
+    """Of tensors of two passes of `SAMPLES`, the sizes that follow from theirs: by dimension which one, and how many times."""
+    (rows, columns, seen), others = SAMPLES
+    names = {
+        (rows, others[0]): "batch",
+        (seen + columns, others[2] + others[1]): "end",
+        (seen + columns + NUM_SPARE, others[2] + others[1] + NUM_SPARE): "capacity",
+    }
+    names |= {(times * columns, times * others[1]): ("width", times) for times in range(64, 0, -1)}  # type: ignore[misc]
+    return tuple(
+        {
+            dim: named if isinstance(named := names[pair], tuple) else (named, 1)
+            for dim, pair in enumerate(zip(a.shape, b.shape, strict=True))
+            if pair[0] != pair[1]
+        }
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _renumbered(value: Any, uses: list[int]) -> Any:
+    if not isinstance(value, Shared):
+        return value
+
+    def number(index: int) -> int:
+        if index not in uses:
+            uses.append(index)
+        return uses.index(index)
+
+    return Shared(number(value.index), tuple((kind, number(index)) for kind, index in value.folded))
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of all that tuples, lists and dicts hold."""
+    if isinstance(value, tuple | list):
+        return type(value)(_each(part, function) for part in value)
+    if isinstance(value, dict):
+        return {name: _each(part, function) for name, part in value.items()}
+    return function(value)
