@@ -54,10 +54,10 @@ class RaggedLayer(CacheLayerMixin):
         visible = slice(cache.first(self.sliding_window), cache.end)
         return keys[:, :, visible], values[:, :, visible]
 
-    def move(self, source: Tensor, goal: Tensor) -> None:
-        """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+    def move(self, source: tuple[Tensor, Tensor], goal: tuple[Tensor, Tensor]) -> None:
+        """What is in slots `source` goes to slots `goal`, both `in_rows`."""
         for part in (part.transpose(1, 2) for part in self.filled()):
-            part.index_put_(in_rows(goal, part.device), part[in_rows(source, part.device)])
+            part.index_put_(goal, part[source])
 
     def grow(self) -> None:
         """Make room for as many slots as the cache now has."""
@@ -212,8 +212,12 @@ class RaggedCache(Cache):
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+        device = None
         for layer in self.allocated:
-            layer.move(source, goal)
+            if layer.keys.device != device:
+                device = layer.keys.device
+                places = in_rows(source, device), in_rows(goal, device)
+            layer.move(*places)
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""

@@ -24,6 +24,7 @@ from .guidance import Guidance
 from .prefixes import Prefixes
 from .stateful import StatefulProcessors
 from .stateless import MEMORYLESS
+from .top_p import filtered
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -136,7 +137,9 @@ class ContextFree:
         self.no_prefix = torch.empty(0, 0, dtype=torch.long)
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        return self.processor(self.no_prefix, scores.flatten(0, 1)).view_as(scores)
+        flat = scores.flatten(0, 1)
+        is_top_p = type(self.processor) is hf.TopPLogitsWarper
+        return (filtered(self.processor, flat) if is_top_p else self.processor(self.no_prefix, flat)).view_as(scores)
 
 
 class StatefulProcessor:

@@ -185,7 +185,12 @@ class Independent(ProcessedSampler):
         return probs.argmax(-1), probs
 
     def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
-        return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
+        if probs.device.type != "cpu":
+            return exponential_race(probs, torch.empty_like(probs).exponential_(generator=self.generator))
+        # A sum takes a CPU a thirtieth of the time that noise for each token takes.
+        sums = probs.cumsum(-1, dtype=torch.float64)
+        chosen = sums[..., -1:] * torch.empty_like(sums[..., :1]).uniform_(generator=self.generator)
+        return torch.searchsorted(sums, chosen, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
 
     def bernoulli(self, probability: Tensor) -> Tensor:
         # u in [0, 1) and a strict comparison: probability 0 never happens, probability 1 always does.

@@ -1,0 +1,61 @@
+"""top-p without sorting gives what transformers gives, bit for bit."""
+
+import pytest
+import torch
+from transformers import TopPLogitsWarper
+
+from hf_speculative.sampling import top_p
+from hf_speculative.sampling.samplers import Independent
+
+VOCAB = 4096
+
+
+def scores(kind, num_rows=16):
+    found = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(0))
+    return {
+        "flat": found,
+        "peaked": found * 6,
+        "ties": (found * 6).round(),
+        "allowed by a grammar": (found * 6).masked_fill(torch.arange(VOCAB) % 50 > 0, -torch.inf),
+        "one token": torch.full((num_rows, VOCAB), -torch.inf).index_fill(1, torch.tensor(5), 0.0),
+        "no distribution": (found * 6).index_fill(0, torch.tensor(3), torch.nan),
+        "nothing allowed": (found * 6).index_fill(0, torch.tensor([0, 9]), -torch.inf),
+    }[kind]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, 0.95, 0.999, 1.0])
+@pytest.mark.parametrize(
+    "kind", ["flat", "peaked", "ties", "allowed by a grammar", "one token", "no distribution", "nothing allowed"]
+)
+def test_equals_transformers(kind, threshold):
+    for options in ({}, {"min_tokens_to_keep": 7}, {"filter_value": -5.0}, {"min_tokens_to_keep": 300}):
+        processor = TopPLogitsWarper(threshold, **options)
+        expected, before = processor(None, scores(kind)), scores(kind)
+        given = before.clone()
+        assert torch.equal(top_p.filtered(processor, given).nan_to_num(9.0), expected.nan_to_num(9.0))
+        assert torch.equal(given.nan_to_num(), before.nan_to_num()), (
+            "as transformers, it does not write to what it is given"
+        )
+
+
+def test_where_adding_in_another_order_could_matter_transformers_decides(monkeypatch):
+    """Sixteen tokens of one sixteenth: after eight of them, the sum is the threshold but for rounding."""
+    likely = torch.arange(16) * -1e-6
+    given = torch.cat([likely, torch.full((VOCAB - 16,), -40.0)])[None].repeat(2, 1)
+    given[1, :16] = torch.arange(16) * -3.0
+    processor, asked = TopPLogitsWarper(0.5), []
+
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda self, *args: asked.append(len(args[1])) or args[1])
+    found = top_p.filtered(processor, given)
+    assert asked == [1], "the first row alone"
+    assert found[1].isfinite().sum() == 1
+
+
+def test_draws_by_probability_and_never_what_has_none():
+    probs = torch.zeros(1, 20_000, 40)
+    probs[..., [7, 10, 38]] = torch.tensor([0.5, 1.0, 0.5])  # not normalised
+    sampler = Independent(None, 40, torch.Generator().manual_seed(0))
+    counts = torch.bincount(sampler.categorical(probs)[0], minlength=40)[[7, 10, 38]]
+    assert counts.sum() == 20_000
+    expected = torch.tensor([5_000.0, 10_000, 5_000])
+    assert ((counts - expected).square() / expected).sum() < 13.8, "chi-squared, 2 degrees of freedom, 0.1 %"
