@@ -6,30 +6,29 @@ from torch import Tensor
 
 from ..hf_compat import logits_process as hf
 
-#: the likeliest tokens, among which the last one that is kept is looked for
-NUM_LIKELIEST = 256
+#: the likeliest tokens, among which the last one that is kept is looked for; then among so many times as many
+NUM_LIKELIEST, MORE = 256, 8
 #: sums of probabilities that are closer to top-p than this may be on its other side in transformers' own order of adding;
 #: its sums over 262,144 tokens are off by 8e-7
-MARGIN = 2e-5
+MARGIN = 5e-6
 
 
-def filtered(processor: hf.TopPLogitsWarper, scores: Tensor) -> Tensor:
+def filtered(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = NUM_LIKELIEST) -> Tensor:
     """What `processor` gives, bit for bit.
 
     Args:
         scores: `(n, vocab)`.
     """
-    num_tokens = scores.shape[1]
-    if scores.device.type != "cpu" or num_tokens < 8 * NUM_LIKELIEST:
+    if scores.device.type != "cpu" or scores.shape[1] < MORE * num_likeliest:
         return processor(None, scores)
-    likeliest = scores.topk(NUM_LIKELIEST).values
+    likeliest = scores.topk(num_likeliest).values
     probs = (likeliest - scores.logsumexp(-1, keepdim=True)).exp().double()
     before = probs.cumsum(-1) - probs
     num_kept = (before < processor.top_p).sum(-1, keepdim=True).clamp(min=processor.min_tokens_to_keep)
-    last, next_one = (likeliest.gather(-1, (num_kept - 1 + i).clamp(max=NUM_LIKELIEST - 1)) for i in range(2))
+    last, next_one = (likeliest.gather(-1, (num_kept - 1 + i).clamp(max=num_likeliest - 1)) for i in range(2))
     # Of tokens that are equally likely, transformers may keep some; nothing is larger than NaN.
     is_sure = ((before - processor.top_p).abs() > MARGIN).all(-1) & (last > next_one).squeeze(-1)
     found = scores.masked_fill(scores < last, processor.filter_value)
     if not bool(is_sure.all()):
-        found[~is_sure] = processor(None, scores[~is_sure])
+        found[~is_sure] = filtered(processor, scores[~is_sure], MORE * num_likeliest)
     return found

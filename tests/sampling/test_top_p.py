@@ -7,10 +7,10 @@ from transformers import TopPLogitsWarper
 from hf_speculative.sampling import top_p
 from hf_speculative.sampling.samplers import Independent
 
-VOCAB = 4096
+VOCAB = 17_000
 
 
-def scores(kind, num_rows=16):
+def scores(kind, num_rows=4):
     found = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(0))
     return {
         "flat": found,
@@ -19,7 +19,7 @@ def scores(kind, num_rows=16):
         "allowed by a grammar": (found * 6).masked_fill(torch.arange(VOCAB) % 50 > 0, -torch.inf),
         "one token": torch.full((num_rows, VOCAB), -torch.inf).index_fill(1, torch.tensor(5), 0.0),
         "no distribution": (found * 6).index_fill(0, torch.tensor(3), torch.nan),
-        "nothing allowed": (found * 6).index_fill(0, torch.tensor([0, 9]), -torch.inf),
+        "nothing allowed": (found * 6).index_fill(0, torch.tensor([0, 2]), -torch.inf),
     }[kind]
 
 
