@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from ..command.arguments import DTYPES, Machine, check_models, load_pair, option, target_option
@@ -70,8 +68,8 @@ def compile_command(settings: Options) -> None:
         try:
             if reason := eager_reason(one):
                 raise artifacts.CannotCompile(f"it {reason}")
-            with ends_at_once(), err.status(f"{role}: compiling") as status:
-                files = list(map(str, artifacts.make(one, partial(_say, status, role), recorded)))
+            with ends_at_once():
+                files = list(map(str, artifacts.make(one, recorded)))
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
         seconds = time.perf_counter() - start
@@ -87,10 +85,6 @@ def compile_command(settings: Options) -> None:
             Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {made_of}"), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made))
-
-
-def _say(status: Status, role: str, step: str) -> None:
-    status.update(f"{role}: {step}")
 
 
 def _passes(target, draft) -> list[tuple]:

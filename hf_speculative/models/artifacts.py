@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,6 +25,7 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
 
 from ..hf_compat import attention_name
 from . import exported
@@ -42,6 +45,8 @@ FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 #: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
 LEAST_SHARE = 0.1
+#: bytes on the disk without which no file is begun
+LEAST_FREE = 2**26
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
@@ -166,34 +171,46 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
         return files.load()
     except Moved:
         return None
+    except Exception as error:  # a damaged file: torch, zip and JSON raise all sorts
+        logger.warning(
+            f"Compiled passes of {type(model).__name__} in {folder()} cannot be read, and are removed ({_short(error)})."
+        )
+        for path in files.modules:
+            with suppress(OSError):
+                path.unlink()
+        return None
 
 
-def make(
-    model: PreTrainedModel, say: Callable[[str], None] = lambda step: None, recorded: tuple[int, ...] = ()
-) -> list[Path]:
-    """Makes the files of `model` that are not there; another process that makes them is waited for.
-
-    Args:
-        say: is told what is done.
+def make(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> list[Path]:
+    """Makes the files of `model` that are not there, under a progress bar; another process that makes them is waited for.
 
     Raises:
         CannotCompile: torch cannot compile it, or not so that it computes what the model does.
     """
     if reason := unsupported_reason(model):
         raise CannotCompile(f"{type(model).__name__} {reason}")
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(folder()).free) < LEAST_FREE:
+            raise CannotCompile(f"{free / 2**20:.0f} MB are free in {folder()}, and it takes {LEAST_FREE / 2**20:.0f}")
+        return _made(model, recorded)
+    except OSError as error:  # a folder that is read-only, say
+        raise CannotCompile(f"nothing can be written to {folder()} ({_short(error)})") from error
+
+
+def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     path = path_of(model, recorded)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if note_of(path).exists():
             raise CannotCompile(note_of(path).read_text())
         while True:
             files = files_of(model, recorded)
             try:
-                _make(files, say)
+                _make(files)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                reason = _short(error)
                 place = note_of(path) if files.pieces is None else whole_of(path)
                 place.write_text(reason)
                 if files.pieces is None:
@@ -202,16 +219,18 @@ def make(
                 return list(files.modules)
 
 
-def _make(files: Files, say: Callable[[str], None]) -> None:
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _make(files: Files) -> None:
     """Compile what is not there, and keep it if the pass does what the model does."""
     missing = {path: module for path, module in files.modules.items() if not path.exists()}
     with tempfile.TemporaryDirectory(dir=folder()) as place:
         begun = {path: Path(place) / path.name for path in missing}
-        for number, (path, module) in enumerate(missing.items(), 1):
-            say(f"compiling {number} of {len(missing)}")
+        for path, module in tqdm(missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing):
             exported.compile_to(begun[path], module)
         if missing:
-            say("comparing with the model")
             exported.check(files.load(begun), files.whole)
         for path, made in begun.items():
             made.replace(path)

@@ -37,7 +37,7 @@ def ragged_model(
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    if compile == "auto" and not cuda_graphs:
+    if compile and not cuda_graphs and (compile == "auto" or artifacts.unsupported_reason(model) is None):
         return RaggedModel(model, clamp_ids)
     packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
@@ -59,16 +59,12 @@ def recording_model(
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
+    run = None
     if compile and eager_reason(model) is None:
-        if (run := _ahead_of_time(model, waits=compile is True, recorded=layers)) is not None:
-            return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
-        if compile is True:
-            warnings.warn(
-                f"passes of {type(model).__name__} that give hidden states cannot be compiled here, and run eagerly; "
-                "`hf-speculative compile` with the same models says why.",
-                stacklevel=2,
-            )
-    return RecordingModel(model, layers)
+        run = _ahead_of_time(model, waits=compile is True, recorded=layers)
+    if run is None:
+        return RecordingModel(model, layers)
+    return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
 
 
 def has_compiled_passes(model: PreTrainedModel, waits: bool = False) -> bool:
@@ -147,10 +143,8 @@ def _ahead_of_time(
         try:
             artifacts.make(model, recorded=recorded)
         except artifacts.CannotCompile as error:
-            if not packing.are_packed(model):
-                return None
-            packing.keep_plain(model, f"in passes that cannot be compiled otherwise ({error})")
-            return _ahead_of_time(model, waits, recorded)
+            warnings.warn(f"passes of {type(model).__name__} are not compiled, and run eagerly: {error}.", stacklevel=2)
+            return None
     if run is None:
         run = artifacts.find(model, recorded)
         has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,8 +220,27 @@ class TestWhatCannotBeCompiled:
             with pytest.raises(artifacts.CannotCompile, match="other logits"):
                 artifacts.make(target)
         assert emulated.num_made == 2, "in pieces, and then as a whole"
-        assert type(execution.ragged_model(target, compile=True)) is StaticModel, "compiled in the process"
+        with pytest.warns(UserWarning, match="not compiled, and run eagerly: Differs: other logits"):
+            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
         assert type(execution.ragged_model(target, compile="auto")) is RaggedModel
+
+    def test_a_folder_that_cannot_be_written_to(self, target, emulated, tmp_path, monkeypatch):
+        (tmp_path / "a file").touch()
+        monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "a file" / "below"))
+        with pytest.warns(UserWarning, match="run eagerly: nothing can be written to .*below"):
+            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
+
+    def test_a_disk_that_is_full(self, target, emulated, tmp_path, monkeypatch):
+        monkeypatch.setattr(artifacts.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**25))
+        with pytest.warns(UserWarning, match="run eagerly: 32 MB are free in .*, and it takes 64"):
+            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
+        assert not list(tmp_path.iterdir()), "nothing keeps it from being tried again"
+
+    def test_a_damaged_file_is_made_again(self, target, emulated, caplog):
+        *_, path = artifacts.make(target)
+        path.write_text("damaged")
+        assert artifacts.find(target) is None and "cannot be read, and are removed (KeyError" in caplog.text
+        assert execution.has_compiled_passes(target, waits=True) and emulated.num_made == 2
 
     @pytest.mark.parametrize(
         "change, reason",

@@ -299,21 +299,6 @@ def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch
     assert not packed_of(model)
 
 
-def test_where_packed_layers_cannot_be_compiled_passes_take_plain_weights(model, emulated, monkeypatch):
-    def refuse(path, module):
-        if packed_of(module):
-            raise exported.Differs("other logits")
-        emulated.compile_to(path, module)
-
-    monkeypatch.setattr(exported, "compile_to", refuse)
-    attached(model)
-    for _ in range(2):
-        assert generate(model) == generate(tiny.llama())
-        assert not packed_of(model) and emulated.runs
-    assert "cannot be compiled otherwise (Differs: other logits)" in packing.describe(model)
-    assert emulated.num_made == 1
-
-
 def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
     """Otherwise each choice of layers that are left would be a file of its own."""
     attached(model)

@@ -75,11 +75,11 @@ def test_auto_moves_over(pair, emulated, monkeypatch):
 def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkeypatch):
     model, head = pair
 
-    def refuse(path, module, say):
+    def refuse(path, module):
         raise exported.Differs("other logits")
 
     monkeypatch.setattr(exported, "compile_to", refuse)
-    with pytest.warns(UserWarning, match="that give hidden states cannot be compiled here, and run eagerly"):
+    with pytest.warns(UserWarning, match="not compiled, and run eagerly: Differs: other logits"):
         same_as_plain(model, tiny.prompts(2), draft_model=head, optimize=True)
 
 
