@@ -72,6 +72,10 @@ def test_what_an_object_holds(name):
     assert fingerprint(Holds(one)) != fingerprint(Holds(other))
 
 
+def test_what_cannot_be_pickled_is_its_type():
+    assert fingerprint(Holds(n for n in "a")) == fingerprint(Holds(n for n in "b")) != fingerprint(n for n in "a")
+
+
 @pytest.mark.slow
 def test_it_is_the_same_in_every_process():
     """Whatever the addresses and the order of sets; `object()` and locks have an address in their repr."""

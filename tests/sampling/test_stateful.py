@@ -4,6 +4,7 @@ import queue
 import threading
 from collections import deque
 from dataclasses import dataclass
+from random import Random
 from types import GeneratorType, SimpleNamespace
 
 import numpy as np
@@ -146,6 +147,7 @@ def _tree():
 MEMORIES = {
     "a frozen object": (Frozen, _frozen),
     "private slots": (Private, lambda processor, token: processor.held.add(token)),
+    "a generator of random numbers": (lambda: Random(0), lambda processor, token: processor.held.randrange(1000)),
     "a place in a tree": (_tree, _moved),
 }
 
