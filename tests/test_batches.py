@@ -78,13 +78,6 @@ def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_
         assert sorted(order) == list(range(len(PROMPTS))) and (batch_size == 1) == (order == sorted(order))
 
 
-@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "gpt2"])
-def test_windows_and_learned_positions(model_type):
-    model = tiny.build(model_type)
-    found = refilled(model, draft_model=tiny.noisy_copy(model), batch_size=2)
-    assert found == alone(model)
-
-
 def accepts_as_alone(model, prompts, eos_token_id, **draft):
     """The tokens of plain runs, in no more rounds than each row needs on its own: a drafter's memory moved on, too."""
     eos = list(eos_token_id)
@@ -377,14 +370,6 @@ def test_prompts_are_read_a_window_at_a_time(target, draft):
     rows.close()
 
 
-def test_results_come_while_others_run(target, draft):
-    with tiny.CountForwards(target) as forwards:
-        rows = hs.generate_batches(target, PROMPTS, batch_size=3, in_order=False, draft_model=draft, **GREEDY)
-        next(rows)
-        before = len(forwards.lengths)
-        assert len(list(rows)) == len(PROMPTS) - 1 and len(forwards.lengths) > before > 0
-
-
 def test_other_calls_of_the_same_models_between_results(target, draft, expected):
     found = []
     for row in hs.generate_batches(target, PROMPTS, batch_size=2, draft_model=draft, **GREEDY):
@@ -448,7 +433,3 @@ def test_an_attached_model_and_every_kind_of_prompt(target, draft):
     assert stats.num_draft_tokens > 0
     expected = alone(target, [ids])[0]
     assert [row.new_ids for row in rows] == [expected] * len(prompts) and rows[0].prompt_ids == ids
-
-
-def test_no_prompt_no_row(target, draft):
-    assert list(hs.generate_batches(target, [], draft_model=draft, max_new_tokens=4)) == []

@@ -8,15 +8,13 @@ from accelerate import dispatch_model
 from transformers import StoppingCriteria
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.call import decoding
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.models import RaggedModel, probe
 from hf_speculative.models.capture import CudaGraphs
-from hf_speculative.types import read_later, uploaded
 from tests.architectures.check import build
-from tests.support import fake_cuda, tied, tiny, tongues
+from tests.support import fake_cuda, tied, tiny
 from tests.support.cases import slow_but
 from tests.support.execution import run_as
 
@@ -173,21 +171,6 @@ class TestMoreReads:
         call = prompts("cuda:0", 1) | SETTINGS | THREE | {"draft_model": draft, "stopping_criteria": [NeverStops()]}
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 5
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("mapping, num_reads", [("intersection", 1), ("strings", 2)])
-    def test_a_draft_that_writes_text(self, mapping, num_reads, gpus, monkeypatch):
-        """What it wrote, to encode it anew; and stop strings read what they found."""
-        model, draft, tokenizer = tongues.pair()
-        other = tongues.renumbered(tokenizer)
-        draft = tongues.moved(draft, tokenizer, other)
-        target, draft = on("cuda:0", model, draft)
-        config = SpeculativeConfig(vocabulary_mapping=mapping, tokenizer=tokenizer, draft_tokenizer=other)
-        call = prompts("cuda:0") | SETTINGS | THREE | {"draft_model": draft, "speculative_config": config}
-        assert self.most(monkeypatch, gpus, target, call) == num_reads
-        if mapping == "intersection":
-            call |= {"stop_strings": ["nowhere"], "tokenizer": tokenizer}
-            assert self.most(monkeypatch, gpus, target, call) == 2
-
 
 @pytest.mark.parametrize("kind", slow_but(["dflash", "gemma4", "bloom"], "bloom"))
 def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
@@ -295,12 +278,6 @@ class TestTheSimulation:
         assert len(gpus.waits) >= 1
         with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
             CudaGraphs(torch.device("cuda:0"))(wait, (gpu,))
-
-    def test_what_nobody_waits_for_is_there_after_the_next_read(self, gpus):
-        gpu = uploaded([1, 2, 3], torch.device("cuda:0"))
-        copied = read_later(gpu)
-        assert copied.tolist() != [1, 2, 3] and not gpus.waits
-        assert gpu.sum().item() == 6 and copied.tolist() == [1, 2, 3] and len(gpus.waits) == 1
 
     def test_graphs_see_memory_and_nothing_else(self, gpus):
         graphs, gpu = CudaGraphs(torch.device("cuda:0")), torch.ones(3, device="cuda:0")

@@ -44,11 +44,6 @@ def test_a_package_is_converted_once_and_never_imported(package, monkeypatch):
     assert "toy_weights" not in sys.modules
 
 
-def test_the_hub_comes_first(package, monkeypatch):
-    monkeypatch.setattr(examples, "_is_reachable", lambda repository: repository == "org/toy")
-    assert examples.place_of_example("smollm2") == "org/toy"
-
-
 def test_a_damaged_file(package, monkeypatch):
     monkeypatch.setattr(examples, "_convert", lambda *_: pytest.fail("converted"))
     (package / "toy.gguf").write_bytes(b"weighty")

@@ -6,9 +6,6 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     pipeline,
 )
 from transformers.generation import utils
@@ -114,22 +110,6 @@ def test_a_call_overrides_what_is_attached(attached, draft, unrelated):
     assert stats.num_draft_forwards == 0 and stats.num_calls == 1
 
 
-def test_the_call_overrides_an_attached_schedule(draft):
-    from hf_speculative.schedules import Constant
-
-    model = hs.attach(tiny.llama(), draft, config=hs.SpeculativeConfig(schedule=Constant(1)))
-    for kwargs, longest in (({}, 1), ({"num_draft_tokens": 6}, 6)):
-        with hs.record() as stats:
-            model.generate(**tiny.prompts(1), **KWARGS, **kwargs)
-        assert max(stats.num_draft_tokens / stats.num_spec_steps, 1) <= longest
-    assert stats.num_draft_tokens > stats.num_spec_steps
-
-
-def test_an_attached_generator_leaves_greedy_calls_alone(draft):
-    model = hs.attach(tiny.llama(), draft, config=hs.SpeculativeConfig(generator=torch.Generator()))
-    assert speculates(lambda: model.generate(**tiny.prompts(1), **KWARGS))
-
-
 def test_an_attached_model_is_the_model_it_was(attached, tmp_path):
     assert type(attached) is LlamaForCausalLM and isinstance(attached, GenerationMixin)
     assert next(iter(inspect.signature(attached.generate).parameters)) == "inputs"
@@ -150,30 +130,6 @@ def test_copies_of_an_attached_model_speculate_by_themselves(attached, how):
         attached.lm_head.weight.zero_()
     assert speculates(lambda: other.generate(**tiny.prompts(2), **KWARGS))
     assert other.generate(**tiny.prompts(2), **KWARGS).tolist() == expected.tolist()
-
-
-def test_a_wrapper_around_an_attached_model(attached):
-    """A PEFT-style wrapper: it holds the model and forwards `generate`."""
-
-    class Wrapper(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.base_model = model
-            self.active_peft_config = object()
-
-        def get_base_model(self):
-            return self.base_model
-
-        def generate(self, *args, **kwargs):
-            return self.base_model.generate(*args, **kwargs)
-
-    wrapper = Wrapper(attached)
-    assert speculates(lambda: wrapper.generate(**tiny.prompts(2), **KWARGS))
-    hs.detach(wrapper)
-    assert not speculates(lambda: wrapper.generate(**tiny.prompts(2), **KWARGS))
-    assert speculates(lambda: hs.generate(wrapper, **tiny.prompts(2), **KWARGS, draft_model=tiny.llama()))
-    # and as a draft
-    assert speculates(lambda: hs.generate(tiny.llama(), **tiny.prompts(2), **KWARGS, draft_model=wrapper))
 
 
 def test_a_draft_by_name(target, draft, tmp_path):
@@ -206,29 +162,6 @@ def test_patch_transformers_as_a_call(target, draft):
         inner.undo()
     outer.undo()  # twice is fine
     assert GenerationMixin.generate is original
-
-
-def test_patch_transformers_in_threads(target, draft):
-    """Each leaves its own patch when it likes; the last one out puts transformers' own back."""
-    original, barrier, found = GenerationMixin.generate, threading.Barrier(3), []
-
-    def work(number):
-        with hs.patch_transformers():
-            barrier.wait(10)
-            found.append(speculates(lambda: target.generate(**tiny.prompts(1), **KWARGS, draft_model=draft)))
-            time.sleep(0.05 * number)
-            found.append(speculates(lambda: target.generate(**tiny.prompts(1), **KWARGS, draft_model=draft)))
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(work, range(3)))
-    assert found == [True] * 6 and GenerationMixin.generate is original
-
-
-def test_settings_of_nested_patches(target):
-    with hs.patch_transformers(draft_model="auto"):
-        with hs.patch_transformers():
-            assert not speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
-        assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS))
 
 
 @pytest.mark.parametrize("call", [hs.generate, hs.detach, hs.attach, hs.check])
@@ -322,51 +255,3 @@ def test_a_pipeline_speculates_in_batches(as_dict):
     assert stats.num_calls == 1 and len(stats.rows) == 3
     hs.detach(target)
     assert pipe(prompts, batch_size=3, **settings) == found, "the same text, and no key beside it"
-
-
-def test_closing_the_loop_early_leaves_both_models_usable(target, draft):
-    class Enough(Exception):
-        pass
-
-    class Impatient:
-        def __init__(self):
-            self.num_puts = 0
-
-        def put(self, value):
-            self.num_puts += 1
-            if self.num_puts > 4:
-                raise Enough
-
-        def end(self):
-            pass
-
-    expected = hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft)
-    with hs.record() as stats, pytest.raises(Enough):
-        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft, streamer=Impatient())
-    assert stats.num_calls == 1, "what was done until then is counted"
-    assert hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=draft).tolist() == expected.tolist()
-
-
-def test_an_error_in_a_drafter_reaches_the_user(target):
-    class Broken(hs.Drafter):
-        def propose(self, *args):
-            raise LookupError("no idea")
-
-    with pytest.raises(LookupError, match="no idea"):
-        hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=Broken())
-
-
-@pytest.fixture(scope="module")
-def tokenizers():
-    from tokenizers import Tokenizer, models
-
-    words = [f"w{i}" for i in range(tiny.VOCAB)]
-    return [
-        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({w: i for i, w in enumerate(order)}, "w0")))
-        for order in (words, words[::-1])
-    ]
-
-
-def test_tokenizers_that_agree_are_accepted(target, draft, tokenizers):
-    alike = {"tokenizer": tokenizers[0], "assistant_tokenizer": copy.deepcopy(tokenizers[0])}
-    assert agrees(target, tiny.prompts(1) | KWARGS, draft_model=draft, **alike).num_accepted_draft_tokens

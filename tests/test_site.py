@@ -1,9 +1,7 @@
 """The documentation's site as readers see it: whole, on a phone, light and dark, without asking anything of anyone."""
 
-import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -77,29 +75,6 @@ def test_all_pages_can_be_read_on_a_phone(tab, folder):
     assert not said
 
 
-@pytest.mark.slow
-def test_search_finds(tab):
-    page, said, address = tab
-    page.goto(address)
-    page.locator("label.md-header__button[for=__search]").click()
-    page.locator("input.md-search__input").press_sequentially("bonus token")
-    page.locator("a.md-search-result__link[href*=glossary]").first.wait_for(timeout=20_000)
-    assert not said
-
-
-@pytest.mark.slow
-def test_the_reader_may_choose_the_scheme(tab):
-    page, _, address = tab
-    page.emulate_media(color_scheme="light")
-    page.goto(address)
-    schemes = []
-    for _ in range(3):
-        schemes.append(page.evaluate("document.body.dataset.mdColorScheme"))
-        page.locator("form[data-md-component=palette] label:visible").click()
-    assert schemes == [SCHEMES[name] for name in ("light", "light", "dark")], "as the system has it, light, dark"
-    page.evaluate("localStorage.clear()")
-
-
 def test_every_public_name_has_its_entry(folder):
     import hf_speculative
 
@@ -134,17 +109,3 @@ def test_the_table_of_speedups_is_the_theory_s():
         for cost, cell in zip(costs, cells, strict=True):
             best = max(range(60), key=lambda k, a=alpha, c=cost: theory.walltime_factor(a, k, c))
             assert cell == f"{theory.walltime_factor(alpha, best, cost):.2f}x ({best})"
-
-
-def test_pictures_are_light_and_dark():
-    for path in (DOCS / "assets").glob("*.svg"):
-        text = path.read_text(encoding="utf-8")
-        assert "http" not in text.replace("http://www.w3.org/", ""), f"{path.name} asks for something"
-        assert len(text) < 100_000, path.name
-    for name in ("round", "ragged-batch", "tree"):
-        assert "prefers-color-scheme: dark" in Path(DOCS / "assets" / f"{name}.svg").read_text(encoding="utf-8")
-
-
-def test_the_index_of_the_search_holds_all_pages(folder):
-    found = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
-    assert {"glossary/", "options/", "api/generate/"} <= {entry["location"].split("#")[0] for entry in found}

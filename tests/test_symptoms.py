@@ -7,29 +7,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.plain import agrees, ours, plain, same_as_plain
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_sliding_window(attention):
-    model = tiny.build("mistral", attention=attention)
-    inputs = tiny.prompts(1, width=6)
-    for kwargs in ({"draft_model": tiny.noisy_copy(model)}, {"draft_model": model}, {"prompt_lookup_num_tokens": 3}):
-        same_as_plain(model, inputs, {"max_new_tokens": 40}, **kwargs)
-
-
-def test_rows_of_a_batch_equal_their_own_runs(target, draft):
-    """One draft is good for some rows and bad for others, and one row ends early."""
-    inputs = tiny.prompts(5, width=9)
-    eos = plain(target, inputs)[2, 12].item()
-    with hs.record() as stats:
-        batch = ours(target, inputs, draft_model=draft, eos_token_id=eos)
-    accepted = [tuple(row.acceptance_histogram) for row in stats.rows]
-    assert len(set(accepted)) > 2, "rows must have drifted apart"
-    for row in range(5):
-        alone = ours(target, tiny.unpadded(inputs, row), draft_model=draft, eos_token_id=eos)[0]
-        new = alone[tiny.unpadded(inputs, row)["input_ids"].shape[1] :].tolist()
-        assert batch[row, 9 : 9 + len(new)].tolist() == new and not batch[row, 9 + len(new) :].any()
+from tests.support.plain import ours, plain, same_as_plain
 
 
 def test_the_prompt_passes_in_the_same_shape_as_in_plain_generate(target, draft):
@@ -40,17 +18,6 @@ def test_the_prompt_passes_in_the_same_shape_as_in_plain_generate(target, draft)
         with tiny.CountForwards(target) as forwards:
             ours(target, inputs, draft_model=draft)
         assert forwards.lengths[0] == plain_forwards.lengths[0] == (batch_size, 7)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_two_devices():
-    model = tiny.llama()
-    draft = tiny.noisy_copy(model)
-    for target_device, draft_device in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
-        target = model.to(target_device)
-        inputs = {name: value.to(target_device) for name, value in tiny.prompts(3).items()}
-        same_as_plain(target, inputs, draft_model=draft.to(draft_device))
 
 
 def test_int32_ids(target, draft):
@@ -65,12 +32,6 @@ def test_learned_positions_where_every_row_is_padded():
         inputs["attention_mask"][row, :pad] = 0
     for num_draft_tokens in (5, 8):
         same_as_plain(model, inputs, draft_model=tiny.noisy_copy(model), num_draft_tokens=num_draft_tokens)
-
-
-def test_num_return_sequences_beyond_the_drafts_context(target):
-    short = tiny.build("gpt2", n_positions=8)
-    settings = tiny.prompts(1, width=12) | {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 4}
-    agrees(target, settings | {"pad_token_id": 0}, draft_model=short)
 
 
 class Raises(StoppingCriteria, BaseStreamer, hs.Drafter, hs.Schedule, hs.Rule):

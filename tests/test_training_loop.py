@@ -100,52 +100,6 @@ def test_rollouts_of_whatever_drafts_follow_the_weights(name):
         assert torch.equal(ours, theirs)
 
 
-def test_checkpointing_stays_on_after_a_call_that_fails():
-    model, inputs = made("llama")
-    checkpointed(model).train()
-    flags = [module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-    with pytest.raises(ValueError, match="num_beams"):
-        hs.generate(model, **inputs, **NEW, draft_model=tiny.noisy_copy(model), num_beams=2)
-    after = [module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-    assert after == flags and any(flags)
-
-
-def test_a_data_set_under_checkpointing():
-    model, inputs = made("llama")
-    ids = tiny.unpadded(inputs, 1)["input_ids"]
-    expected = model.generate(ids, **NEW)[0, ids.shape[1] :].tolist()
-    checkpointed(model).train()
-    (found,) = hs.generate_batches(model, [ids[0]], batch_size=1, draft_model=tiny.noisy_copy(model), **NEW)
-    assert found.new_ids == expected
-
-
-@pytest.mark.parametrize("in_turn", [[0, 1], [1, 0]])
-def test_calls_that_overlap_under_checkpointing(in_turn):
-    """The first to close leaves the other's modes alone; the last one puts back each module's own, mixed ones included."""
-    model, inputs = made("llama")
-    ids = tiny.unpadded(inputs, 1)["input_ids"]
-    expected = model.generate(ids, **NEW)[0, ids.shape[1] :].tolist()
-    draft = tiny.noisy_copy(model).train()
-    checkpointed(model).train()
-    model.model.layers[0].gradient_checkpointing = draft.model.layers[1].training = False
-    modes = [
-        (module.training, getattr(module, "gradient_checkpointing", None))
-        for one in (model, draft)
-        for module in one.modules()
-    ]
-    calls = [hs.generate_batches(model, [ids[0]] * 2, batch_size=1, draft_model=draft, **NEW) for _ in range(2)]
-    assert [next(call).new_ids for call in calls] == [expected] * 2
-    first, last = (calls[i] for i in in_turn)
-    first.close()
-    assert not draft.training and next(last).new_ids == expected
-    last.close()
-    assert modes == [
-        (module.training, getattr(module, "gradient_checkpointing", None))
-        for one in (model, draft)
-        for module in one.modules()
-    ]
-
-
 def test_weights_that_are_replaced():
     """A checkpoint loaded in place, and parameters made anew: no pass remembers the old ones."""
     model, inputs = made("llama")

@@ -1,6 +1,5 @@
 """Every error a user can meet: raised before the first forward, naming the argument, the value and the way out."""
 
-import functools
 import warnings
 
 import pytest
@@ -17,12 +16,9 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
-from hf_speculative.call import preparation
-from hf_speculative.call.options import check_names
 from hf_speculative.call.statistics import Statistics
 from hf_speculative.schedules import Constant
 from hf_speculative.types import Costs
-from hf_speculative.verification import BlockVerification
 from tests.support import tiny
 from tests.support.costs import fix_costs
 
@@ -61,9 +57,9 @@ WITH_DRAFT = {
     "lossy rule": ({"speculative_config": SpeculativeConfig(rule=Lossy())}, ValueError, "Lossy .*allow_lossy"),
     "two drafters": ({"draft_model": [hs.Drafter(), hs.Drafter()]}, ValueError, "`draft_model` lists 2 models"),
     "rule and reproducible": (
-        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule=BlockVerification())},
+        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
         ValueError,
-        "only SampledVerification can do",
+        "only SampledVerification can do, but the rule is BlockVerification",
     ),
     "schedule and length": (
         {"num_draft_tokens": 3, "speculative_config": SpeculativeConfig(schedule=Constant(2))},
@@ -80,11 +76,6 @@ WITH_DRAFT = {
         {"num_assistant_tokens_schedule": "heuristic", "speculative_config": SpeculativeConfig(schedule=Constant(2))},
         ValueError,
         "num_assistant_tokens_schedule.*no effect beside",
-    ),
-    "a rule that is reproducible's opposite": (
-        {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
-        ValueError,
-        "only SampledVerification can do, but the rule is BlockVerification",
     ),
     "lookup in the config": (
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
@@ -137,20 +128,6 @@ def test_ids_that_are_no_tensor(target, draft, ids, message):
         with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
             hs.generate(target, ids, max_new_tokens=2, **settings)
         assert not forwards.lengths
-
-
-def test_a_misspelt_option(target, monkeypatch):
-    monkeypatch.setattr(preparation, "load_model", lambda *args, **kwargs: pytest.fail("loaded first"))
-    slips = {"num_draft_token": "num_draft_tokens", "draft_modle": "draft_model", "reproducable": "reproducible"}
-    for slip, meant in slips.items():
-        for call in (hs.generate, functools.partial(hs.generate_batches, max_new_tokens=2)):
-            with pytest.raises(TypeError, match=f"`{slip}` is no option: did you mean `{meant}`"):
-                call(target, IDS, draft_model="org/draft", **{slip: 3})
-    # What the model itself knows by such a name is the model's.
-    monkeypatch.setattr(type(target), "forward", lambda self, input_ids, streamers=None: None)
-    check_names(target, ["streamers", "max_new_tokens", "num_draft_tokens", "pad_token_id", "past_key_values"])
-    with pytest.raises(TypeError, match="`streamerz`"):
-        check_names(target, ["streamerz"])
 
 
 def test_two_drafts(target, draft, unrelated):

@@ -2,7 +2,6 @@
 
 import gc
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +11,8 @@ from transformers import LogitsProcessor
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.drafting.source import DraftSource
-from hf_speculative.models import packing
 from hf_speculative.schedules import Adaptive, Costs, RoundCosts, timed
 from tests.support import tiny
-from tests.support.lookup import PromptLookup
 
 pytestmark = pytest.mark.measures
 KWARGS = {"max_new_tokens": 64, "min_new_tokens": 64, "pad_token_id": 0}
@@ -108,67 +105,6 @@ def test_the_same_seed_gives_the_same_tokens_while_costs_are_learned_and_once_th
     assert len({str(one) for one in found}) <= 2
     (costs,) = known(pair[0])
     assert costs.settled()(1) == costs.settled()(1) != Costs(costs.draft, costs.verify(1))
-
-
-def test_costs_are_of_the_threads_and_the_weights_that_they_were_learned_with(pair, monkeypatch):
-    for change in (
-        lambda: None,
-        lambda: monkeypatch.setattr(torch, "get_num_threads", lambda: 77),
-        lambda: monkeypatch.setattr(packing, "are_packed", lambda model: model is pair[1]),
-    ):
-        change()
-        decoded(*pair, max_new_tokens=8, min_new_tokens=1)
-    assert len(known(pair[0])) == 3
-
-
-def test_more_rows_are_assumed_to_compute_more():
-    assert RoundCosts(0.1, lambda rows: 0.05 * rows)(3).verify == pytest.approx(0.2)
-    costs = RoundCosts(0.1, lambda rows: 0.05 * rows)
-    for _ in range(200):
-        costs.see(1, 0, 0, 2.0)
-        costs.see(1, 4, 4, 2 * (1 + 4 * 0.2))
-    assert costs(1).steps(4, 4) == pytest.approx(1.8, rel=0.02)
-    assert costs(1).verify < costs(4).verify and costs(64).draft == pytest.approx(costs(1).draft)
-
-
-def test_one_slow_round_changes_little():
-    costs = RoundCosts(0.1, lambda rows: 0.05)
-    for i in range(60):
-        costs.see(1, 0, 0, 1.0)
-        costs.see(1, 4, 4, 100.0 if i == 50 else 1.6)
-    assert costs(1).steps(4, 4) == pytest.approx(1.6, rel=0.1)
-
-
-@pytest.mark.parametrize("kind", ["draft_model", "lookup", "early_exit", "own drafter"])
-def test_every_kind_of_drafter(pair, kind):
-    target, draft = pair
-    settings = {
-        "draft_model": {"draft_model": draft},
-        "lookup": {"prompt_lookup_num_tokens": 6},
-        "early_exit": {"assistant_early_exit": 2},
-        "own drafter": {"draft_model": PromptLookup(2)},
-    }[kind]
-    expected = target.generate(**tiny.prompts(2), **KWARGS, do_sample=False)
-    assert hs.generate(target, **tiny.prompts(2), **KWARGS, **settings, do_sample=False).tolist() == expected.tolist()
-    (costs,) = known(target)
-    assert costs.fits[2].plain_step is not None
-
-
-def test_a_given_number_and_given_costs_learn_nothing(pair):
-    for settings in ({"num_draft_tokens": 3}, {"num_assistant_tokens_schedule": "heuristic"}):
-        decoded(*pair, **settings)
-        assert all(fit.num_timed == 0 for costs in known(pair[0]) for fit in costs.fits.values())
-
-
-def test_calls_in_several_threads_learn_from_each_other(pair):
-    expected, _ = decoded(*pair)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            assert all(one == expected for one, _ in threads.map(lambda _: decoded(*pair), range(8)))
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def test_what_is_known_goes_with_the_model(pair):

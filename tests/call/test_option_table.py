@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from typer.main import get_command
-from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.option_table import (
     CALL,
     CONFIG,
-    DRAFTING,
     GENERATION_CONFIG,
     IN_CALL,
     OPTIONS,
@@ -35,7 +32,6 @@ from hf_speculative.call.option_types import (
 )
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import SOURCES, asked_with
-from hf_speculative.cli import app
 from hf_speculative.schedules import SCHEDULE_NAMES
 from hf_speculative.tokenizers.vocabulary import MAPPINGS
 from hf_speculative.verification import RULES
@@ -150,11 +146,6 @@ def test_an_option_without_a_draft(target, option):
         refused(target, ValueError, f"`({'|'.join(option.names)})[`=].* has no effect without a draft", make)
 
 
-def test_a_config_without_a_draft(target):
-    words = "`speculative_config(=.*)?` has no effect"
-    refused(target, ValueError, words, lambda: {"speculative_config": SpeculativeConfig(reproducible=True)})
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_a_misspelt_option(target, draft, name):
     slip = f"{name}z"
@@ -181,11 +172,6 @@ def test_numpys_values_become_pythons(target, draft):
     assert type(options.num_draft_tokens) is int
 
 
-def test_no_in_a_call_switches_off_what_is_configured(target):
-    config = GenerationConfig(use_mtp=True, max_new_tokens=2, do_sample=False)
-    assert hs.generate(target, **tiny.prompts(1), generation_config=config, use_mtp=False).shape == (1, 9)
-
-
 def test_the_table_names_what_there_is():
     names = {"rule": RULES, "num_assistant_tokens_schedule": SCHEDULE_NAMES, "vocabulary_mapping": MAPPINGS}
     assert {name: set(ROWS[name].type.names) for name in names} == {name: set(known) for name, known in names.items()}
@@ -206,25 +192,3 @@ def test_every_option_is_explained():
             assert bool(re.search(rf"    {option.name}\b.*: {re.escape(option.help)}", thing.__doc__)) == (
                 place in option.places
             )
-
-
-#: options of commands that are not those of the table, though called so
-OTHERS = {
-    ("card", "draft_model"),
-    ("export-generate", "draft_model"),
-    ("train", "num_draft_tokens"),
-}
-
-
-def test_help_of_commands_is_the_tables():
-    names = {"draft_tokens": "num_draft_tokens", "prompt_lookup": "prompt_lookup_num_tokens"}
-    found = set()
-    for command, defined in get_command(app).commands.items():
-        text = re.sub(r"\s+", " ", CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "1000"}).output)
-        for parameter in defined.params:
-            name = names.get(parameter.name, parameter.name)
-            if name in ROWS and (command, name) not in OTHERS:
-                found.add(name)
-                assert ROWS[name].help.replace("`", "") in text, (command, name)
-    assert CliRunner().invoke(app, ["generate", "x", "--num-draft-tokens", "0"]).exit_code == 2
-    assert found == {"draft_model", *(ROWS[name].name for name in DRAFTING)}

@@ -5,7 +5,7 @@ from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import DRAFTERS, DraftModel
+from hf_speculative.drafting import DRAFTERS
 from hf_speculative.schedules import (
     SCHEDULES,
     Adaptive,
@@ -67,45 +67,3 @@ def test_reproducible_sampling_equals_plain(target, draft, drafter, schedule):
     expected = target.generate(**kwargs)
     set_seed(4)
     assert hs.generate(target, **kwargs, **config).tolist() == expected.tolist()
-
-
-def test_a_custom_drafter_is_not_copied_and_starts_over(target, draft):
-    drafter = MAKE_DRAFTER[DraftModel](draft)
-    config = {"draft_model": drafter}
-    kwargs = tiny.prompts(2) | {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "num_draft_tokens": 4}
-    outputs, counts = [], []
-    for batch_size in (2, 2, 3, 1, 2):
-        with hs.record() as stats:
-            outputs.append(hs.generate(target, **kwargs | tiny.prompts(batch_size), **config).tolist())
-        counts.append((stats.num_accepted_draft_tokens, stats.num_draft_forwards))
-    assert outputs[0] == outputs[1] == outputs[4] and counts[0] == counts[1] == counts[4]
-
-
-def test_rules_by_name(target, draft):
-    """By its name it is the rule itself that judges."""
-    kwargs = tiny.prompts(3) | {"do_sample": True, "max_new_tokens": 20, "pad_token_id": 0, "num_draft_tokens": 3}
-
-    def sampled(**options):
-        set_seed(4)
-        return hs.generate(target, draft_model=draft, **kwargs, **options).tolist()
-
-    found = {}
-    for name, rule in RULES.items():
-        found[name] = sampled(speculative_config=SpeculativeConfig(rule=rule()))
-        assert found[name] == sampled(speculative_config=SpeculativeConfig(rule=name))
-    assert found["sampled"] not in (found["token"], found["block"])
-
-
-@pytest.mark.parametrize("rule", RULES.values())
-def test_distributions_of_draft_tokens_are_kept_for_rules_that_read_them(rule, target, draft):
-    kept = []
-
-    class Watching(rule):
-        def __call__(self, draft, target_probs, sampler):
-            kept.append(draft.probs is not None)
-            return super().__call__(draft, target_probs, sampler)
-
-    config = SpeculativeConfig(rule=Watching(), num_draft_tokens=2)
-    kwargs = tiny.prompts(1) | {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0}
-    hs.generate(target, **kwargs, draft_model=draft, speculative_config=config)
-    assert any(kept) == (rule is not SampledVerification)

@@ -1,10 +1,8 @@
 """Where drafts come from: a new source is a class in a tuple, heads are found by their config, each fits or says why."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
-from transformers import GenerationConfig
 
 import hf_speculative as hs
 from hf_speculative.call import sources
@@ -15,7 +13,6 @@ from hf_speculative.drafting.given_model import HeadSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny
-from tests.support.lookup import PromptLookup
 from tests.support.plain import same_as_plain
 
 
@@ -152,33 +149,6 @@ def test_what_of_a_call_keeps_it_off_the_ragged_path_is_named(target, name, valu
     assert not forwards.lengths
 
 
-@dataclass(frozen=True)
-class CopyingSource(hs.DraftSource):
-    """One of the user's own, with a draft length."""
-
-    max_ngram: int
-
-    argument, method = "draft_model", "copying"
-
-    def check(self, model):
-        if model.config.model_type != "llama":
-            raise ValueError("for Llama only")
-
-    def max_draft_tokens(self, model):
-        return 2
-
-    def drafter(self, call):
-        return PromptLookup(self.max_ngram)
-
-
-def test_a_source_of_ones_own(target):
-    config = {"draft_model": CopyingSource(2)}
-    stats = same_as_plain(target, tiny.prompts(3, width=12), **config)
-    assert stats.num_draft_tokens > 0 and max(stats.histogram) <= 2
-    with pytest.raises(ValueError, match="for Llama only"):
-        hs.generate(tiny.build("gpt2"), **tiny.prompts(1), **config, max_new_tokens=2)
-
-
 @pytest.mark.parametrize(
     ("make", "kind"),
     [(lambda: tied.with_dflash(steps=0), "DFlashSource"), (tied.with_gemma4_assistant, "Gemma4AssistantSource")],
@@ -192,34 +162,3 @@ def test_published_heads_are_found_by_their_config(make, kind):
     assert same_as_plain(model, tiny.prompts(2), draft_model=head, num_draft_tokens=2).num_draft_tokens > 0
     model.config.block_size = model.config.backbone_hidden_size = 32
     assert type(sources.source_of("draft_model", model)).__name__ == "DraftModelSource"
-
-
-def test_methods_have_the_names_of_vllm():
-    methods = [kind.method for kind in sources.SOURCES if kind is not sources.NgramSource]  # which is prompt lookup
-    assert len(set(methods)) == len(methods)
-    assert {"draft_model", "ngram", "mtp", "dflash"} <= set(methods)
-
-
-def test_a_generation_config_that_asks_for_drafts():
-    for name, value in (("assistant_early_exit", 1), ("prompt_lookup_num_tokens", 2), ("use_mtp", True)):
-        assert sources.is_configured(GenerationConfig(**{name: value}))
-    assert not sources.is_configured(GenerationConfig(use_mtp=False, num_assistant_tokens=3))
-    assert not sources.is_configured(None)
-
-
-def test_costs_are_kept_for_what_they_depend_on(target, draft):
-    """By source and by what of it counts; of drafters of a user's by their class."""
-    keys = {}
-    for argument, value in (
-        ("draft_model", draft),
-        ("assistant_early_exit", 1),
-        ("assistant_early_exit", 2),
-        ("prompt_lookup_num_tokens", 2),
-        ("draft_model", PromptLookup(2)),
-    ):
-        source = sources.source_of(argument, value)
-        keys[source.costs_end_with(target), source.cost_key] = source.cost_of_token(target)
-    share = draft.num_parameters() / target.num_parameters()
-    assert list(keys.values()) == [share, 0.5, 1.0, 0.0, 0.0]
-    again = sources.source_of("draft_model", PromptLookup(3))
-    assert (again.costs_end_with(target), again.cost_key) in keys

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from hf_speculative.cli import app
 from hf_speculative.command.terminal import in_options, options_of
 from hf_speculative.embedded import FOLDER
 from hf_speculative.measuring.commands.evaluate import eval_command
-from hf_speculative.measuring.journal import Journal
 from hf_speculative.training.cli import train_command
 
 
@@ -34,11 +32,6 @@ from hf_speculative.training.cli import train_command
 )
 def test_keywords_are_told_as_options(command, message, shown):
     assert in_options(message, options_of(command)) == shown
-
-
-def test_every_command_knows_its_options():
-    for command in app.registered_commands:
-        assert all(option.startswith("--") or option.isupper() for option in options_of(command.callback).values())
 
 
 WRONG = {
@@ -88,34 +81,6 @@ def test_names():
     for name in ("./x", "/x", "x/", "a/b/c", "two words", "x\n"):
         with pytest.raises(ValueError, match="there is no folder"):
             names.check_name(name)
-
-
-def test_torchao_says_nothing_while_a_command_begins(tmp_path):
-    """transformers imports it wherever it is installed; a stand-in says what it says."""
-    loud = tmp_path / "torchao" / "__init__.py"
-    loud.parent.mkdir()
-    loud.write_text(
-        textwrap.dedent(
-            """
-            import logging
-            __version__ = "0.18.0"
-            logging.getLogger("torchao").warning("Failed to load _C.so")
-            logging.getLogger("torch.utils._pytree").warning("Calling register_constant() is deprecated")
-            """
-        )
-    )
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['x', '--version']\n"
-    script += "from hf_speculative import __main__ as main\nmain.quiet()\nimport torchao"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.returncode == 0 and not result.stderr, result.stderr
-
-
-@pytest.mark.parametrize("content", [b'{"header": {"for', b"", bytes(range(128, 256)) * 9 + b"\n"])
-def test_journals_that_are_none(content, tmp_path):
-    path = tmp_path / "eval.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is not the file of an evaluation.*: name another\.$"):
-        Journal.read(path)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where nothing can be made")

@@ -36,11 +36,6 @@ def test_verdicts(name):
     assert (advice.best("greedy") is None) == (name == "none") and advice.best("sampled") is None
 
 
-def test_the_best_source_has_its_setting_and_its_figures():
-    best = Advice({1: measured(GOOD)}, {}).best("greedy")
-    assert best.setting.options == {"draft_model": "a", "num_draft_tokens": 2} and best.speedup.is_gain
-
-
 def test_what_pays_at_one_batch_size_and_not_at_another():
     advice = Advice({1: measured(GOOD), 8: measured(POOR)}, {})
     assert advice.verdict.startswith("Worth it at batch 1, not worth it at batch 8. Greedy at batch 1: take ")

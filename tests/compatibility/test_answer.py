@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.compatibility import answer
 from hf_speculative.models import probe, verified_types
 from tests.architectures.check import build
 from tests.support import tiny, tongues
@@ -64,22 +63,12 @@ def test_vocabularies(do_sample, strategy):
     assert hs.check(model, model, ours, ours).vocabulary.strategy == "same"
 
 
-def test_why_passes_run_eagerly():
-    assert hs.check(tiny.llama()).target.eager is None
-    assert "universal path" in hs.check(build("causal", "bloom")).target.eager
-
-
 def test_who_takes_chains_only(monkeypatch):
     assert hs.check(tiny.llama()).target.chains is None
     assert "universal path" in hs.check(build("causal", "bloom")).target.chains
     monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     monkeypatch.setattr(probe, "_deviation_of_trees", lambda model: 0.3)
     assert "branches" in hs.check(tiny.llama()).target.chains
-
-
-def test_nothing_is_measured_unless_asked_for(target, draft, monkeypatch):
-    monkeypatch.setattr(answer, "short_evaluation", None)
-    assert hs.check(target, draft).advice is None
 
 
 def test_measuring_advises(target, twin):

@@ -77,10 +77,3 @@ def test_status_1_where_a_pair_does_not_work(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
     result = shown(tmp_path / "target", tmp_path / "draft", "--no-measure")
     assert result.exit_code == 1 and "not compatible" in result.stdout
-
-
-def test_why_a_path_is_taken(tmp_path):
-    build("causal", "bloom").save_pretrained(tmp_path)
-    hs.embedded_pair()[2].save_pretrained(tmp_path)
-    text = shown(tmp_path, tmp_path, "--no-measure").stdout
-    assert "Why the target is not on the ragged path: it takes positions from its cache's length" in text

@@ -115,10 +115,6 @@ def test_dflash_heads_are_read_in_other_ways_as_well():
     assert own == same and own.num_drafts > 0
 
 
-def test_a_draft_model_is_no_head(target, draft):
-    assert other_readings(draft, target) == []
-
-
 def test_what_is_clearly_better():
     def reading(kept, num=40, **fields):
         return Reading(fields, num, kept / max(1, num))

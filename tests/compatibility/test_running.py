@@ -55,12 +55,6 @@ def test_every_source_on_the_same_texts(target, twin):
     assert found.spread_name == "quartiles" and found.totals(found.settings[1]).speedup.low is not None
 
 
-def test_a_batch_is_filled_up_from_the_first_prompt(target, twin):
-    found = tried(target, twin, batch_size=2)
-    assert sorted(found.rows(GREEDY)) == [*range(8)] and found.is_complete
-    assert found.rows(GREEDY)[0].new_ids == found.rows(GREEDY)[3].new_ids, "the first prompt again"
-
-
 def test_time_is_bounded(target, twin, monkeypatch):
     """A clock that goes on by a second each time it is looked at."""
 
@@ -70,13 +64,6 @@ def test_time_is_bounded(target, twin, monkeypatch):
 
     assert num_batches(1) == 1, "one at least"
     assert 1 < num_batches(4) < 4 and num_batches(1e9) == 4
-
-
-def test_slow_models_write_shorter_texts(target, twin, monkeypatch):
-    def lengths(seconds):
-        return {len(row.new_ids) for row in tried(target, twin, seconds=seconds).rows(GREEDY).values()}
-
-    assert lengths(1e9) == {12} and lengths(1e-6) == {4}
 
 
 def test_what_cannot_run_says_why_and_the_others_go_on(target, twin, monkeypatch):

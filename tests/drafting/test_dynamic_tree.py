@@ -148,10 +148,9 @@ def test_where_a_tree_does_not_fit_it_is_a_chain(target, beams, why):
     assert beams.num_chains > 3 and not beams.num_trees
 
 
-def test_a_draft_whose_context_ends_goes_plain(target, draft):
-    short = Watched(DraftModel(RaggedModel(draft), max_positions=16))
-    same_as_plain(target, tiny.prompts(2), draft_model=short, num_draft_tokens=6)
-    assert short.num_trees > 0
+def test_what_drafts_nothing_is_refused(draft):
+    with pytest.raises(ValueError, match="`top_k=0` drafts nothing"):
+        DynamicTreeDrafter(DraftModel(RaggedModel(draft)), top_k=0)
 
 
 def test_a_block_known_at_once_has_its_tree():
@@ -163,9 +162,3 @@ def test_a_block_known_at_once_has_its_tree():
         lengths.append(same_as_plain(model, tiny.prompts(4), **config).mean_acceptance_length)
     reproduces_plain(model, (1, 3), {"repetition_penalty": 1.2}, **config)
     assert drafter.num_trees > 10 and lengths[1] > lengths[0]
-
-
-@pytest.mark.parametrize("name", ["top_k", "depth"])
-def test_what_drafts_nothing_is_refused(draft, name):
-    with pytest.raises(ValueError, match=f"`{name}=0` drafts nothing"):
-        DynamicTreeDrafter(DraftModel(RaggedModel(draft)), **{name: 0})

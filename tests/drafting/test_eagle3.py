@@ -173,19 +173,6 @@ def test_proposals_equal_those_of_fresh_passes(name):
     assert drafter.num_steps > 20 and drafter.num_levels > 10
 
 
-def test_one_pass_a_round_reads_what_was_accepted(monkeypatch):
-    """As many columns as tokens were accepted and one, and nothing twice."""
-    target, head = heads.made("llama")
-    widths, fuse = [], head.fuse
-    monkeypatch.setattr(type(head), "fuse", lambda self, states: widths.append(states.shape[1]) or fuse(states))
-    with hs.record() as stats:
-        hs.generate(target, **tiny.prompts(1), do_sample=False, max_new_tokens=24, draft_model=head, num_draft_tokens=4)
-    assert stats.num_accepted_draft_tokens > 4
-    num_prompt = tiny.prompts(1)["input_ids"].shape[1]
-    assert num_prompt == widths[0] and len(widths) == stats.num_spec_steps
-    assert sum(widths) < num_prompt + 24 and stats.num_draft_forwards <= 4 * len(widths)
-
-
 # Exact, in every kind of call
 
 

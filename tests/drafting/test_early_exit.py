@@ -1,19 +1,17 @@
 """Drafts from what the target already has: early exit, the heads that transformers ships, a PEFT model without its adapter."""
 
 import copy
-import threading
 from collections import defaultdict
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 import hf_speculative as hs
 from hf_speculative.call.checks import check_passes
 from hf_speculative.call.optimize import Execution
 from hf_speculative.drafting.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe, verified_types
-from hf_speculative.models.shallow import decoder_layers, exchanged
+from hf_speculative.models.shallow import decoder_layers
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
@@ -62,15 +60,6 @@ def test_early_exit_greedy_on_every_architecture(model_type, attention):
     stats = same_as_plain(model, tiny.prompts(3), assistant_early_exit=EXIT, num_draft_tokens=4)
     assert 0.1 < stats.draft_acceptance_rate < 0.98
     assert state_of(model) == before
-
-
-@pytest.mark.parametrize("exit_layer", [1, 3])
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_early_exit_at_every_layer(batch_size, exit_layer):
-    model = deep(factor=0.6)
-    for k in (1, 2, 7):
-        drafts = {"assistant_early_exit": exit_layer, "num_draft_tokens": k}
-        assert same_as_plain(model, tiny.prompts(batch_size), **drafts).num_accepted_draft_tokens > 0
 
 
 def test_early_exit_reproduces_sampling():
@@ -144,26 +133,6 @@ def test_early_exit_drafts_with_the_truncated_model():
                 torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
 
 
-def test_early_exit_in_two_threads():
-    """Two calls on one model at once, of different exits: each as alone."""
-    model, inputs, found = deep(), tiny.prompts(2), {}
-    settings = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
-    expected = model.generate(**inputs, **settings).tolist()
-
-    def call(exit_layer):
-        for _ in range(3):
-            found.setdefault(exit_layer, []).append(
-                hs.generate(model, **inputs, **settings, assistant_early_exit=exit_layer).tolist()
-            )
-
-    threads = [threading.Thread(target=call, args=(exit_layer,)) for exit_layer in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {exit_layer: [expected] * 3 for exit_layer in (1, 2, 3)}
-
-
 def test_early_exit_keeps_caches_scores_and_shared_prompts():
     model, inputs = deep(), tiny.prompts(1)
     settings = {"do_sample": False, "max_new_tokens": 10, "return_dict_in_generate": True, "output_scores": True}
@@ -182,33 +151,6 @@ def test_early_exit_keeps_caches_scores_and_shared_prompts():
     with CountColumns(model) as counted:
         hs.generate(model, **sampled, assistant_early_exit=EXIT, reproducible=True)
     assert counted.widths[0][0] == 7 and set(counted.widths[0][1:]) == {1}
-
-
-def test_early_exit_through_every_way_in():
-    model, inputs = deep(), tiny.prompts(2)
-    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
-    expected = model.generate(**inputs, **settings).tolist()
-
-    def drafts(call):
-        with hs.record() as stats:
-            assert call().tolist() == expected
-        return stats.num_draft_forwards
-
-    given = GenerationConfig(assistant_early_exit=EXIT, num_assistant_tokens=3, **settings)
-    assert drafts(lambda: hs.generate(model, **inputs, generation_config=given)) > 0
-    with hs.patch_transformers():
-        assert drafts(lambda: model.generate(**inputs, **settings, assistant_early_exit=EXIT)) > 0
-        assert drafts(lambda: model.generate(**inputs, **settings)) == 0
-    model.generation_config.assistant_early_exit = EXIT
-    try:
-        hs.attach(model)
-        assert drafts(lambda: model.generate(**inputs, **settings)) > 0
-        assert drafts(lambda: model.generate(**inputs, **settings, draft_model=None)) == 0
-        assert drafts(lambda: model.generate(**inputs, **settings, prompt_lookup_num_tokens=2)) == 0
-    finally:
-        hs.detach(model)
-        model.generation_config.assistant_early_exit = None
-    assert model.generation_config.to_diff_dict() == deep().generation_config.to_diff_dict()
 
 
 def test_early_exit_under_accelerate():
@@ -279,19 +221,3 @@ def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):
     monkeypatch.setattr(layer_class, "forward", forward)
     with pytest.raises(ValueError, match=message):
         hs.generate(model, **inputs, assistant_early_exit=2)
-
-
-def test_exchanged_modules_leave_the_original_alone():
-    model = deep()
-    before = state_of(model)
-    twin = exchanged(model, {"model.layers": model.model.layers[:1], "lm_head": torch.nn.Identity()})
-    assert len(twin.model.layers) == 1 and twin.model.embed_tokens is model.model.embed_tokens
-    assert state_of(model) == before
-
-
-def test_early_exit_with_a_confidence_stop():
-    model = deep()
-    drafts = {"assistant_early_exit": EXIT, "num_draft_tokens": 6}
-    stats = same_as_plain(model, tiny.prompts(3), **drafts, assistant_confidence_threshold=0.3)
-    whole = same_as_plain(model, tiny.prompts(3), **drafts)
-    assert 0 < stats.num_draft_tokens < whole.num_draft_tokens

@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, Recycling, TreeDrafter
+from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
-from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
+from hf_speculative.schedules import Adaptive, Costs, HybridSchedule
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain, takes_lanes
 
@@ -83,63 +81,4 @@ def test_sampled_text_keeps_its_distribution(turns):
     for _ in range(8):
         samples += distributions.continuations(target, options, [(5, 2, 3, 2)] * 500, **settings)
     distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), **settings))
-    assert min(turns.values()) > 0
-
-
-def test_who_drafts_follows_from_what_each_promises(target, draft):
-    """A sure guess beats an expensive draft, a doubtful one does not; drafts that brought little are asked for less."""
-    batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
-    batch.is_unread = False
-    schedule = HybridSchedule(Constant(3))
-    schedule.begin(batch, lambda num_rows: Costs(0.0, 0.01))
-
-    def guesses(chances):
-        schedule.plan(batch)
-        return schedule.guesses.num_nodes(batch, [chances])
-
-    assert guesses([0.9, 0.9, 0.9]) == [3] and guesses([0.3]) == [0]
-    for _ in range(30):
-        schedule.plan(batch)
-        schedule.update(hs.Round([0], [[1]], [3], [0], [False], None, None, [[0.0]]))
-    assert guesses([0.3]) == [1]
-
-
-def test_the_target_teaches_the_guesses_about_drafts_as_well(target):
-    """What a pass over the draft model's tokens says of their successors is kept."""
-    recycling, tokens = Recycling(), []
-    drafter = HybridDrafter(TreeDrafter([recycling]), DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.3))))
-    observe = drafter.observe
-
-    def observed(batch, proposed, logits):
-        best = logits.argmax(-1)
-        tokens.extend(zip(proposed.tokens[0].tolist(), best[0, 1:].tolist(), strict=True))
-        observe(batch, proposed, logits)
-
-    drafter.observe = observed
-    never = HybridSchedule(Constant(3))
-    never.guesses.best = lambda chances: [0] * len(chances)
-    call = {"input_ids": torch.tensor([[5, 9, 3]])} | SETTINGS
-    hs.generate(target, **call, draft_model=drafter, speculative_config=SpeculativeConfig(schedule=never))
-    drafter.guesses._learn_successors()
-    token, successor = tokens[-1]
-    assert recycling.table[token, 0] == successor
-
-
-def test_attached_both_draft(target, draft, turns):
-    call = tiny.prompts(2, width=12) | SETTINGS
-    expected = target.generate(**call).tolist()
-    try:
-        hs.attach(target, [draft, "suffix"])
-        assert target.generate(**call, num_draft_tokens=3).tolist() == expected
-        assert min(turns.values()) > 0
-        turns |= dict.fromkeys(turns, 0)
-        assert target.generate(**call, num_draft_tokens=3, draft_model=draft).tolist() == expected
-        assert turns["guesses"] == 0, "the call's own word"
-    finally:
-        hs.detach(target)
-
-
-@pytest.mark.parametrize("method", [["ngram"], ["suffix", "recycling"]])
-def test_any_method_goes_with_a_draft(target, draft, turns, method):
-    same_as_plain(target, tiny.prompts(3, width=12), draft_model=[draft, *method], num_draft_tokens=3)
     assert min(turns.values()) > 0

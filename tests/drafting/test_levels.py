@@ -4,7 +4,6 @@ import torch
 
 from hf_speculative.drafting.levels import Levels
 from tests.support import trees
-from tests.support.branching import Table
 
 VOCAB, TOP_K, DEPTH, NUM_NODES = 5, 3, 4, 9
 
@@ -22,24 +21,6 @@ def grown(tables, top_k=TOP_K, depth=DEPTH):
     return levels
 
 
-def test_the_most_confident_nodes_are_proposed():
-    tables = [Table(seed, VOCAB) for seed in range(6)]
-    levels = grown(tables)
-    tokens, parents, confidences, expanded_as = (values.tolist() for values in levels.best(NUM_NODES))
-    for row, table in enumerate(tables):
-        paths = trees.paths_of(tokens[row], parents[row])
-        expected = trees.dynamic_tree(table, TOP_K, DEPTH, NUM_NODES)
-        assert paths == list(expected)
-        torch.testing.assert_close(torch.tensor(confidences[row]).exp(), torch.tensor(list(expected.values())))
-        # What was fed to the draft is known again: the same token after the same path.
-        fed = trees.paths_of(levels.expanded_tokens[row].tolist(), levels.expanded_tree.parents[row].tolist())
-        assert all(
-            number == len(fed) or path == fed[number] for path, number in zip(paths, expanded_as[row], strict=True)
-        )
-        assert all(expanded_as[row][parent] < len(fed) for parent in parents[row] if parent >= 0)
-    assert len({tuple(row) for row in parents}) > 1
-
-
 def test_parents_come_first_where_all_are_equal():
     """A draft that is certain, one that has no idea, and one that has nothing to say."""
     certain = lambda prefix: torch.eye(VOCAB)[len(prefix)]  # noqa: E731
@@ -49,11 +30,3 @@ def test_parents_come_first_where_all_are_equal():
     assert (parents < torch.arange(12)).all()
     assert tokens[0, :DEPTH].tolist() == list(range(DEPTH)) and parents[0, :DEPTH].tolist() == [-1, 0, 1, 2]
     assert (confidences > -torch.inf).sum(1).tolist() == [DEPTH, 12, 0]
-
-
-def test_a_path_of_certain_tokens_is_a_chain():
-    tables = [Table(0, VOCAB)]
-    levels = grown(tables, top_k=1)
-    tokens, parents, _, expanded_as = levels.best(NUM_NODES)
-    assert parents.tolist() == [[-1, 0, 1, 2]] and expanded_as.tolist() == [[0, 1, 2, 3]]
-    assert tokens.shape == (1, DEPTH)

@@ -3,9 +3,7 @@
 import random
 
 import pytest
-import torch
 
-import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, PromptSuffix, Recycling, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
@@ -20,28 +18,11 @@ from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
-def nodes_of(*rows):
-    nodes = Nodes()
-    for row in rows:
-        nodes.add(*row)
-    return nodes
-
-
 def never_alone(schedule):
     """Guesses wait for a draft."""
     both = HybridSchedule(schedule, 16)
     both.guesses.best = lambda chances, passes=0: [0] * len(chances)
     return both
-
-
-def test_two_trees_become_one():
-    own = nodes_of((5, -1, 0.6), (6, -1, 0.3), (7, 0, 0.2))
-    guessed = nodes_of((6, -1, 0.8), (9, 0, 0.4), (7, -1, 0.1))
-    nodes, origins = united(own, guessed)
-    assert nodes == nodes_of((6, -1, 0.8), (5, -1, 0.6), (9, 0, 0.4), (7, 1, 0.2), (7, -1, 0.1))
-    assert origins == [1, 0, None, 2, None]
-    nodes, origins = united(own, guessed, trust=0.5)
-    assert nodes.chances == [0.6, 0.4, 0.2, 0.2, 0.05] and origins[:2] == [0, 1]
 
 
 def random_tree(generator):
@@ -141,44 +122,3 @@ def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
         "speculative_config": SpeculativeConfig(rule=rule, schedule=never_alone(Constant(3))),
     }
     distributions.assert_exact(target, {**config}, ((5, 2, 3, 1),), top_k=3)
-
-
-@pytest.mark.parametrize("top_k, depth", [(3, 4), (1, None)], ids=["tree", "chain"])
-def test_guesses_are_kept_where_the_draft_is_wrong(target, top_k, depth):
-    """As many nodes, more of them kept: what the draft does not know, earlier rounds do."""
-    lengths, draft = [], tiny.noisy_copy(target, noise=1.0)
-    settings = {"max_new_tokens": 40, "pad_token_id": 0, "do_sample": False}
-    for proposers in ([], [Recycling(), PromptSuffix()]):
-        beams = DynamicTreeDrafter(DraftModel(RaggedModel(draft)), top_k, depth or 5)
-        drafter = HybridDrafter(TreeDrafter(proposers), beams) if proposers else beams
-        schedule = never_alone(Constant(5)) if proposers else Constant(5)
-        with hs.record() as stats:
-            config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(schedule=schedule)}
-            hs.generate(target, **tiny.prompts(8), **settings, **config)
-        lengths.append(stats.mean_acceptance_length)
-    assert lengths[1] > 1.1 * lengths[0]
-
-
-def test_guesses_that_the_draft_does_not_share_count_as_far_as_they_came_true():
-    grafts = MergedTree()
-    for _ in range(40):
-        grafts.chances = [[0.0, 0.5, 0.25], [0.5]]
-        grafts.judge([[0], []])
-    assert grafts.kept / grafts.promised < 0.1, "none was kept"
-    for _ in range(200):
-        grafts.chances = [[0.0, 0.5, 0.25], [0.5]]
-        grafts.judge([[0, 1], []])
-    assert grafts.kept / grafts.promised == pytest.approx(1 / 1.25, rel=0.02)
-
-
-def test_a_chain_with_guesses_beside_it_is_judged_by_what_was_kept():
-    """Of a tree a round tells the path that was kept only."""
-    schedule = Adaptive(8, costs=Costs(0.0, 0.01))
-    batch = hs.Batch(torch.ones(1, 1, dtype=torch.long), [0], max_length=99)
-    schedule.begin(batch, None)
-    batch.is_unread = False
-    for _ in range(60):
-        schedule.plan(batch)
-        schedule.update(hs.Round([0], [[1, 2]], [4], [1], [False], None, None, [[1.0]]))
-    rates = schedule.chains.rates(0)
-    assert rates[0] > 0.8 and rates[1] < 0.3

@@ -10,6 +10,7 @@ import hf_speculative as hs
 from hf_speculative.drafting import RecursiveMtp
 from hf_speculative.heads import load_head, write_head
 from tests.support import distributions, heads, tied, tiny
+from tests.support.compared import compare_drafts
 from tests.support.plain import reproduces_plain, same_as_plain
 
 STEPS = heads.MTP_STEPS
@@ -70,22 +71,8 @@ def folder(target, tmp_path_factory):
 
 @torch.no_grad()
 def test_proposals_are_those_of_a_plain_computation(target, folder, monkeypatch):
-    compared, steps, original, original_step = [], [], RecursiveMtp.propose, RecursiveMtp.step
-    monkeypatch.setattr(
-        RecursiveMtp, "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
-    )
-
-    def propose(self, batch, num_tokens, *args):
-        steps.clear()
-        draft = original(self, batch, num_tokens, *args)
-        found = torch.stack(steps, 1)
-        for row, history in enumerate(batch.history):
-            expected = plain_logits(folder, target, history, draft.tokens[row, :-1].tolist())
-            torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-4)
-            compared.append(len(expected))
-        return draft
-
-    monkeypatch.setattr(RecursiveMtp, "propose", propose)
+    fresh = lambda drafter, row, text, drafted: plain_logits(folder, target, text, drafted[:-1])  # noqa: E731
+    compared = compare_drafts(monkeypatch, RecursiveMtp, fresh)
     settings = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0, **tiny.prompts(3)}
     eos = target.generate(**settings)[2, 12].item()
     found = hs.generate(target, **settings, eos_token_id=eos, draft_model=str(folder))

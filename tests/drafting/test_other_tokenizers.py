@@ -5,11 +5,7 @@ import copy
 import pytest
 import torch
 from transformers import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
 )
 
 import hf_speculative as hs
@@ -91,16 +87,6 @@ def test_reproducible_sampling_equals_plain(name, mapping):
         assert agrees(target, inputs | settings, seed, **draft).draft_acceptance_rate >= least / 4
 
 
-@pytest.mark.parametrize(("do_sample", "kind"), [(False, StringMatch), (True, TokenIntersection)])
-def test_strings_by_default_when_greedy_and_tokens_when_sampled(monkeypatch, do_sample, kind):
-    asked = []
-    monkeypatch.setattr(kind, "propose", lambda *args: asked.append(1) or hs.Draft.empty(args[1]))
-    draft = tiny.llama(seed=4, vocab_size=498)
-    kwargs = tongues.speaking(draft, SMALL, tongues.metaspace(500))
-    hs.generate(TINY, **prompts(SMALL), **kwargs, do_sample=do_sample, max_new_tokens=24, pad_token_id=0)
-    assert asked
-
-
 # The distribution
 
 
@@ -127,46 +113,6 @@ def test_the_distribution_of_string_match(letters):
     drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
     kwargs = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     assert_exact(letters[0], kwargs, top_k=3)
-
-
-class Watched(TokenIntersection):
-    """Compares each proposal's distribution with one made of fresh forwards."""
-
-    def propose(self, batch, num_tokens, schedule, sampler):
-        draft = super().propose(batch, num_tokens, schedule, sampler)
-        translation, model = self.side.translation, self.side.model.model
-        for row in range(len(batch.rows)):
-            ids, history = list(self.side.batch.history[row]), list(batch.history[row])
-            for i in range(int(draft.num_tokens[row])):
-                logits = model(torch.tensor([ids])).logits[0, -1]
-                moved = torch.full((sampler.vocab_size,), -torch.inf)
-                for index, target_index in translation.to_target.items():
-                    moved[target_index] = logits[index]
-                distribution = self.distribution(torch.tensor([history]), moved[None])
-                torch.testing.assert_close(draft.probs[row, i], distribution[0], rtol=1e-3, atol=1e-5)
-                token = int(draft.tokens[row, i])
-                assert distribution[0, token] > 0
-                ids.append(translation.to_draft[token])
-                history.append(token)
-            self.num_compared += 1
-        return draft
-
-    num_compared = 0
-
-
-def test_the_distribution_handed_over_is_the_one_drawn_from(letters):
-    """After processors, restricted to the intersection and renormalised, from caches that were rolled back."""
-    target, tokenizer, draft, draft_tokenizer = letters
-    drafter = Watched(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, VOCAB, VOCAB))
-    settings = {"temperature": 0.7, "top_k": 4, "repetition_penalty": 1.3}
-
-    warpers = (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(4))
-    processors = LogitsProcessorList(warpers)
-    drafter.distribution = lambda history, logits: processors(history, logits).softmax(-1)
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
-    ids = torch.tensor([[5, 2, 3, 1], [4, 6, 2, 2]])
-    hs.generate(target, ids, **config, do_sample=True, **settings, max_new_tokens=40, pad_token_id=0)
-    assert drafter.num_compared > 20
 
 
 # What users reported
@@ -200,19 +146,6 @@ def test_symptom_9_one_bos_for_ever(kind):
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
     rounds_of(kind, target, tokenizer, draft, draft_tokenizer, prompts(tokenizer), check)
     assert len(counts) > 20 and set(counts) == {(SPACED.bos_token_id, 1)}
-
-
-@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
-def test_a_target_with_bos_and_a_draft_without(kind):
-    target = tongues.moved(TARGET, TOKENIZER, SPACED)
-
-    def check(side, batch):
-        for row in side.batch.history if side.batch else []:
-            assert TOKENIZER.bos_token_id not in row[:5] and row[0] == TOKENIZER("def main", verbose=False).input_ids[0]
-
-    inputs = prompts(SPACED, ["def main():\n    ", "def run(self, "])
-    assert (inputs["input_ids"][0] == SPACED.bos_token_id).any()
-    rounds_of(kind, target, SPACED, DRAFT, TOKENIZER, inputs, check)
 
 
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
@@ -389,42 +322,6 @@ def test_refused_before_the_first_forward(name):
         config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
         hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
     assert not forwards.lengths and "\n" not in str(caught.value)
-
-
-def test_lookbehinds_are_honoured():
-    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
-    seen = []
-
-    class Noted(Translation):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            seen.append((self.target_lookbehind, self.draft_lookbehind))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.drafting.draft_model.Translation", Noted)
-        kwargs = tongues.speaking(draft, tokenizer, draft_tokenizer, "strings")
-        for lookbehinds in ({}, {"target_lookbehind": 3, "assistant_lookbehind": 2}):
-            agrees(target, prompts(tokenizer) | {"do_sample": False, "max_new_tokens": 16}, **kwargs, **lookbehinds)
-    assert seen == [(10, 10), (3, 2)]
-
-
-def test_tokenizers_of_one_vocabulary_draft_as_without():
-    """Equal up to padding: the ids mean the same, nothing is translated."""
-    longer = copy.deepcopy(TOKENIZER)
-    longer.add_tokens(["<extra>"])
-    kwargs = prompts(TOKENIZER) | {
-        "do_sample": False,
-        "max_new_tokens": 12,
-        "draft_model": DRAFT,
-        "num_draft_tokens": 4,
-    }
-    with hs.record() as without:
-        expected = hs.generate(TARGET, **kwargs)
-    with hs.record() as stats, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_speculative.drafting.draft_model.Translation", None)
-        found = hs.generate(TARGET, **kwargs, tokenizer=TOKENIZER, assistant_tokenizer=longer)
-    assert found.tolist() == expected.tolist()
-    assert stats.num_accepted_draft_tokens == without.num_accepted_draft_tokens
 
 
 @pytest.mark.parametrize("mapping", ["strings", "intersection"])

@@ -51,16 +51,6 @@ def test_an_automaton_knows_every_substring(depth, num_letters):
                 context.append(token)
 
 
-def test_a_copy_of_an_automaton_reads_on_for_itself():
-    automaton = SuffixAutomaton(8)
-    automaton.extend([1, 2, 3, 1, 2])
-    twin = automaton.copy()
-    twin.extend([4, 1, 2])
-    assert automaton.longest_match()[0] == 2
-    assert [child[:3] for child in automaton.children(automaton.longest_match()[1])] == [(1, 3, 3)]
-    assert sorted(child[2] for child in twin.children(twin.longest_match()[1])) == [3, 4]
-
-
 def test_repetitive_text_is_not_quadratic():
     automaton = SuffixAutomaton(24)
     automaton.extend([7] * 5000)
@@ -125,37 +115,6 @@ def test_reproducible_sampling_equals_plain(target, num_return_sequences):
     assert stats.num_accepted_draft_tokens > 0
 
 
-def test_rows_of_one_prompt_share_what_was_read(target, monkeypatch):
-    """`num_return_sequences`: the prompt is read once, and each copy goes its own way."""
-    read, extend = [], SuffixAutomaton.extend
-    monkeypatch.setattr(SuffixAutomaton, "extend", lambda self, ids: read.append(len(ids)) or extend(self, ids))
-    call = {"do_sample": True, "max_new_tokens": 8, "pad_token_id": 0, "num_return_sequences": 4}
-    hs.generate(target, torch.randint(1, tiny.VOCAB, (1, 50)), **call, **config_of(length=2))
-    assert read.count(50) == 1 and max(read[1:]) < 8
-
-
-def test_rows_draft_from_their_own_texts():
-    """Copies of a row part, and who takes a lane has nothing of who was there."""
-    drafter, sampler = suffix_drafter(), type("Sampler", (), {"vocab_size": tiny.VOCAB})
-
-    def drafted(*histories):
-        batch = hs.Batch(torch.tensor([[1]] * len(histories)), [0] * len(histories), max_length=50, history=histories)
-        draft = drafter.propose(batch, [2] * len(histories), Constant(2), sampler)
-        return [tokens[:n] for tokens, n in zip(draft.tokens.tolist(), draft.num_tokens.tolist(), strict=True)]
-
-    prompt = [1, 2, 3, 4, 5]
-    batch = hs.Batch(torch.tensor([prompt]), [0], max_length=50)
-    drafter.begin(batch, sampler)
-    drafter.prefill(batch)
-    drafter.select([0, 0])
-    assert drafted([*prompt, 1, 2, 8, 9], [*prompt, 6, 7, 6]) == [[], [7]]
-    assert drafted([*prompt, 1, 2, 8, 9, 2, 8], [*prompt, 6, 7, 6, 3, 4]) == [[9, 2], [5, 6]]
-    drafter.admit(hs.Batch(torch.tensor([[20, 8, 21, 22, 8]]), [0], max_length=50), [0])
-    assert drafted([20, 8, 21, 22, 8, 2, 8], [*prompt, 6, 7, 6, 3, 4]) == [[2], [5, 6]]
-    drafter.select([1])
-    assert drafted([*prompt, 6, 7, 6, 3, 4, 5, 6]) == [[7, 6]]
-
-
 SAMPLER = type("Sampler", (), {"vocab_size": tiny.VOCAB})
 
 
@@ -189,17 +148,10 @@ def test_the_length_of_a_draft(settings, expected):
     assert draft.tokens.tolist() == [expected] and draft.probs is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_depth": 1}, "`max_depth=1`"),
-        ({"max_factor": 0}, "`max_factor=0` drafts nothing"),
-        ({"min_share": 1.5}, "`min_share=1.5` is a share"),
-    ],
-)
-def test_settings_of_a_drafter(settings, message):
-    with pytest.raises(ValueError, match=message):
-        suffix_drafter(**settings)
+def test_settings_of_a_drafter():
+    for name, value in (("max_depth", 1), ("max_factor", 0), ("min_share", 1.5)):
+        with pytest.raises(ValueError, match=f"`{name}={value}`"):
+            suffix_drafter(**{name: value})
 
 
 # `draft_model="suffix"`
@@ -216,28 +168,6 @@ def test_a_method_needs_no_model(target):
     finally:
         hs.detach(target)
     assert stats.num_accepted_draft_tokens > 0
-
-
-def test_what_is_attached_is_about_its_own_source(target, draft):
-    call, store = tiny.prompts(1) | GREEDY | {"max_new_tokens": 6}, SuffixStore()
-    expected = target.generate(**call).tolist()
-    own = as_keywords({"corpus": store})
-    try:
-        hs.attach(target, "suffix", config=hs.SpeculativeConfig(corpus=store, suffix_decoding_min_token_prob=0.2))
-        for source, num_documents in (
-            ({}, 1),
-            ({"draft_model": draft}, 1),
-            ({"prompt_lookup_num_tokens": 2}, 1),
-            ({"draft_model": None}, 1),
-            (as_keywords({"suffix_decoding_max_tree_depth": 4}), 2),
-        ):
-            assert target.generate(**call, **source).tolist() == expected and store.num_documents == num_documents
-        hs.attach(target, draft)
-        assert target.generate(**call, draft_model="suffix", **own).tolist() == expected and store.num_documents == 3
-        with pytest.raises(ValueError, match=r"`corpus` has no effect on drafts by `draft_model`, only on those by"):
-            target.generate(**call, **own)
-    finally:
-        hs.detach(target)
 
 
 def test_answers_that_are_kept_with_the_model(target):

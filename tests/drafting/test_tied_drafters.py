@@ -12,14 +12,9 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import checks
 from hf_speculative.drafting import (
-    TIED_DRAFTERS,
     DFlash,
-    Eagle3,
-    EarlyExit,
     Gemma4Assistant,
     Mtp,
-    PEagle,
-    RecursiveMtp,
     mtp,
 )
 from hf_speculative.drafting.autoregressive import AutoregressiveDrafter
@@ -28,7 +23,7 @@ from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification
 from tests.support import distributions, tied, tiny
 from tests.support.cases import slow_but
-from tests.support.emulated_compiler import install
+from tests.support.compared import compare_drafts
 from tests.support.plain import agrees, reproduces_plain, same_as_plain, state_of
 
 SMALL = {"vocab_size": distributions.VOCAB}
@@ -71,11 +66,6 @@ KINDS = {
     "gemma4 sharing nothing": Gemma4Assistant,
 }
 ONE_OF_EACH = ("glm4_moe x3", "dflash", "gemma4")
-
-
-def test_every_tied_drafter_is_tested():
-    of_other_files = {Eagle3, PEagle, RecursiveMtp}  # test_eagle3.py, test_mtp_head.py
-    assert {*KINDS.values(), EarlyExit} | of_other_files == set(TIED_DRAFTERS)
 
 
 @pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
@@ -187,24 +177,8 @@ def test_proposals_equal_those_of_a_fresh_pass(make, name, monkeypatch):
     """After every round, in every row, whatever was accepted or rolled back and whoever has left."""
     model, arguments = make(name)
     module = arguments["draft_model"] if "draft_model" in arguments else mtp.mtp_heads(model)
-    compared, steps = [], []
-    original, original_step = KINDS[name].propose, KINDS[name].step
-    monkeypatch.setattr(
-        KINDS[name], "step", lambda self, *args: steps.append(original_step(self, *args)) or steps[-1].clone()
-    )
-
-    def propose(self, batch, num_tokens, *args):
-        steps.clear()
-        draft = original(self, batch, num_tokens, *args)
-        found = torch.stack(steps, 1)
-        for row, (history, n) in enumerate(zip(batch.history, draft.num_tokens.tolist(), strict=True)):
-            expected = FRESH[name](model, module, torch.tensor([history]), n)
-            torch.testing.assert_close(found[row, :n], expected[0, :n], rtol=1e-4, atol=1e-4)
-            assert draft.tokens[row, :n].tolist() == expected[0, :n].argmax(-1).tolist()
-            compared.append(n)
-        return draft
-
-    monkeypatch.setattr(KINDS[name], "propose", propose)
+    fresh = lambda drafter, row, text, drafted: FRESH[name](model, module, torch.tensor([text]), len(drafted))[0]  # noqa: E731
+    compared = compare_drafts(monkeypatch, KINDS[name], fresh)
     settings = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
     plain = model.generate(**tiny.prompts(4), **settings)
     settings["eos_token_id"] = plain[2, 16].item()  # rows end at different times
@@ -213,48 +187,14 @@ def test_proposals_equal_those_of_a_fresh_pass(make, name, monkeypatch):
     assert len(compared) > 10 and sum(compared) > 15
 
 
-# The interface, for a drafter of one's own
-
-
-class Peek(hs.Drafter):
-    """Proposes nothing good, but looks at the states of all accepted tokens."""
-
-    one_hot_proposals = True
-    hidden_layers = (1, -1)
-
-    def __init__(self, model):
-        self.model, self.num_looks = model, 0
-
-    def follow(self, target):
-        self.target = target
-
-    def propose(self, batch, num_tokens, schedule, sampler):
-        for row, history in enumerate(batch.history):
-            positions = torch.arange(len(history) - 1).expand(len(batch.rows), -1)
-            found = self.target.hidden_states(positions)[row]
-            hidden = self.model(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
-            fresh = torch.cat([hidden[layer] for layer in self.hidden_layers], -1)[0]
-            torch.testing.assert_close(found, fresh, rtol=1e-4, atol=1e-4)
-            self.num_looks += 1
-        last = batch.tokens.gather(1, batch.lengths[:, None] - 1)
-        return hs.Draft(last.expand(-1, max(num_tokens)), None, torch.tensor(num_tokens))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
-def test_a_drafter_of_ones_own_reads_hidden_states(model_type, monkeypatch):
-    monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 2)
-    model = tiny.build(model_type)
-    drafter = Peek(model)
-    same_as_plain(model, tiny.prompts(4), draft_model=drafter, speculative_config=SpeculativeConfig(num_draft_tokens=3))
-    assert drafter.num_looks > 40
-
-
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_num_return_sequences(make, name):
     model, arguments = make(name)
     settings = {"do_sample": True, "max_new_tokens": 12, "pad_token_id": 0, "num_return_sequences": 3}
     agrees(model, tiny.prompts(2) | settings, seed=3, **arguments)
+
+
+# The interface, for a drafter of one's own
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -278,35 +218,6 @@ def test_a_batch_returns_its_cache(make, name):
 # Asking for them
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("gemma4")])
-def test_passes_compiled_ahead_of_time_give_states_as_well(make, name, tmp_path, monkeypatch):
-    """The same as eager ones: as much is drafted and accepted."""
-    emulated = install(tmp_path, monkeypatch)
-    model, arguments = make(name)
-    for num_rows in (1, 3):
-        call = arguments | {"speculative_config": SpeculativeConfig(schedule=Constant(3))}
-        eager = same_as_plain(model, tiny.prompts(num_rows), **call)
-        assert not emulated.runs
-        compiled = same_as_plain(model, tiny.prompts(num_rows), **call, optimize=True)
-        assert len(emulated.runs) >= compiled.num_target_forwards == eager.num_target_forwards
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        emulated.runs.clear()
-    reproduces_plain(model, (3, 2), **arguments, optimize=True)
-    assert emulated.num_made == 1
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_where_passes_cannot_be_compiled_it_is_refused(make, name):
-    model, arguments = make(name)
-    by = type(arguments["draft_model"]).__name__ if "draft_model" in arguments else "use_mtp"
-    message = f"`optimize=True` has no effect on drafts by `{by}`, .* has hooks"
-    call = tiny.prompts(1) | arguments | {"max_new_tokens": 4}
-    hs.generate(model, **call)  # types that the tests do not cover are tried before they are first used
-    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):  # by a hook
-        hs.generate(model, **call, speculative_config=hs.SpeculativeConfig(optimize=True))
-    assert not forwards.lengths
-
-
 def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatch):
     asked = []
     original = AutoregressiveDrafter.propose
@@ -323,27 +234,6 @@ def test_a_drafter_made_for_a_number_of_tokens_proposes_as_many(make, monkeypatc
         asked.clear()
         with pytest.raises(ValueError, match=f"`num_draft_tokens=9`.* at most {longest} tokens"):
             hs.generate(model, **settings, **arguments, num_draft_tokens=9)
-
-
-def test_attached_and_configured(make):
-    settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, **tiny.prompts(2)}
-    model, arguments = make("dflash")
-    expected = model.generate(**settings).tolist()
-    hs.attach(model, draft_model=arguments["draft_model"])
-    try:
-        with hs.record() as stats:
-            assert model.generate(**settings).tolist() == expected
-            assert model.generate(**settings, speculation_type="dflash").tolist() == expected
-        assert stats.num_draft_forwards > 0
-    finally:
-        hs.detach(model)
-    model, _ = make("glm4_moe x1")
-    expected = model.generate(**settings).tolist()
-    with hs.patch_transformers(), hs.record() as stats:
-        assert model.generate(**settings, use_mtp=True).tolist() == expected
-        assert stats.num_draft_forwards > 0
-        assert model.generate(**settings, use_mtp=False).tolist() == expected
-    assert stats.num_calls == 1
 
 
 def test_a_draft_given_by_name(make, tmp_path):
@@ -365,31 +255,17 @@ def test_refusals(make):
             hs.generate(model, **{"max_new_tokens": 4, **inputs} | kwargs)
         assert not forwards.lengths
 
-    llama = tiny.llama()
+    llama, (_, dflash) = tiny.llama(), make("dflash")
+    lookup, by_model = {"prompt_lookup_num_tokens": 2}, {"draft_model": tiny.llama()}
+    dflash_for = "needs a DFlash draft, but `draft_model` is of type LlamaForCausalLM"
+    lookup_alone = "`speculation_type='dflash'` has no effect on drafts by `prompt_lookup_num_tokens`"
     refuses(llama, "`use_mtp=True`: LlamaForCausalLM has no MTP layers", use_mtp=True)
-    refuses(llama, "`use_mtp` and `draft_model`|`draft_model` and `use_mtp`", use_mtp=True, draft_model=tiny.llama())
-    refuses(
-        llama,
-        "`speculation_type='dflash'` has no effect on drafts by `prompt_lookup_num_tokens`, only on those by `draft_model`",
-        prompt_lookup_num_tokens=2,
-        speculation_type="dflash",
-    )
-    refuses(
-        llama,
-        "needs a DFlash draft, but `draft_model` is of type LlamaForCausalLM",
-        draft_model=tiny.llama(),
-        speculation_type="dflash",
-    )
-    refuses(
-        llama, "`speculation_type='eagle'` is not one of dflash", draft_model=tiny.llama(), speculation_type="eagle"
-    )
-
-    _, dflash = make("dflash")
-    refuses(
-        tiny.llama(layers=1),
-        "made for a target of hidden size 32 with more than 1 layers",
-        draft_model=dflash["draft_model"],
-    )
+    refuses(llama, "`use_mtp` and `draft_model`|`draft_model` and `use_mtp`", use_mtp=True, **by_model)
+    refuses(llama, lookup_alone, speculation_type="dflash", **lookup)
+    refuses(llama, dflash_for, speculation_type="dflash", **by_model)
+    refuses(llama, "`speculation_type='eagle'` is not one of dflash", speculation_type="eagle", **by_model)
+    small = "made for a target of hidden size 32 with more than 1 layers"
+    refuses(tiny.llama(layers=1), small, draft_model=dflash["draft_model"])
     model, assistant = make("gemma4")
     refuses(llama, "made for a Gemma 4 target of hidden size 32", draft_model=assistant["draft_model"])
     text = model.generate(**inputs, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)

@@ -6,9 +6,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
-from hf_speculative.drafting.chances import Chances
 from hf_speculative.drafting.mtp import MtpSource
-from hf_speculative.models.model_state import kept_with
 from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
@@ -66,31 +64,6 @@ def test_the_likeliest_nodes_grow_first(settings, tokens, parents):
     assert (None if draft.parents is None else draft.parents.tolist()) == (parents and [parents])
 
 
-def test_what_guessers_agree_on_is_one_node():
-    """Each goes on from there, also where only the other one knew it."""
-
-    class Follows(Fixed):
-        def follow(self, place, token):
-            return token
-
-    _, draft, _ = grown(Follows({1: {2: 0.2}, 3: {9: 0.8}}), Fixed({1: {2: 0.5, 3: 0.4}}), num_nodes=9)
-    assert draft.tokens.tolist() == [[2, 3, 9]] and draft.parents.tolist() == [[-1, -1, 1]]
-
-
-def test_as_many_nodes_as_pay():
-    chances = [[0.9, 0.5, 0.02], [0.6]]
-    batch = hs.Batch(torch.tensor([[1], [1]]), [0, 0], max_length=20)
-
-    def number(costs):
-        schedule = BestNodes(8, costs=costs)
-        schedule.begin(batch, lambda: pytest.fail("they are given"))
-        return schedule.num_nodes(batch, chances)
-
-    assert number(Costs(0.0, 0.003)) == [3, 1]
-    assert number(Costs(0.0, 0.1)) == [2, 1]
-    assert number(Costs(0.0, 0.8)) == [0, 0]
-
-
 def test_chances_are_learned_from_all_that_was_guessed():
     """Also from what was not proposed, so that nothing has to be tried; a row's own share counts for more."""
     drafter, draft, batch = grown(Fixed(FOLLOWING), schedule=BestNodes(8, costs=DEAR))
@@ -101,17 +74,6 @@ def test_chances_are_learned_from_all_that_was_guessed():
     assert drafter.chances.of(0, (0.3,)) > drafter.chances.of(5, (0.3,)) > 0.3
     assert drafter.chances.of(0, (0.6,)) < drafter.chances.of(5, (0.6,)) < 0.6
     assert drafter.chances.of(0, (0.7,)) == pytest.approx(0.7), "what came after 2 was not seen"
-
-
-def test_old_guesses_fade():
-    chances = Chances(lambda kind: 0.5, {})
-    for _ in range(1000):
-        chances.of(0, "x")
-        chances.add(0, "x", True)
-    assert chances.of(0, "x") > 0.95
-    for _ in range(100):
-        chances.add(0, "x", False)
-    assert chances.of(0, "x") < 0.4
 
 
 @torch.no_grad()
@@ -193,18 +155,6 @@ def test_a_method_needs_no_model(target, method):
         assert target.generate(**call, draft_model=None).tolist() == expected
 
 
-def test_attached_alone_a_model_drafts_for_itself(target):
-    call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
-    expected = target.generate(**call).tolist()
-    try:
-        with hs.record() as stats:
-            for length in ({"num_draft_tokens": 4}, {}):
-                assert hs.attach(target).generate(**call, **length).tolist() == expected
-    finally:
-        hs.detach(target)
-    assert stats.num_accepted_draft_tokens > 0
-
-
 def test_mtp_layers_come_first(target, monkeypatch):
     """Where a checkpoint has some, "auto" is them; here one that never fits, then one that does."""
     source = source_of("draft_model", "auto")
@@ -225,27 +175,3 @@ def test_what_is_learned_stays_with_the_model():
     one, other, drafts = tiny.llama(), tiny.llama(), {"draft_model": "recycling", "num_draft_tokens": 6}
     passes = [agrees(model, call, **drafts).num_target_forwards for model in (one, one, other)]
     assert passes[1] < passes[0] == passes[2]
-
-
-def test_what_was_learned_is_forgotten_with_the_attachment():
-    model = tiny.llama()
-    call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    hs.attach(model, draft_model="recycling")
-    model.generate(**call)
-    assert kept_with(model)
-    hs.detach(model)
-    assert not kept_with(model)
-
-
-def test_near_its_end_a_row_keeps_its_siblings(target):
-    """With room for one token beside the target's own, the tree is one level of as many nodes as asked for."""
-    drafter = TreeDrafter([Recycling()])
-    call = tiny.prompts(1, width=12) | {"do_sample": False, "pad_token_id": 0}
-    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=6)}
-    hs.generate(target, **call, max_new_tokens=40, **config)  # it learns
-    proposed = []
-    drafter.observe = lambda batch, draft, logits: proposed.append((draft, batch.rooms))
-    found = hs.generate(target, **call, max_new_tokens=3, **config)
-    assert found.tolist() == target.generate(**call, max_new_tokens=3).tolist()
-    (draft, rooms) = proposed[1]
-    assert rooms == [1] and draft.width > 1 and set(draft.parents[0].tolist()) == {-1}

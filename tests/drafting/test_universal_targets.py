@@ -1,7 +1,6 @@
 """Heads beside targets on the universal path: a recurrence, an image in the prompt, positions that the model counts itself."""
 
 import pytest
-import torch
 from transformers import set_seed
 
 import hf_speculative as hs
@@ -82,26 +81,6 @@ def test_text_alone_takes_the_ragged_path():
     assert answer and answer.target.path == "ragged" and answer.target.chains is None
 
 
-def test_check_says_what_the_universal_path_leaves():
-    target = made("qwen3_next")
-    answer = hs.check(target, heads.eagle3(target))
-    assert answer and answer.target.path == "universal" and "holds a chain" in answer.target.chains
-    assert answer.draft.why == "reads the target's own states"
-    assert same_as_plain(target, tiny.prompts(3), draft_model=heads.eagle3(target), tree_top_k=3, num_draft_tokens=6)
-
-
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
-def test_many_prompts(name):
-    """Rows of the universal path start together: in groups of the batch size."""
-    target = made(name)
-    prompts = [ids[ids > 0].tolist() for ids in tiny.prompts(5)["input_ids"]]
-    done = hs.generate_batches(target, prompts, draft_model=heads.eagle3(target), batch_size=2, max_new_tokens=10)
-    for completion in done:
-        ids = torch.tensor([prompts[completion.index]])
-        plain = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
-        assert completion.new_ids == plain[0, ids.shape[1] :].tolist()
-
-
 def test_what_no_states_can_be_read_of_is_refused():
     target = made("qwen3_next")
     head, inputs = heads.eagle3(target), tiny.prompts(2)
@@ -114,15 +93,3 @@ def test_what_no_states_can_be_read_of_is_refused():
     with pytest.raises(ValueError, match="`prefill_chunk_size=3` shows the states of the last chunk alone"):
         hs.generate(target, **inputs, **NEW, prefill_chunk_size=3, draft_model=head)
     same_as_plain(target, inputs, num_return_sequences=1, draft_model=head)
-
-
-def test_all_hidden_states_beside_a_head():
-    """A target that takes the ragged path otherwise: the caller's states are plain `generate`'s, and drafts go on."""
-    target = heads.target()
-    asked = NEW | {"return_dict_in_generate": True, "output_hidden_states": True, **tiny.prompts(2)}
-    expected = target.generate(**asked)
-    found = hs.generate(target, **asked, draft_model=heads.eagle3(target), num_draft_tokens=3)
-    assert found.sequences.equal(expected.sequences) and found.statistics.num_accepted_draft_tokens > 0
-    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -109,15 +109,6 @@ def test_what_a_layout_has_no_place_for(kind, layout, message, write, tmp_path):
         write_head(load_head(write(kind)), tmp_path / "other", layout)
 
 
-def test_other_weights_and_types(write):
-    folder = write("speculators, reduced")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    head = load_head(folder, dtype=torch.bfloat16, device_map={"": "cpu"})
-    assert head.lm_head.weight.dtype == torch.bfloat16 and head.d2t.equal(tensors["d2t"])
-
-
 def test_layers_that_are_read_where_the_file_does_not_say(write):
     folder = write("z-lab", target_layer_ids=None, num_target_layers=12)
     config = json.loads((folder / "config.json").read_text())
@@ -174,9 +165,3 @@ def test_broken_files(kind, changes, message, write):
 def test_another_target(make, message, write):
     with pytest.raises(ValueError, match=message):
         hs.generate(make(), **tiny.prompts(1, vocab_size=50), draft_model=str(write(SPECULATORS)), max_new_tokens=2)
-
-
-def test_the_fixtures_are_known():
-    names = sorted(folder.name for folder in heads.FIXTURES.glob("dflash*"))
-    assert names == ["dflash2_zlab", "dflash_jetspec_causal", "dflash_zlab"]
-    assert all(load_head(heads.FIXTURES / name).config.target_layer_ids == [1, 3, 5] for name in names)

@@ -41,6 +41,8 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
             return (open, (str(tmp_path / "trapped"), "w"))
 
     config(tmp_path)
+    with pytest.raises(ValueError, match="has neither"):
+        HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
     assert HeadFiles.of(tmp_path, {}).tensor_names == TENSORS.keys()
     torch.save({"fc.weight": Trap()}, tmp_path / "pytorch_model.bin")
@@ -49,18 +51,7 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
     assert not (tmp_path / "trapped").exists()
 
 
-def test_no_weights_at_all(tmp_path):
-    config(tmp_path)
-    with pytest.raises(ValueError, match="has neither"):
-        HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
-
-
 def test_a_kind_that_is_not_known(tmp_path):
     config(tmp_path, speculators_model_type="telepathy")
     with pytest.raises(ValueError, match="`speculators_model_type='telepathy'`"):
         load_head(tmp_path)
-
-
-def test_what_is_no_head_is_left_to_transformers(tmp_path):
-    config(tmp_path, model_type="llama")
-    assert load_head(tmp_path) is None

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import shlex
-import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,10 +15,8 @@ from markdown_it import MarkdownIt
 
 import hf_speculative as hs
 from hf_speculative.hub import card as card_module
-from hf_speculative.hub.card_text import usage
 from hf_speculative.hub.figures import choose_draft, data_set_name
 from hf_speculative.hub.pairing_file import FILE_NAME
-from hf_speculative.reports.environment import environment
 from hf_speculative.reports.pages import visible
 
 
@@ -131,19 +128,6 @@ def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
     assert f"on {shown}, " in " ".join(seen)
 
 
-def test_lookup_alone(pair):
-    target, _, tokenizer = pair
-    evaluation = hs.evaluate(
-        target, None, [{"prompt": "import os\n"}], tokenizer=tokenizer, prompt_lookup_num_tokens=[3], max_new_tokens=32,
-        progress=False,
-    )  # fmt: skip
-    text = hs.card(evaluation)
-    assert "drafts for itself" in text and "draft-model" not in ModelCard(text).data.tags
-    with hs.record() as stats:
-        exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {})
-    assert stats.num_calls == 1
-
-
 # --- metadata
 
 
@@ -170,57 +154,14 @@ def test_metadata_read_by_huggingface_hub(code, chat):
                     assert found.metric_args["hardware"] == evaluation.environment["device"]
 
 
-def test_two_use_cases_of_one_data_set(results):
-    """huggingface_hub would write them as one, under the first one's name."""
-    one, other = (hs.Evaluation.load(results / "chat.jsonl") for _ in range(2))
-    for evaluation in (one, other):
-        evaluation.header["dataset"]["name"] = "org/data"
-    metadata = yaml.safe_load(hs.card({"one row": one, "many rows": other}).split("---\n")[1])
-    datasets = [result["dataset"] for result in metadata["model-index"][0]["results"]]
-    assert datasets == [{"name": name, "type": "org/data"} for name in ("one row", "many rows")]
-
-
-def test_a_folder_is_no_base_model(results, tmp_path, monkeypatch):
-    code = hs.Evaluation.load(results / "code.jsonl")
-    assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
-    code.header["target"] = "org/name"
-    assert ModelCard(hs.card(code)).data.base_model == "org/name"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "org" / "name").mkdir(parents=True)
-    assert "base_model" not in ModelCard(hs.card(code)).data.to_dict()
-    assert ModelCard(hs.card(code, target_name="org/name")).data.base_model == "org/name", "what the user says is so"
-
-
-@pytest.mark.parametrize(
-    "program, command",
-    [
-        ("/x/hf_speculative/__main__.py", "python -m hf_speculative a"),
-        ("/x/s.py", "python s.py a"),
-        ("/bin/hs", "hs a"),
-    ],
-)
-def test_the_command_can_be_pasted(target, monkeypatch, program, command):
-    monkeypatch.setattr(sys, "argv", [program, "a"])
-    assert environment(target)["command"] == command
-
-
 def test_what_cannot_be_told_apart(code, chat, results):
     with pytest.raises(ValueError, match="of one name"):
         hs.card([code, chat])
     with pytest.raises(ValueError, match="none of the drafts evaluated, draft"):
         hs.card(code, draft_model="other")
     with pytest.raises(ValueError, match="several drafts were evaluated, a, b: choose one"):
-        choose_draft(
-            {
-                "code": SimpleNamespace(
-                    settings=[
-                        hs.Setting(draft_model="a", num_draft_tokens=2),
-                        hs.Setting(draft_model="b", num_draft_tokens=2),
-                    ]
-                )
-            },
-            None,
-        )
+        both = [hs.Setting(draft_model=name, num_draft_tokens=2) for name in "ab"]
+        choose_draft({"code": SimpleNamespace(settings=both)}, None)
     with pytest.raises(ValueError, match="two cards"):
         hs.card(code, "README.md", push_to_hub="org/name")
     with pytest.raises(TypeError, match="of type dict"):
@@ -278,13 +219,3 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
     monkeypatch.setattr(Api, "files", ())
     text = hs.card(code, push_to_hub="org/pair")
     assert "# Theirs" not in text and "hf_speculative.attach(" in text
-
-
-def test_lines_to_paste_give_settings_in_a_config():
-    setting = hs.Setting(draft_model="suffix", num_draft_tokens=4, suffix_decoding_max_tree_depth=12)
-    speedup, evaluation = SimpleNamespace(median=1.5), SimpleNamespace(header={})
-    figure = SimpleNamespace(setting=setting, speedup=speedup, evaluation=evaluation)
-    lines = usage("org/target", None, None, [figure])
-    call = re.search(r"hf_speculative.generate\((.*)\)\[0\]", lines)[1]
-    assert "draft_model='suffix', num_draft_tokens=4" in call
-    assert "speculative_config=hf_speculative.SpeculativeConfig(suffix_decoding_max_tree_depth=12)" in call

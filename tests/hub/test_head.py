@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
@@ -12,22 +11,6 @@ from hf_speculative.compatibility.notes import made_for
 from hf_speculative.heads import load_head
 from hf_speculative.hub.head import export_head
 from tests.support import heads, tiny
-
-
-def test_there_and_back_by_the_command(tmp_path):
-    """Types included, those of tensors that differ from the others."""
-    source, folders = tmp_path / "head", [tmp_path / name for name in ("speculators", "eagle")]
-    load_head(heads.FIXTURES / "eagle3_safeailab").save_pretrained(source)
-    tensors = load_file(source / "model.safetensors")
-    tensors["norm.weight"] = tensors["norm.weight"].bfloat16()
-    save_file(tensors, source / "model.safetensors")
-    for folder, head in zip(folders[::-1], (source, folders[1]), strict=True):
-        result = CliRunner().invoke(app, ["export", str(head), str(folder), "--layout", folder.name])
-        assert result.exit_code == 0, result.output
-    found = load_file(folders[0] / "model.safetensors")
-    assert found.keys() == tensors.keys()
-    assert "midlayer.hidden_norm.weight" in load_file(folders[1] / "model.safetensors")
-    assert all(found[name].equal(tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
 @torch.no_grad()

@@ -7,20 +7,17 @@ import sys
 from functools import partialmethod
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import SimpleNamespace
 
 import lm_eval
 import pytest
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from lm_eval.models.huggingface import HFLM, stop_sequences_criteria
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
-from hf_speculative.integrations.lm_eval import EachRow, SpeculativeLM
-from hf_speculative.sampling import logits_processors as processing
+from hf_speculative.integrations.lm_eval import SpeculativeLM
 from tests.support import tiny, tongues
 
 ROOT = Path(__file__).parents[2]
@@ -117,17 +114,6 @@ def test_a_row_of_a_batch_ends_where_it_ends_alone(pair):
     assert {stop for stop in UNTIL for text in endings if stop in text} == set(UNTIL)
 
 
-def test_a_batch_of_one_row_is_read_once(pair):
-    criterion = stop_sequences_criteria(pair[2], ["\n\n"], 2, 3)[0]
-    decoded, decode = [], criterion.tokenizer.batch_decode
-    criterion.tokenizer = SimpleNamespace(batch_decode=lambda ids: decoded.extend(ids) or decode(ids))
-    each = EachRow(criterion)
-    hit, miss = ([*pair[2].encode("a b"), *pair[2].encode(text)] for text in ("\n\n", "\n"))
-    assert each(torch.tensor([hit]).expand(3, -1), None).tolist() == [True] * 3 and len(decoded) == 1
-    assert each(torch.tensor([hit, miss, hit]), None).tolist() == [True, False, True] and len(decoded) == 4
-    assert processing.clone([each]) == [each]
-
-
 def test_a_tasks_own_sampling_is_seed_for_seed_plain(pair, tasks):
     target, draft, tokenizer = pair
     tasks = [
@@ -204,23 +190,6 @@ def test_what_cannot_work_is_met_before_any_request(pair, options, error, words)
         SpeculativeLM(pair[0], tokenizer=pair[2], **options)
 
 
-def test_a_model_that_has_a_draft_needs_no_other(pair):
-    target, draft, tokenizer = pair
-    hs.attach(target, draft)
-    try:
-        lm = SpeculativeLM(target, tokenizer=tokenizer)
-        lm.generate_until([Instance("generate_until", {}, ("import os\n", {"until": ["zzz"], "max_gen_toks": 8}), 0)])
-    finally:
-        hs.detach(target)
-    assert lm.statistics.num_draft_tokens > 0
-
-
-def test_a_draft_by_name_has_the_targets_dtype():
-    names = {"pretrained": str(FOLDER / "target"), "draft_model": str(FOLDER / "draft"), "device": "cpu"}
-    lm = SpeculativeLM(**names, dtype="bfloat16")
-    assert lm._speculating.options["draft_model"].dtype == lm.model.dtype == torch.bfloat16
-
-
 def test_the_entry_point_is_the_registered_class():
     group, name, value = re.search(
         r'^\[project\.entry-points\."(.+)"\]\n(\S+) = "(\S+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
@@ -249,9 +218,3 @@ def test_the_command(tasks, tmp_path, monkeypatch, capsys, caplog):
     assert "|completes|" in capsys.readouterr().out and "of the draft tokens accepted" in caplog.text
     saved = json.loads(next((tmp_path / "results").rglob("results*.json")).read_text())
     assert saved["config"]["speculative_decoding"]["statistics"]["num_draft_tokens"] > 0
-
-
-def test_an_option_left_at_none_is_not_given(pair):
-    target, draft, tokenizer = pair
-    model = SpeculativeLM(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=None, reproducible=None)
-    assert model.settings == {}

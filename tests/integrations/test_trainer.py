@@ -15,7 +15,6 @@ from transformers import GenerationConfig, Seq2SeqTrainer, TrainerCallback, Trai
 import hf_speculative as hs
 from hf_speculative.integrations.trainer import (
     SpeculativeSeq2SeqTrainer,
-    SpeculativeTrainerMixin,
 )
 from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
 from hf_speculative.models import pool
@@ -198,13 +197,6 @@ def test_without_a_draft_of_its_own(target, draft, tmp_path):
     assert "eval_num_draft_tokens" not in trainer.evaluate(rows(4), draft_model=None)
 
 
-def test_what_did_not_happen_is_not_logged(target, unrelated, tmp_path):
-    """No draft at all: the counts say so, and no rate is not-a-number."""
-    found = speculative(target, tmp_path, unrelated, num_new=1).evaluate(rows(4))
-    assert found["eval_num_draft_tokens"] == 0 and found["eval_tokens_per_second"] > 0
-    assert "eval_draft_acceptance_rate" not in found and "eval_mean_acceptance_length" not in found
-
-
 def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_path):
     with pytest.raises(ValueError, match=r"`draft_model` has no effect.*`predict_with_generate=True`"):
         SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False), draft_model=draft)
@@ -243,30 +235,10 @@ def test_an_encoder_decoder_model_under_plain_trainer(t5, tmp_path):
     assert trainer.generation_inputs(given).keys() == {"input_ids"}
 
 
-def test_names_that_are_imported_when_asked_for():
-    assert hs.SpeculativeTrainerMixin is SpeculativeTrainerMixin and not hasattr(hs, "SpeculativeNothing")
-    assert vars(hs).pop("integrations") is hs.integrations, "without `import hf_speculative.integrations`, too"
-
-
 def test_a_missing_extra_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("transformers.utils.is_accelerate_available", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[accelerate\]'"):
         importlib.reload(hs.integrations.trainer)
-
-
-def test_a_trainer_that_keeps_some_keywords_for_itself(target, draft, tmp_path):
-    """As the question answering trainer of transformers' examples does."""
-
-    class Own(Seq2SeqTrainer):
-        def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval", examples=None, **gen_kwargs):
-            self._gen_kwargs, self.examples = gen_kwargs, examples
-            return self.evaluation_loop(self.get_eval_dataloader(eval_dataset), "Evaluation").metrics
-
-    class Ours(hs.SpeculativeTrainerMixin, Own): ...
-
-    trainer = Ours(target, arguments(tmp_path), draft_model=draft, speculative_config=CONSTANT)
-    metrics = trainer.evaluate(rows(4), examples=["a"], max_new_tokens=5)
-    assert trainer.examples == ["a"] and metrics["eval_num_accepted_draft_tokens"] > 0
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from hf_speculative.measuring import bench, decoder
+from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import markdown
+from tests.support.evaluations import kill_after
 
 
 @pytest.fixture
@@ -62,11 +63,6 @@ def test_a_sweep_varies_one_list_at_a_time():
         bench.sweep(batch_size=[0])
 
 
-def test_a_method_that_is_not_known(pair):
-    with pytest.raises(ValueError, match="'fast' is not known: choose from assisted"):
-        list(bench.bench(pair, [bench.Place()], methods=["fast"]))
-
-
 def test_the_command(tmp_path):
     paths = {name: tmp_path / name for name in ("a.json", "a.html", "a.md")}
     result = run("--batch", "1,2", "--json", paths["a.json"], "--report", paths["a.html"], "--glossary")
@@ -84,29 +80,14 @@ def test_the_command(tmp_path):
 
 
 def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
-    decode, begun = decoder.Decoder.decode, []
-
-    def interrupted(*args):
-        begun.append(args)
-        if len(begun) == 7:  # in the second place's second repeat
-            raise KeyboardInterrupt
-        return decode(*args)
-
-    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
-    result = run("--batch", "1,2", "--json", tmp_path / "a.json", "--results", tmp_path / "results")
+    with monkeypatch.context() as patch:
+        kill_after(patch, 6)  # in the second place's second repeat
+        result = run("--batch", "1,2", "--json", tmp_path / "a.json", "--results", tmp_path / "results")
     assert result.exit_code == 130 and "what was measured so far" in result.stderr, result.output
     one, two = json.loads((tmp_path / "a.json").read_text()).values()
     assert one["is_complete"] and not two["is_complete"] and two["totals"][0]["num_new_tokens"] == 12
-    monkeypatch.setattr(decoder.Decoder, "decode", lambda *args: begun.append(args) or decode(*args))
-    begun.clear()
+    begun = kill_after(monkeypatch, 100)
     assert run("--batch", "1,2", "--results", tmp_path / "results").exit_code == 0 and len(begun) == 2
-
-
-def test_a_method_is_no_draft_model_to_load():
-    """It was looked for on the Hub."""
-    result = run("--model", "embedded", "--draft-model", "auto", "--methods", "auto,draft")
-    assert result.exit_code == 0, result.output
-    assert "auto" in result.stdout and "draft," not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -115,6 +96,7 @@ def test_a_method_is_no_draft_model_to_load():
         (["--batch", "one"], "--batch one: give a number"),
         (["--model", "some/model"], "--model and --draft-model go together"),
         (["--dtype", "int4"], "`--dtype int4`: choose one of"),
+        (["--methods", "fast"], "'fast' is not known: choose from assisted"),
         (["--draft-tokens", "0"], "`--draft-tokens 0` drafts nothing"),
     ],
 )

@@ -3,20 +3,12 @@
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
-from hf_speculative.measuring import decoder
+from tests.support.evaluations import kill_after
 from tests.support.files import write_prompts
 
 
 def test_a_stopped_evaluation_tells_what_it_has_and_that_it_is_a_part(tmp_path, monkeypatch):
-    decode, begun = decoder.Decoder.decode, []
-
-    def interrupted(*args):
-        begun.append(args)
-        if len(begun) > 3:
-            raise KeyboardInterrupt
-        return decode(*args)
-
-    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    kill_after(monkeypatch, 3)
     data, results = write_prompts(tmp_path / "p.txt", ["a", "b", "c"]), tmp_path / "eval.jsonl"
     args = ("--dataset", data, "--results", results, "--max-new-tokens", "4", "--num-draft-tokens", "2")
     args += ("--csv", tmp_path / "prompts.csv")

@@ -35,16 +35,14 @@ def test_a_prompt_side_by_side(run):
     assert "draft, adaptive length" in run("def f(x):", "--glossary", "--repeats", 1).output
 
 
-def test_standard_input(run):
-    assert "import os" in run("--repeats", 1, stdin="import os").output
-
-
 def test_where_prompts_come_from_is_never_guessed(run, monkeypatch):
     for args in ((), ("",), ("x", "")):
         result = run(*args)
         assert result.exit_code == 2 and not result.stdout, args
     assert "standard input is empty" in run().stderr and "prompt 2 is empty" in run("x", "").stderr
     assert "--demo" in run("").stderr, "the way out"
+
+    assert "import os" in run("--repeats", 1, stdin="import os").output
 
     class Terminal:
         def isatty(self):
@@ -78,16 +76,6 @@ def test_text_is_streamed_a_round_at_a_time():
     next(stream)
     stream.close()  # as Ctrl-C does
     assert one.compare([DEMO_PROMPTS[0]])[0]["json"]["identical"]
-
-
-@pytest.mark.parametrize("seed", [0, 3])
-def test_the_streamed_text_is_the_compared_one_for_each_prompt(seed):
-    setting = Setting(draft_model="draft", num_draft_tokens=3, temperature=1.0, reproducible=True)
-    one = Comparison(*embedded_pair(), None, setting, num_prompts=2, repeats=2, seed=seed, max_new_tokens=8)
-    for prompt in DEMO_PROMPTS[:2]:
-        streamed = list(one.stream(prompt))
-        (row,) = one.compare([prompt])
-        assert row["pieces"] == streamed and row["json"]["identical"]
 
 
 @pytest.mark.slow
@@ -148,20 +136,6 @@ def test_a_draft_with_another_tokenizer(run, tmp_path):
     assert row["identical"] and total["total"]["statistics"]["num_accepted_draft_tokens"] > 0
 
 
-def test_a_model_alone_drafts_for_itself(run, tmp_path):
-    target, _, tokenizer = embedded_pair()
-    for part in (target, tokenizer):
-        part.save_pretrained(tmp_path)
-    options = ("--model", tmp_path, "--num-draft-tokens", 4, "--max-new-tokens", 48, "--repeats", 1, "--json")
-    row, total = map(json.loads, run("def f(x):", *options).stdout.splitlines())
-    assert row["identical"] and total["total"]["statistics"]["num_accepted_draft_tokens"] > 0
-
-
-def test_one_repeat_gives_no_verdict(run):
-    shown = run("x = 1", "--repeats", 1, "--num-draft-tokens", 4).output
-    assert "too few batches to tell, 1 where it takes 6" in shown
-
-
 def test_several_prompts_in_a_batch(run):
     result = run("import os", "def f():", "--json", "--batch-size", 2)
     rows = [json.loads(line) for line in result.stdout.splitlines()]
@@ -208,6 +182,7 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
         (("x", "--dtype", "int4"), "`--dtype int4`: choose one of"),
         (("x", "--top-k", 5), "give a --temperature above 0"),
         (("x", "--rule", "blok"), "`--rule blok` is not one of token, block, sampled: did you mean 'block'"),
+        (("x", "--demo", "--temperature", 1), "--temperature, --prompt beside --demo"),
         (("x", "--draft-model", "some/model"), "--model and --draft-model go together"),
     ],
 )

@@ -3,8 +3,6 @@
 import copy
 import json
 import re
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -96,31 +94,6 @@ def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
     assert counts(evaluate(results=path)) == counts(first), "it lets go of the file when it is done"
 
 
-def test_a_killed_process_leaves_no_lock(evaluate, tmp_path):
-    path = tmp_path / "out.jsonl"
-    held = (
-        f"import filelock; lock = filelock.FileLock({f'{path}.lock'!r}); lock.acquire(); print(1, flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        with pytest.raises(ValueError, match="another evaluation is writing it"):
-            evaluate(results=path)
-        process.kill()
-    assert evaluate(results=path).is_complete
-
-
-def test_a_file_that_a_kill_cut_anywhere_is_gone_on_with(evaluate, tmp_path):
-    """Also in the middle of a character of several bytes."""
-    path = tmp_path / "out.jsonl"
-    evaluate(["é 中文", "b"], results=path)
-    whole = path.read_bytes()
-    inside = [i for i in range(whole.index(b"\n") + 1, len(whole)) if whole[i] & 0xC0 == 0x80]
-    assert inside
-    for end in inside:
-        path.write_bytes(whole[:end])
-        hs.Evaluation.load(path)
-
-
 def test_a_batch_that_failed_is_not_tried_again(evaluate, tmp_path, monkeypatch):
     """Its prompt would fail in the warm-up as well, and take the finished evaluation with it."""
     inputs = decoder.Decoder._inputs
@@ -159,12 +132,6 @@ def test_files_of_another_kind_and_none(evaluate, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"{re.escape(f'{path} {reason}')}"):
             hs.Evaluation.load(path)
-
-
-def test_what_a_kill_left_of_another_processs_file_is_no_obstacle(evaluate, tmp_path):
-    (tmp_path / "out.jsonl.rank1.new").write_text("")
-    assert evaluate(results=tmp_path / "out.jsonl").is_complete
-    assert evaluate(results=tmp_path / "out.jsonl").is_complete
 
 
 class Adds(LogitsProcessor):

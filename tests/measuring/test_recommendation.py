@@ -54,31 +54,6 @@ def test_few_batches_prove_nothing():
     assert handmade([[], [], []]).recommendations == []
 
 
-def test_a_busy_while_does_not_move_the_totals():
-    seconds = [[4.0] * 40, [2.0, 2.1, 2.2, 2.1] * 10, [2.5] * 40]
-    quiet = handmade(seconds)
-    seconds[0] = [4.0] * 20 + [40.0] * 9 + [4.0] * 11
-    busy = handmade(seconds)
-    assert sum(seconds[0]) / sum(seconds[1]) > 5, "a ratio of totals"
-    for setting in (A2, A4):
-        assert busy.totals(setting).speedup.median == quiet.totals(setting).speedup.median < 2
-    assert busy.totals(Setting()).tokens_per_second == quiet.totals(Setting()).tokens_per_second == 3
-    (found,), (other,) = busy.recommendations, quiet.recommendations
-    assert (found.setting, found.is_clear, found.speedup.median) == (
-        other.setting,
-        other.is_clear,
-        other.speedup.median,
-    )
-
-
-def test_the_speedup_is_over_what_both_have_done():
-    evaluation = handmade([[1.0, 9.0, 5.0], [1.0, 3.0], []], num_rounds=(3, 3))
-    totals = evaluation.totals(A2)
-    assert (totals.speedup.median, totals.speedup.num_pairs) == (2, 2) and not evaluation.is_complete
-    assert evaluation.totals(A4).speedup is None
-    assert evaluation.speedups(A2)[1].median == 3 and 2 not in evaluation.speedups(A2)
-
-
 def test_as_a_table_and_in_a_line(tmp_path):
     evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
     evaluation.header["target"] = "org/big"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import hf_speculative as hs
 from hf_speculative.measuring import Decoded, Rival, Setting
 from hf_speculative.measuring.calls import timed_generate
 from hf_speculative.measuring.drafts import NamedDraft
@@ -50,12 +49,6 @@ def test_a_rival_of_one_s_own_is_compared_token_for_token(evaluate, model):
     assert not evaluation.differences, "another's difference is no bug of ours"
     assert evaluation.totals(ours).over["copying"].is_loss is False, "five calls tell no interval"
     assert all(call.decoding is None for call in evaluation.calls[rival.name].values())
-
-
-def test_the_record_keeps_what_a_rival_told(evaluate, model, tmp_path):
-    first = evaluate(rivals=[copying(model)], results=tmp_path / "out.jsonl")
-    again = hs.Evaluation.load(tmp_path / "out.jsonl")
-    assert again.settings == first.settings and again.calls["copying, greedy"] == first.calls["copying, greedy"]
 
 
 def test_who_is_refused(evaluate, model, small):

@@ -133,15 +133,6 @@ def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, t
     assert index == 1 and "chat template: users only" in message
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
-def test_lines_that_are_no_utf8_and_a_byte_order_mark(tmp_path, ending):
-    path = tmp_path / f"rows{ending}"
-    lines = b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "caf\xe9"}\n\n{"prompt": "b"}\n'
-    path.write_bytes(gzip.compress(lines) if ending.endswith(".gz") else lines)
-    first, second, third = read_rows(path)
-    assert (first, third) == ({"prompt": "a"}, {"prompt": "b"}) and second.index == 1 and "no UTF-8" in second.message
-
-
 def test_a_data_frame_is_not_taken_for_its_columns():
     with pytest.raises(TypeError, match="from_pandas"):
         read_rows(pd.DataFrame({"prompt": TEXTS}))

@@ -43,14 +43,6 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
     json.dumps(evaluation.to_dict(), allow_nan=False)
 
 
-def test_batches_of_any_size_give_the_same_greedy_texts(evaluate):
-    one, three = evaluate(), evaluate(batch_size=3)
-    for setting in one.settings:
-        for index, row in one.rows(setting).items():
-            assert three.rows(setting)[index].new_ids == row.new_ids
-    assert len(three.calls[three.settings[0].name]) == 2 and three.is_complete
-
-
 def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
     evaluation = evaluate(temperatures=(0.0, 1.0))
     for setting in evaluation.settings:

@@ -4,12 +4,10 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.call import sources
 from hf_speculative.call.option_table import DRAFTS
-from hf_speculative.cli import app
 from hf_speculative.measuring.render import page
 from hf_speculative.measuring.settings import Setting
 from tests.support.evaluations import TEXTS
@@ -50,27 +48,6 @@ def test_a_source_is_evaluated_and_reported_by_being_in_the_tuple(toy, evaluate,
     assert "toy, 2 tokens" in card and ", draft_model='toy'" in re.search(r"```python\n(.*?)```", card, re.S)[1]
 
 
-@pytest.mark.parametrize("command", [("generate", "x = x = x ="), ("eval", "--max-matching-ngram-size", "2")])
-def test_commands_take_it(toy, command, tmp_path):
-    name, *args = command
-    if name == "eval":
-        (tmp_path / "p.txt").write_text("x = x = x =\n")
-        args += ["--dataset", str(tmp_path / "p.txt"), "--results", str(tmp_path / "out.jsonl")]
-    args += ["--draft-model", "toy", "--max-new-tokens", "6", "--num-draft-tokens", "3"]
-    result = CliRunner().invoke(app, [name, *args], env={"COLUMNS": "200"})
-    assert result.exit_code == 0 and "toy, 3 tokens" in result.stdout and "1 of 1" in result.stdout
-
-
-def test_what_is_attached_and_needs_no_draft_is_evaluated(evaluate, model):
-    hs.attach(model)
-    try:
-        evaluation = evaluate(draft_model=None)
-    finally:
-        hs.detach(model)
-    assert [setting.label for setting in evaluation.settings] == ["plain", "auto, 3 tokens"]
-    assert not evaluation.differences
-
-
 @pytest.mark.parametrize("method", ["suffix", "recycling", "auto"])
 def test_what_a_setting_learns_is_its_own(evaluate, method):
     """Not from the warm-up, not from what the setting before it decoded: the texts are the same."""
@@ -85,24 +62,6 @@ def test_what_a_setting_learns_is_its_own(evaluate, method):
     assert [row.statistics for row in found.values()] == [row.statistics for row in expected.values()]
     first, again = found[0].statistics, found[2].statistics
     assert first.num_rounds > again.num_rounds, "the same text once more, from what was learned"
-
-
-def test_every_source_beside_the_others(evaluate):
-    """Each with the options and lengths that are its own."""
-    evaluation = evaluate(
-        TEXTS[:2],
-        assistant_early_exit=[1],
-        prompt_lookup_num_tokens=[3, 5],
-        options={"max_matching_ngram_size": 2, "rule": "token"},
-    )
-    assert [s.label for s in evaluation.settings] == [
-        "plain",
-        "draft, 3 tokens, rule=token",
-        "early_exit at layer 1, 3 tokens, rule=token",
-        "ngram, up to 3 tokens, max_matching_ngram_size=2, rule=token",
-        "ngram, up to 5 tokens, max_matching_ngram_size=2, rule=token",
-    ]
-    assert not evaluation.differences and evaluation.is_complete
 
 
 @pytest.mark.parametrize(
@@ -140,11 +99,6 @@ def test_what_fits_no_target_or_source_is_refused_before_the_first_forward(evalu
             evaluate(**options)
     finally:
         hook.remove()
-
-
-def test_aliases_mean_the_same():
-    assert Setting(draft_model="a", num_assistant_tokens=3) == Setting(draft_model="a", num_draft_tokens=3)
-    assert Setting(use_mtp=False).is_plain
 
 
 def test_where_a_corpus_lies_on_this_machine_is_in_no_name():

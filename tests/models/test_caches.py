@@ -19,36 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:Fut
 GREEDY = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 
 
-def test_a_filled_cache_from_an_earlier_turn(target, draft):
-    """transformers 5.23 feeds all prompt tokens again on top of the cached ones."""
-    first = tiny.prompts(1)
-    turn = hs.generate(
-        target, **first, draft_model=draft, do_sample=False, max_new_tokens=9, return_dict_in_generate=True
-    )
-    new = torch.tensor([[3, 4, 5]])
-    inputs = {"input_ids": torch.cat([turn.sequences, new], 1)}
-    expected = plain(target, inputs)
-    with tiny.CountForwards(target) as forwards:
-        found = ours(target, inputs, draft_model=draft, past_key_values=turn.past_key_values)
-    assert found.tolist() == expected.tolist()
-    assert forwards.lengths[0] == (1, 4)  # the last new token of turn one, and the three since
-    assert turn.past_key_values.get_seq_length() == found.shape[1] - 1
-    # Plain decoding can go on from it, too.
-    longer = {"input_ids": torch.cat([found, new], 1)}
-    again = target.generate(**longer, past_key_values=turn.past_key_values, do_sample=False, max_new_tokens=5)
-    assert again.tolist() == target.generate(**longer, do_sample=False, max_new_tokens=5).tolist()
-
-
-@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text"])
-def test_a_filled_cache_with_sliding_windows(model_type):
-    model = tiny.build(model_type)
-    draft = tiny.noisy_copy(model)
-    turn = model.generate(**tiny.prompts(1, width=20), do_sample=False, max_new_tokens=9, return_dict_in_generate=True)
-    inputs = {"input_ids": torch.cat([turn.sequences, torch.tensor([[3, 4, 5]])], 1)}
-    found = ours(model, inputs, draft_model=draft, past_key_values=turn.past_key_values)
-    assert found.tolist() == plain(model, inputs).tolist()
-
-
 def test_a_cache_shorter_than_the_padding(target, draft):
     cache = target(torch.tensor([[0], [5]]), use_cache=True).past_key_values
     inputs = {

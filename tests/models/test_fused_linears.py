@@ -1,20 +1,15 @@
 """Layers that read the same input are packed as one weight, and computed as one product."""
 
-import gc
-import sys
-import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 import hf_speculative as hs
 from hf_speculative.models import packed_layers, packing
-from hf_speculative.models.fused_linears import MOST_WASTED, families
+from hf_speculative.models.fused_linears import MOST_WASTED
 from hf_speculative.models.packed_layers import dtypes, is_packed, linear
 from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
@@ -112,24 +107,6 @@ def test_an_input_that_is_written_to_is_another_one(plain, packed):
     torch.testing.assert_close(logits(packed), logits(plain))
 
 
-@in_each_order
-def test_in_inference_mode(plain, packed):
-    with torch.inference_mode():
-        torch.testing.assert_close(packed(torch.arange(4)[None]).logits, plain(torch.arange(4)[None]).logits)
-
-
-def test_a_layer_that_is_exchanged(plain, packed):
-    expected = logits(plain)
-    attention = packed.model.layers[0].self_attn
-    other = nn.Linear(32, attention.q_proj.out_features, bias=False)
-    other.load_state_dict(plain.model.layers[0].self_attn.q_proj.state_dict())
-    packing._packings.pop(packed)  # which has the layer, too
-    with torch.no_grad():
-        attention.q_proj = other
-    for _ in range(MOST_WASTED + 2):
-        torch.testing.assert_close(logits(packed), expected)
-
-
 def test_threads(plain, packed):
     """Each has its own inputs."""
     texts = [torch.randint(tiny.VOCAB, (1, 3 + num), generator=torch.Generator().manual_seed(num)) for num in range(6)]
@@ -139,30 +116,6 @@ def test_threads(plain, packed):
             for found, like in zip(pool.map(partial(logits, packed), texts), expected, strict=True):
                 torch.testing.assert_close(found, like)
     assert num_packed(packed) == 15
-
-
-def test_who_looks_while_others_run(plain, packed, monkeypatch):
-    """A layer computes with what it finds, all of it packed or all of it plain."""
-    monkeypatch.setattr(packed_layers, "MOST_RESTORED", 10**6)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    expected, looked = logits(plain), threading.Event()
-
-    def look():
-        while not looked.is_set():
-            for layer in packed.model.layers:
-                layer.self_attn.k_proj.weight.sum()
-            packing.renew(packed)
-
-    looker = threading.Thread(target=look)
-    looker.start()
-    try:
-        for _ in range(100):
-            torch.testing.assert_close(logits(packed), expected)
-    finally:
-        looked.set()
-        looker.join()
-        sys.setswitchinterval(before)
 
 
 @in_each_order
@@ -177,24 +130,3 @@ def test_layers_that_are_in_several_modules(model, names):
     assert num_packed(model) == 14
     packing.unpack_weights(model)
     assert have_equal_weights(model, before)
-
-
-def test_weights_are_let_go_with_the_model(model):
-    packing.pack_weights(model, only_if_faster=False)
-    reference = weakref.ref(model.model.layers[0].self_attn.q_proj._parameters)
-    gc.disable()
-    try:
-        del model.model.layers[0].self_attn
-        packing._packings.pop(model)
-        assert reference() is None, "without a cycle that waits for the garbage collector"
-    finally:
-        gc.enable()
-
-
-def test_gpt2_s_layers_are_packed_each_alone():
-    """Their weights are `(in, out)`, and no rows to join."""
-    model = nn.Module()
-    for name in ("gate_proj", "up_proj"):
-        model.add_module(name, Conv1D(8, 16))
-    layers = dict.fromkeys(model.children())
-    assert families(model, layers) == [[layer] for layer in layers]

@@ -72,17 +72,6 @@ def test_all_outputs_are_those_of_plain_generate(kind):
         assert not getattr(ours, "record_past", False)
 
 
-def test_attentions_without_an_image():
-    """The layers that would attend to it do not run, and have none."""
-    model = build("causal", "mllama")
-    model.set_attn_implementation("eager")
-    settings = prompts("causal", model, 3) | NEW | {"return_dict_in_generate": True, "output_attentions": True}
-    found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
-    expected = model.generate(**settings)
-    same(found.attentions, expected.attentions)
-    assert len(expected.attentions[0]) == model.config.get_text_config().num_hidden_layers - 1
-
-
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_inputs_embeds(target, draft, with_ids):
     inputs = tiny.prompts(3)
@@ -92,21 +81,6 @@ def test_inputs_embeds(target, draft, with_ids):
         given["input_ids"] = inputs["input_ids"]
     for source in ({"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
         assert agrees(target, given | NEW, **source).num_draft_tokens > 0
-
-
-def test_inputs_embeds_ask_for_everything_back(target, draft):
-    inputs = tiny.prompts(3)
-    given = {"inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]).detach()}
-    given |= {"attention_mask": inputs["attention_mask"], "return_dict_in_generate": True, "output_hidden_states": True}
-    expected = target.generate(**given, **NEW)
-    found = hs.generate(target, **given, **NEW, draft_model=draft)
-    same(found.hidden_states, expected.hidden_states)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-
-
-def test_inputs_embeds_several_sequences_a_prompt(target, draft):
-    embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
-    agrees(target, NEW | {"inputs_embeds": embeds, "do_sample": True, "num_return_sequences": 3}, draft_model=draft)
 
 
 def test_a_universal_draft_needs_the_ids():

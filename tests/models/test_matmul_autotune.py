@@ -1,7 +1,6 @@
 """Which order of packed weights is fastest is timed once a machine, and the same for all of its processes."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from transformers.pytorch_utils import Conv1D
 from hf_speculative.models import artifacts, matmul_autotune, packing
 from hf_speculative.models.packed_layers import (
     BLOCKED,
-    ROWS,
     TRANSPOSED,
     dtypes,
     linear,
@@ -67,16 +65,6 @@ def test_timed_once(folder, monkeypatch):
     assert [path.suffix for path in folder.iterdir() if path != matmul_autotune.note()] in ([], [".lock"])
 
 
-def test_what_was_noted_decides(monkeypatch):
-    unit = Unit((nn.Linear(16, 16, bias=False),))
-    for order in orders_of(torch.float32):
-        noted = {"plain": [3.0, 3.0]} | {one: [1.0 + (one != order), 2.0] for one in orders_of(torch.float32)}
-        matmul_autotune.note().parent.mkdir(exist_ok=True)
-        matmul_autotune.note().write_text(json.dumps({matmul_autotune.kind(unit): noted}))
-        monkeypatch.setattr(matmul_autotune, "_known", {})
-        assert matmul_autotune.seconds_of(unit) == noted and matmul_autotune.fastest(noted) == order
-
-
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "file" / "passes"))
@@ -91,29 +79,6 @@ def test_a_layer_without_outputs_is_left_alone():
     assert unsupported_reason(layer, is_shared=False) == "without a plain weight"
 
 
-def test_what_is_timed_apart():
-    unit = Unit((nn.Linear(16, 16),))
-    others = [
-        Unit((nn.Linear(16, 8),)),
-        Unit((nn.Linear(16, 16).bfloat16(),)),
-        Unit((Conv1D(16, 16),)),
-        Unit(unit.layers * 2),
-    ]
-    assert len({*map(matmul_autotune.kind, (unit, *others))}) == 5
-    assert matmul_autotune.kind(Unit((nn.Linear(16, 16, bias=False),))) == matmul_autotune.kind(unit)
-
-
-def test_one_choice_for_any_number_of_threads(monkeypatch):
-    """Compiled passes are one file for all of them, which is named by the orders."""
-    names = set()
-    for num_threads in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
-        model = tiny.llama()
-        packing.pack_weights(model, is_compiled=True)
-        names.add(artifacts.path_of(model).name)
-    assert len(names) == 1 and len(matmul_autotune._known) == 5
-
-
 DAMAGED = ("", "{", "[]", "null")
 
 
@@ -125,62 +90,6 @@ def test_a_damaged_note_is_written_anew(text):
     found = matmul_autotune.seconds_of(unit)
     assert json.loads(matmul_autotune.note().read_text()) == {matmul_autotune.kind(unit): found}
     assert matmul_autotune.fastest(found) in orders_of(torch.float32)
-
-
-def test_others_may_read_the_note_where_nothing_can_be_written(folder, monkeypatch):
-    unit = Unit((nn.Linear(16, 16),))
-    found = matmul_autotune.seconds_of(unit)
-    assert matmul_autotune.note().stat().st_mode & 0o777 == 0o666 & ~umask()
-    monkeypatch.setattr(matmul_autotune, "_known", {})
-    monkeypatch.setattr(matmul_autotune, "FileLock", lambda path: pytest.fail("nothing is to be written"))
-    assert matmul_autotune.seconds_of(unit) == found
-
-
-def umask() -> int:
-    os.umask(found := os.umask(0))
-    return found
-
-
-def test_a_disk_that_is_full(folder, monkeypatch):
-    def full(path, text):
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(matmul_autotune.Path, "write_text", full)
-    times = []
-    monkeypatch.setattr(
-        matmul_autotune, "_time", lambda unit: times.append(unit) or {"plain": [2.0, 2.0], "blocked": [1.0, 1.0]}
-    )
-    assert matmul_autotune.seconds_of(Unit((nn.Linear(16, 16),)))["blocked"] == [1.0, 1.0] and len(times) == 1
-    assert [path.suffix for path in folder.iterdir()] in ([], [".lock"])
-
-
-def test_autocast_and_devices_around_a_call_change_nothing(monkeypatch):
-    seen = []
-    monkeypatch.setattr(matmul_autotune, "linear", lambda input, packed: seen.append(torch.is_autocast_enabled("cpu")))
-    with torch.autocast("cpu"), torch.device("meta"):
-        matmul_autotune._time(Unit((nn.Linear(16, 16, device="cpu"),)))
-    assert set(seen) == {False}
-
-
-def test_a_layer_that_is_packed_alone_is_not_timed_as_it_lies_already():
-    orders = {"plain", *orders_of(torch.float32)}
-    for layer, as_plain in ((nn.Linear(16, 16), ROWS), (Conv1D(16, 16), TRANSPOSED)):
-        assert matmul_autotune.seconds_of(Unit((layer,))).keys() == orders - {as_plain}
-    assert matmul_autotune.seconds_of(Unit((nn.Linear(16, 16), nn.Linear(16, 8)))).keys() == orders
-
-
-def test_of_a_large_weight_a_part_is_timed(monkeypatch):
-    unit = Unit((nn.Linear(64, 4096, bias=False),))
-    monkeypatch.setattr(matmul_autotune, "timed", lambda call, device: (call(), 1.0))
-    whole = matmul_autotune.seconds_of(unit)
-    monkeypatch.setattr(matmul_autotune, "NUM_BYTES", unit.num_bytes // 4)
-    monkeypatch.setattr(matmul_autotune, "_known", {})
-    matmul_autotune.note().unlink()
-    shapes = []
-    monkeypatch.setattr(matmul_autotune, "linear", lambda input, packed: shapes.append(tuple(packed.shape)))
-    assert matmul_autotune.seconds_of(unit)["blocked"] == [4.0, 4.0] and set(shapes) == {(1024, 64)}
-    assert whole["blocked"] == [1 / 32, 1 / 32], "the mean of as many as there is room for"
 
 
 @pytest.mark.parametrize("dtype", dtypes())
@@ -219,19 +128,6 @@ def test_orders_differ_by_layer(monkeypatch):
             model.lm_head.weight.sum()
             mlp.up_proj.weight.sum()
             packing.renew(model)
-
-
-def test_limits_of_the_processor_have_notes_of_their_own(monkeypatch):
-    for name in matmul_autotune.LIMITS:
-        monkeypatch.delenv(name, raising=False)
-    found = [matmul_autotune.note()]
-    for name in matmul_autotune.LIMITS:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "AVX2")
-            found.append(matmul_autotune.note())
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "less")  # as under ATEN_CPU_CAPABILITY
-    found.append(matmul_autotune.note())
-    assert len({*found}) == 2 + len(matmul_autotune.LIMITS)
 
 
 def test_another_choice_later_leaves_nothing_behind(monkeypatch):

@@ -8,7 +8,6 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 
 import hf_speculative as hs
 from hf_speculative.models import packing
@@ -145,20 +144,6 @@ def test_gradients_are_those_of_plain_weights(model, packed):
     assert num_packed(packed) == 0  # gradients are waiting for a step
 
 
-def test_training(model, packed):
-    """An optimizer that has the weights writes to them between two calls."""
-    plain, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
-    optimizers = [torch.optim.AdamW(one.parameters(), lr=0.01) for one in (plain, packed)]
-    for _ in range(3):
-        answers = [one.generate(**tiny.prompts(2), **KWARGS).tolist() for one in (plain, packed)]
-        assert answers[0] == answers[1]
-        for one, optimizer in zip((plain, packed), optimizers, strict=True):
-            one(ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert num_packed(packed) == 0
-
-
 HOLDERS = {
     "optimizer": lambda m: torch.optim.SGD(m.parameters()),
     "list": lambda m: [m.lm_head.weight, m.model.layers[0].mlp.up_proj.weight],
@@ -190,19 +175,6 @@ def test_weights_that_something_else_has_stay_plain(model, holder):
         assert is_packed(model.lm_head)
 
 
-def test_what_is_garbage_holds_no_weights(model):
-    """torch.export leaves such cycles, and Python finds them when it happens to look."""
-    cycle = [model.lm_head.weight]
-    cycle.append(cycle)
-    gc.disable()
-    try:
-        del cycle
-        packing.pack_weights(model, only_if_faster=False)
-    finally:
-        gc.enable()
-    assert is_packed(model.lm_head)
-
-
 @pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2)])
 def test_a_shared_head_is_a_checked_copy(write):
     """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
@@ -222,14 +194,6 @@ def test_a_shared_head_is_a_checked_copy(write):
     assert is_packed(model.lm_head)
     hs.detach(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-@in_each_order
-def test_functional_call(packed):
-    ids, doubled = tiny.prompts(1)["input_ids"], {name: 2 * tensor for name, tensor in weights(packed).items()}
-    with torch.no_grad():
-        expected = functional_call(tiny.llama(), doubled, (ids,)).logits
-        torch.testing.assert_close(functional_call(packed, doubled, (ids,)).logits, expected)
 
 
 @in_each_order
@@ -287,15 +251,6 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
         assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
         assert num_packed(model) == num_packed(draft) == 0
         assert [weight.data_ptr() for weight in model.parameters()] == places
-
-
-def test_another_attach(model):
-    first, second = tiny.noisy_copy(model), tiny.noisy_copy(model, seed=2)
-    hs.attach(model, first)
-    hs.attach(model, second)
-    assert (num_packed(model), num_packed(first), num_packed(second)) == (15, 0, 15)
-    hs.attach(model, second, optimize=False)
-    assert (num_packed(model), num_packed(second)) == (0, 0)
 
 
 def test_other_words_are_refused(model):

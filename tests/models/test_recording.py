@@ -1,4 +1,4 @@
-"""What a target on the universal path keeps of its states, by column, is what plain decoding computes there."""
+"""What a target keeps of its states, by column, is what plain decoding computes there."""
 
 import pytest
 import torch
@@ -9,8 +9,12 @@ from hf_speculative.models import states_unsupported_reason
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 
-#: a recurrence beside attention, one alone, convolutions, ALiBi, images between text, images that set positions in 2-D
+#: the ragged path; on the universal one a recurrence beside attention, one alone, convolutions, ALiBi, images between text,
+#: images that set positions in 2-D
 TARGETS = {
+    "llama": "causal",
+    "gemma3_text": "causal",
+    "gpt2": "causal",
     "qwen3_next": "causal",
     "mamba2": "causal",
     "lfm2": "causal",

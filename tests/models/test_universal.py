@@ -18,7 +18,6 @@ import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.models import Inputs, UniversalModel, choose, probe
 from hf_speculative.models.rollback import Crop, Snapshot
-from hf_speculative.schedules import AlignRows, Constant
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
@@ -136,13 +135,6 @@ def test_an_image_as_long_as_the_text_is_not_cut():
     agrees(model, inputs | NEW, draft_model=tiny.noisy_copy(model))
 
 
-def test_rows_that_are_far_ahead_wait():
-    """Decided from lengths alone; a batch lasts as long as its slowest row anyway."""
-    batch = Batch(torch.ones(3, 4, dtype=torch.long), [0] * 3, max_length=100)
-    batch.host_lengths, batch.is_unread = [10, 18, 19], False
-    assert AlignRows(Constant(5), max_lead=8).plan(batch) == [5, 5, 0]
-
-
 def test_a_wrong_cache_is_found_out(monkeypatch):
     """The probe's negative control: a model whose passes over several tokens forget the cache is refused, by name."""
     model = build("causal", "bloom")
@@ -225,13 +217,6 @@ def test_speech_of_several_codebooks_is_refused_before_any_forward():
             with pytest.raises(ValueError, match=rf"`draft_model`: Csm\w* .*{reason}.*use another draft"):
                 hs.generate(tiny.llama(), **tiny.prompts(1), **settings, draft_model=part)
         assert forwards.lengths == []
-
-
-def test_any_kind_drafts_for_any_kind():
-    """A ragged target with a universal draft and the other way round."""
-    bloom, llama = build("causal", "bloom"), build("causal", "llama")
-    for target, draft in ((bloom, llama), (llama, bloom), (llama, build("causal", "mamba2"))):
-        agrees(target, prompts("causal", target, 3) | NEW, draft_model=draft)
 
 
 def test_a_draft_with_a_shorter_context_falls_back_to_plain():
@@ -325,16 +310,6 @@ def test_a_shared_encoder_runs_once():
     hs.detach(model)
     plain = model.generate(**FEATURES, **settings)
     assert len(runs) == 1 and out.sequences.tolist() == plain.sequences.tolist()
-
-
-def test_features_of_unequal_draft_encoders():
-    """The draft has an encoder of its own, which reads the same features, once."""
-    model, draft = whisper(), whisper(1)
-    runs = []
-    hook = draft.model.encoder.register_forward_hook(lambda *args: runs.append(1))
-    hs.generate(model, **FEATURES, max_new_tokens=12, draft_model=draft)
-    hook.remove()
-    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("model_type", ["bloom", "t5"])

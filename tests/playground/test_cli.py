@@ -31,12 +31,6 @@ def test_what_is_none_is_refused(args, words):
     assert result.exit_code == 2 and words in result.stderr
 
 
-def test_draft_without_model():
-    pytest.importorskip("gradio", reason="the extra `playground` is not installed")
-    result = shown("--draft-model", "x")
-    assert (result.exit_code == 2 and "MODEL" in result.stderr) or "--model" in result.stderr
-
-
 @pytest.mark.parametrize("host, warns", [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_it_listens_on_this_machine(host, warns, monkeypatch):
     gradio = pytest.importorskip("gradio", reason="the extra `playground` is not installed")

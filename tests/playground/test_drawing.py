@@ -1,13 +1,10 @@
 """What the page shows: words and HTML, without a browser."""
 
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
-import pytest
-
-from hf_speculative.playground import charts, drawing, wording
+from hf_speculative.playground import drawing, wording
 from hf_speculative.playground.recording import Guess, Place, RoundRecord
-from hf_speculative.playground.runs import REPRODUCIBLE, Settings, run
+from hf_speculative.playground.runs import Settings, run
 from tests.support.snapshots import assert_as_stored
 
 VOID = {"br", "img", "line", "rect", "polyline"}
@@ -77,35 +74,6 @@ def test_what_is_said_of_rounds_and_their_places():
     assert_as_stored("playground.txt", "\n".join(said[1:]) + "\n")
 
 
-def test_white_space_of_tokens_is_seen():
-    assert wording.token_name(" a\n\t") == "\u2423a\u21b5\u21e5" and wording.token_name("") == "\u2205"
-
-
-@pytest.mark.parametrize("num_kept", [0, 1, 3])
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_a_round(num_kept, is_cut):
-    if is_cut and not num_kept:
-        return
-    found = record(num_kept=num_kept, is_cut=is_cut)
-    tags = Tags(drawing.round_view(found, lambda ids: name(*ids)))
-    buttons = [attributes for tag, attributes in tags.found if tag == "button"]
-    assert [attributes["aria-pressed"] for attributes in buttons].count("true") == 1
-    assert tags.classes().count("hs-kept") == num_kept
-    assert ("hs-refused" in tags.classes()) == (num_kept < 3 and not is_cut)
-    assert [attributes["data-place"] for attributes in buttons] == [str(i) for i in range(len(buttons))]
-
-
-def test_the_bars_of_a_place():
-    tags = Tags(drawing.round_view(record(), lambda ids: name(*ids), index=1))
-    widths = [attributes["style"] for _, attributes in tags.found if "hs-fill-target" in attributes.get("class", "")]
-    assert widths == ["width: 50.0%", "width: 10.0%", "width: 20.0%", "width: 20.0%"]
-    for kind in ("draft", "residual"):
-        assert tags.classes().count(f"hs-fill-{kind}") == 4 and f"hs-key-{kind}" in tags.classes()
-    assert "drafted" in tags.text and "in the text" in tags.text
-    last = Tags(drawing.round_view(record(num_kept=3), lambda ids: name(*ids)))
-    assert "hs-fill-draft" not in last.classes() and "the target's own" in last.text
-
-
 def test_texts(models):
     frames = 0
     for shown in run(models, Settings(max_new_tokens=16), "<b>a & b\n"):
@@ -128,35 +96,3 @@ def test_what_a_model_writes_stays_text(models):
     for html in (drawing.column(shown, "own", "Own"), drawing.round_view(shown.rounds[1], lambda ids: hostile)):
         tags = Tags(html)
         assert "script" not in [tag for tag, _ in tags.found] and "\u202e" not in html and "window.hacked" in tags.text
-
-
-def test_the_sentence_and_the_plots(models):
-    for shown in run(models, Settings(max_new_tokens=16), "import os"):
-        html = drawing.plots(shown)
-        assert ("hs-sentence" in html) == shown.is_done
-    tags = Tags(html)
-    assert f"{len(shown.rounds)} passes of the target instead of 16; the same text" in tags.text
-    kept = sum(1 for tag, attributes in tags.found if tag == "rect" and attributes["class"] == "hs-kept")
-    assert kept == sum(1 for record in shown.rounds if record.num_from_draft)
-    assert Tags(drawing.plots(None)).text.strip() == ""
-
-
-@pytest.mark.parametrize(
-    "settings, words", [({}, "please report"), ({"temperature": 1.0}, "another text from the same")]
-)
-def test_texts_that_differ(settings, words):
-    column = SimpleNamespace(times=[(1.0, 1)], speed=1.0)
-    shown = SimpleNamespace(settings=Settings(**settings), are_equal=False, rounds=[1], plain=column, own=column)
-    assert words in wording.summary(shown)
-    assert Settings(temperature=1.0, judge=REPRODUCIBLE).has_to_agree
-
-
-def test_plots_stay_in_their_frame():
-    times = [(0.1 * i, i) for i in range(1, 200)]
-    speeds = charts.speeds(times, [(seconds, 3 * tokens) for seconds, tokens in times])
-    points = [point for line in speeds["lines"].values() for point in line]
-    assert points and all(0 <= share <= 1 for point in points for share in point)
-    kept = charts.kept([record(num_kept=i % 4) for i in range(300)])
-    assert len(kept["columns"]) == charts.MOST_ROUNDS and kept["width"] * charts.MOST_ROUNDS == pytest.approx(1)
-    assert kept["columns"][-1] == (300, 3, kept["top"]) and kept["label"] == "round 300"
-    assert charts.speeds([], [])["top"] == charts.kept([])["top"] == 1

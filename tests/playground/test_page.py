@@ -5,7 +5,7 @@ import pytest
 gr = pytest.importorskip("gradio", reason="the extra `playground` is not installed")
 
 from hf_speculative.playground import page as module  # noqa: E402
-from hf_speculative.playground.page import Page, _as_settings, build, look  # noqa: E402
+from hf_speculative.playground.page import Page, build, look  # noqa: E402
 
 #: tokens, temperature, draft tokens, top-p, penalty, seed, method, judge
 VALUES = (12, 0.0, 4, 1.0, 1.0, 0, "draft model", "block")
@@ -41,20 +41,6 @@ def test_rounds_are_stepped_through(models, frames):
 def test_what_is_wrong_is_said(models):
     with pytest.raises(gr.Error, match="empty"):
         next(Page(models).frames("", False, *VALUES))
-
-
-def test_settings_are_in_the_order_of_the_controls():
-    assert _as_settings(VALUES) == {
-        "max_new_tokens": 12,
-        "temperature": 0.0,
-        "num_draft_tokens": 4,
-        "top_p": 1.0,
-        "repetition_penalty": 1.0,
-        "seed": 0,
-        "method": "draft model",
-        "judge": "block",
-    }
-    assert _as_settings((*VALUES[:5], None, *VALUES[6:]))["seed"] == 0
 
 
 def test_it_is_quiet_and_serves_one_run_at_a_time(models):

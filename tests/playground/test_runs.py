@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.playground.runs import DRAFT_MODEL, REPRODUCIBLE, Models, Settings, run
+from hf_speculative.playground.runs import DRAFT_MODEL, Models, Settings, run
 
 PROMPT = "def mean(values):\n"
 
@@ -51,49 +51,12 @@ def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
     assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
 
 
-def test_reproducible_gives_plain_sampling_s_text(models):
-    shown = decoded(models, temperature=0.8, seed=3, judge=REPRODUCIBLE)
-    assert shown.are_equal and shown.plain.ids == plain(models, seed=3, do_sample=True, temperature=0.8)
-
-
-def test_the_random_numbers_of_others_stay(models):
-    torch.manual_seed(7)
-    expected = torch.rand(1)
-    torch.manual_seed(7)
-    decoded(models, temperature=0.8)
-    assert torch.rand(1) == expected
-
-
-def test_tokens_know_their_rounds(models):
-    shown = decoded(models)
-    assert [token.round for token in shown.plain.tokens] == [None] * 24
-    for token, id in zip(shown.own.tokens, shown.own.ids, strict=True):
-        record = shown.rounds[token.round]
-        assert record.tokens[token.index] == id and token.is_from_draft == (token.index < record.num_from_draft)
-    assert [number for _, number in shown.plain.times] == list(range(1, 25))
-    assert len(shown.own.times) == len(shown.rounds) < 24
-
-
 def test_settings_that_are_none_are_refused_before_anything_runs(models):
     for settings in ({"max_new_tokens": 0}, {"temperature": -1.0}):
         with pytest.raises(ValueError):
             next(run(models, Settings(**settings), PROMPT))
     with pytest.raises(ValueError, match="empty"):
         next(run(models, Settings(), ""))
-
-
-def test_a_run_may_be_ended_early(models):
-    steps = run(models, Settings(max_new_tokens=100), PROMPT)
-    next(steps), next(steps)
-    steps.close()
-    assert decoded(models).are_equal
-
-
-def test_methods(models):
-    assert models.methods[0] == DRAFT_MODEL and "auto" in models.methods
-    alone = Models(models.target, models.tokenizer, method="suffix")
-    assert alone.methods[0] == "suffix" and DRAFT_MODEL not in alone.methods
-    assert sorted(alone.methods) == sorted(set(alone.methods))
 
 
 def test_a_message_goes_through_the_template(models):

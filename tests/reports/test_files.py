@@ -1,7 +1,6 @@
 """What is written for a user: regular files only, whole, and an error that names them."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -124,23 +123,3 @@ def test_results_of_before_a_disk_was_full_are_kept(tmp_path, evaluate, monkeypa
     assert 0 < sum(map(len, hs.Evaluation.load(path).calls.values())) < 6
     texts = [{row.text for row in one.rows(one.settings[1]).values()} for one in (whole, evaluate(results=path))]
     assert texts[0] == texts[1]
-
-
-def test_the_reports_of_a_command_name_the_file(tmp_path, monkeypatch):
-    """The results, which took long, are in their own file by then."""
-    (tmp_path / "data.txt").write_text("import os\n")
-    write = files.write
-
-    def full(path, content):
-        if str(path).endswith(".html"):
-            with files.named(path, "the file is left as it was"):
-                raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
-    monkeypatch.setattr(files, "write", full)
-    monkeypatch.chdir(tmp_path)
-    args = ["eval", "--dataset", "data.txt", "--num-draft-tokens", "2", "--max-new-tokens", "4", "--report", "r.html"]
-    result = CliRunner().invoke(app, args, env={"COLUMNS": "400"})
-    assert result.exit_code == 2 and "results: eval.jsonl" in result.stderr
-    assert "No space left on device: the file is left as it was: 'r.html'" in result.stderr
-    assert json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])

@@ -13,7 +13,7 @@ from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.types import Batch, Tree
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.plain import NEW, agrees, ours, plain, same_as_plain
+from tests.support.plain import NEW, ours, plain
 from tests.support.trees import depth_of, path_to, random_parents
 
 
@@ -72,36 +72,6 @@ class RowBias(LogitsProcessor):
         for row in range(scores.shape[0]):
             scores[row, 10 + row] += 50.0 if input_ids.shape[1] % 3 == 0 else 0.0
         return scores
-
-
-def test_prefix_allowed_tokens_fn_gets_its_batch_id(target, draft):
-    def allowed(batch_id, ids):
-        return [1 + batch_id, 10 + len(ids) % 5, int(ids[-1]) % 40 + 1]
-
-    same_as_plain(target, tiny.prompts(3), {"prefix_allowed_tokens_fn": allowed}, draft_model=draft)
-
-
-OPTIONS = {
-    "repetition penalty": {"repetition_penalty": 1.8},
-    "bigrams": {"no_repeat_ngram_size": 2},
-    "a least length": {"min_new_tokens": 20, "eos_token_id": 9},
-    "a forced end": {"forced_eos_token_id": 9, "eos_token_id": 9},
-    "a forced beginning": {"forced_bos_token_id": 9},
-    "length penalty": {"exponential_decay_length_penalty": (5, 1.5), "eos_token_id": 9},
-    "bad words": {"bad_words_ids": [[3], [4, 5], [6, 7, 8]]},
-    "bias": {"sequence_bias": [[[4], 3.0], [[5, 6], -8.0]]},
-    "suppressed": {"suppress_tokens": [1, 2, 3], "begin_suppress_tokens": [4, 5]},
-    "encoder's penalty": {"encoder_repetition_penalty": 1.5},
-    "cleaned": {"remove_invalid_values": True, "renormalize_logits": True},
-}
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_position_sees_its_own_prefix(target, draft, name, do_sample):
-    for batch_size in (1, 3):
-        call = tiny.prompts(batch_size) | {"max_new_tokens": NEW, "pad_token_id": 0, "do_sample": do_sample}
-        agrees(target, call | OPTIONS[name], seed=2, draft_model=draft)
 
 
 class Shared:

@@ -12,10 +12,8 @@ import torch
 import hf_speculative as hs
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.sample_method import MARGIN, MeasuredChoice
-from hf_speculative.sampling.samplers import Independent
-from hf_speculative.verification import BlockVerification, Measured, SampledVerification, TokenVerification
+from hf_speculative.verification import BlockVerification, Measured, TokenVerification
 from tests.support import distributions, tiny
 from tests.support.branching import Table, branches, distance, plain_sequences
 from tests.support.cases import slow_but
@@ -91,43 +89,6 @@ def test_control_a_choice_that_looks_at_the_draft_is_caught():
     assert max(distance(*both) for both in found) > 1e-3
 
 
-class Keeps(hs.Rule):
-    def __init__(self, num_accepted):
-        self.num_accepted = torch.tensor([num_accepted])
-
-    def __call__(self, draft, target_probs, sampler):
-        return hs.Verdict(self.num_accepted, self.num_accepted)
-
-
-def test_chances_up_to_the_first_loss():
-    p = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]])
-    q = torch.tensor([[[0.2, 0.6, 0.2], [0.3, 0.3, 0.4]]])
-    tokens, both, one = torch.tensor([[1, 2]]), torch.tensor([2]), torch.tensor([1])
-    first, second = torch.tensor([0.7, 0.3]), torch.tensor([0.6, 0.8])
-    for draft in (Draft(tokens, q, both), Draft(tokens, None, both, likeliest_of=q)):
-        for num_accepted, expected in ((0, first), (1, first + second), (2, first + second)):
-            rule = Measured(Keeps(num_accepted))
-            torch.testing.assert_close(rule(draft, p, None).chances[0], expected)
-    torch.testing.assert_close(rule(Draft(tokens, q, one), p, None).chances[0], first)
-    assert rule(Draft(tokens, None, both), p, None).chances is None, "guesses of which no distribution is known"
-    tree = Draft(tokens, q, both, torch.tensor([[-1, -1]]))
-    assert rule(tree, p, None).chances is None
-
-
-def test_what_is_proposed():
-    sampler, scores = Independent(Processors([], 1), 4, method="auto"), torch.tensor([[0.0, 1.0, 3.0, 2.0]])
-    drawn = {sampler.propose(scores, 0)[0].item() for _ in range(60)}
-    assert len(drawn) > 1 and not sampler.proposes_likeliest
-    settings = sampler.settings
-    sampler.choice.add(0.2, 0.9)
-    token, probs = sampler.propose(scores, 0)
-    assert sampler.proposes_likeliest and token.item() == 2 and sampler.settings != settings, "another graph"
-    torch.testing.assert_close(probs, scores.softmax(-1))
-    for _ in range(3):
-        sampler.choice.add(0.9, 0.2)
-    assert not sampler.proposes_likeliest
-
-
 def length_of(target, draft, **kwargs):
     torch.manual_seed(0)
     with hs.record() as stats:
@@ -184,10 +145,3 @@ def test_where_it_has_no_effect(target, draft):
 
 
 NEW = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-
-
-def test_other_rules_learn_nothing(target, draft):
-    """`rule="sampled"` reads no distribution, and keeps none."""
-    assert not SampledVerification.reads_draft_probs
-    drawn = length_of(target, draft, rule="sampled", draft_sample_method="probabilistic")
-    assert length_of(target, draft, rule="sampled") == drawn

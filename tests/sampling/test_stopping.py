@@ -18,12 +18,6 @@ def test_eos_inside_an_accepted_block(target, twin, as_list):
         same_as_plain(target, inputs, {"eos_token_id": eos}, draft_model=twin, num_draft_tokens=6)
 
 
-def test_eos_ends_each_row_on_its_own(target, draft):
-    inputs = tiny.prompts(4)
-    eos = plain(target, inputs)[1, 12].item()
-    same_as_plain(target, inputs, {"eos_token_id": eos}, draft_model=draft)
-
-
 def test_a_users_criterion_inside_an_accepted_block(target, twin):
     inputs = tiny.prompts(1)
     token = plain(target, inputs)[0, 9].item()
@@ -128,9 +122,3 @@ def test_stop_strings_from_the_generation_config():
 
 def test_max_time_stops(target, draft):
     assert ours(target, tiny.prompts(1), draft_model=draft, max_time=0.0).shape[1] == 8
-
-
-def test_a_criterion_is_asked_about_the_last_token_too(target, draft):
-    criterion = LastToken(-1)
-    ours(target, tiny.prompts(1), draft_model=draft, stopping_criteria=[criterion])
-    assert criterion.calls == list(range(8, 8 + NEW))

@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import math
-import pickle
 import random
 from collections import defaultdict
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
 from hf_speculative.schedules import (
     Adaptive,
-    AlignRows,
     BestNodes,
     ConfidenceStop,
     Constant,
@@ -27,7 +25,6 @@ from hf_speculative.schedules import (
     Timed,
     timed,
 )
-from hf_speculative.schedules.adaptive import MOST_CREDIT
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -186,30 +183,6 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert plan([6, 6], max_length=7) == [0, 0]
 
 
-@pytest.mark.parametrize("accepts", [[0.9] * 7 + [0.1], [0.9, 0.1], [0.8, 0.6, 0.4, 0.2]])
-def test_a_draft_that_helps_most_rows_does_not_make_the_batch_longer(accepts):
-    """All rows share a round's time, and the slowest one ends the batch."""
-    steps = [simulate(Adaptive(), Costs(0.1, 0.15, 0.2), accepts, 96, seed)[0] for seed in range(4)]
-    assert max(steps) < 96 / 0.92
-
-
-def test_rows_alike_are_drafted_for_as_one_is():
-    one, eight = (mean(simulate(Adaptive(), COSTS["even"], [0.8] * n, 96, s)[0] for s in range(6)) for n in (1, 8))
-    assert eight < 0.85 * 96 and one < 0.7 * 96
-
-
-def test_schedules_around_it_pass_everything_on():
-    for around in (
-        AlignRows(Adaptive(4)),
-        ConfidenceStop(Adaptive(4), 0.5),
-        Timed(Adaptive(4), RoundCosts(0.1, float)),
-    ):
-        around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
-        (length,) = around.plan(batch_at([3]))
-        around.update(finished([0], [[1.0] * length]))
-        assert length > 0 and sum(around.schedule.chains.rows[0].kept) == length
-
-
 def test_what_means_nothing_is_refused():
     for costs in ({"draft": -0.1}, {"verify": math.inf}, {"start": math.nan}):
         with pytest.raises(ValueError, match=f"`{next(iter(costs))}=.*0 or more"):
@@ -217,12 +190,6 @@ def test_what_means_nothing_is_refused():
     for name in ("max_tokens", "max_nodes", "max_levels"):
         with pytest.raises(ValueError, match=f"`{name}=0` drafts nothing"):
             Adaptive(**{name: 0})
-
-
-def test_schedules_reach_other_processes():
-    schedule = pickle.loads(pickle.dumps(Adaptive(costs=Costs(0.1, 0.1))))
-    schedule.begin(batch_at([0]), None)
-    assert schedule.costs(3) == Costs(0.1, 0.1)
 
 
 def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
@@ -236,50 +203,6 @@ def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
     assert [(passes, nodes) for _, passes, nodes, _ in seen] == [(0, 1), (0, 0), (1, 1)], (
         "the third of these was a plain round"
     )
-
-
-def test_one_bad_text_among_good_ones_does_not_end_drafting():
-    learned, saved = None, []
-    for seed in range(21):
-        schedule = Adaptive()
-        simulate(schedule, COSTS["even"], [0.9 if seed < 20 else 0.0], 48, seed, learned=learned)
-        learned = schedule.learned
-        saved.append(learned[2])
-    assert saved[19] == MOST_CREDIT and saved[20] > 0
-
-
-def test_drafting_is_not_begun_for_less_than_its_start_takes():
-    def plan(num_tokens, has_drafted=False):
-        schedule = Adaptive(costs=Costs(0.32, 0.33))
-        schedule.begin(batch_at([0], num_tokens), None)
-        schedule.credit, schedule.has_drafted = -1.0, has_drafted
-        return schedule.plan(batch_at([1], 1 + num_tokens))
-
-    assert plan(48) == [0] and plan(1000) == [1], "it saves 3 %"
-    assert plan(48, has_drafted=True) == [1]
-
-
-def test_why_nothing_is_drafted_is_told():
-    schedule = Adaptive(costs=Costs(0.5, 0.4))
-    schedule.begin(batch_at([0], 48), None)
-    assert schedule.plan(batch_at([1])) == [0]
-    expected = (
-        "a round with 1 draft token takes 1.9 plain steps, the first of a call 2 more, and brings about 1.7 tokens"
-    )
-    assert schedule.reason == expected
-
-
-def test_later_calls_start_from_what_earlier_ones_have_learned():
-    def later(name, alpha, learns):
-        learned, steps = None, []
-        for seed in range(24):
-            schedule = Adaptive()
-            steps.append(simulate(schedule, COSTS[name], [alpha], 48, seed, learned=learned if learns else None)[0])
-            learned = schedule.learned
-        return sum(steps)
-
-    cases = [(name, alpha) for name in COSTS for alpha in (0.01, 0.8, 0.95)]
-    assert mean(later(*case, learns=True) / later(*case, learns=False) for case in cases) < 0.99
 
 
 # Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
@@ -346,22 +269,6 @@ def test_control_a_schedule_that_peeks_is_caught(rule):
         rule(), p, q, deciding(), length=4, peek=lambda x: next((i for i, t in enumerate(x) if t), len(x))
     )
     assert distance(found, plain_sequences(p, 4)) > 1e-3
-
-
-@pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
-def test_survival_is_the_chance_of_acceptance(rule):
-    """Its mean over all drafts is that of the tokens kept."""
-    p, q = Table(1), Table(2)
-    drafts = list(itertools.product(range(3), repeat=2))
-    q_probs = torch.stack([torch.stack([q(()), q(x[:1])]) for x in drafts])
-    p_probs = torch.stack([torch.stack([p(()), p(x[:1]), p(x)]) for x in drafts])
-    draft = Draft(torch.tensor(drafts), q_probs, torch.full((9,), 2))
-    drawn = torch.stack([q(())[x[0]] * q(x[:1])[x[1]] for x in drafts])
-    kept = 0.0
-    for verdict, weights in branches(functools.partial(rule(), draft, p_probs)):
-        kept += (verdict.num_accepted * weights * drawn).sum()
-        acceptance_prob = (verdict.acceptance_prob.sum(1) * drawn).sum()
-    assert torch.allclose(kept, acceptance_prob, atol=1e-12)
 
 
 @pytest.mark.parametrize(

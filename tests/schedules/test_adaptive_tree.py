@@ -79,16 +79,6 @@ def test_what_did_not_pay_is_tried_again():
     assert later[2] > 0.6 * sum(later)
 
 
-def test_chains_alone_where_the_call_takes_no_trees():
-    _, counts = simulate(Adaptive(), CHEAP, always(0.6), always(0.3), branches=False)
-    assert counts[2] == 0 and counts[1] > 100
-
-
-def test_a_useless_draft_costs_little():
-    time, _ = simulate(Adaptive(), CHEAP, always(0.02), always(0.02))
-    assert time < 1.06
-
-
 # through `generate`
 
 
@@ -156,12 +146,6 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
 def test_a_number_of_nodes_is_a_tree(target, draft, shapes):
     same_as_plain(target, tiny.prompts(3), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
     assert shapes["tree"] > 3 and not shapes["chain"]
-
-
-def test_without_the_option_a_number_is_a_chain(target, draft, shapes):
-    same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6)
-    same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=1)
-    assert shapes["chain"] > 3 and not shapes["tree"]
 
 
 def test_a_block_gives_more_nodes_than_it_is_long(shapes):

@@ -43,10 +43,3 @@ def test_promises_that_were_not_kept_count_less():
     assert [proposed(0) for _ in range(40)][-1] == 0
     schedule.kept = schedule.promised
     assert [proposed(i % 2) for i in range(40)][-1] == 1
-
-
-def test_why_nothing_is_drafted_is_told():
-    schedule = BestNodes(4, Costs(0.0, 0.2))
-    schedule.begin(None, None)
-    assert schedule.best([[0.2, 0.1]]) == [0] and "promise less than 1.05 times" in schedule.reason
-    assert schedule.best([[0.9, 0.1]]) == [1] and schedule.reason is None

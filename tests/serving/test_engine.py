@@ -63,18 +63,6 @@ def test_requests_get_what_they_would_get_alone(kind, target, draft):
             assert answer.request.statistics.num_new_tokens == len(answer.tokens)
 
 
-def test_lanes_grow_while_requests_wait(target, draft):
-    with running(target, max_lanes=3, draft_model=draft, num_draft_tokens=2) as engine:
-        first = submit(engine, [5, 9, 11], max_new_tokens=100)
-        first.has_begun.wait(PATIENCE)
-        others = [submit(engine, [7, i], max_new_tokens=40) for i in range(1, 3)]
-        for answer in others:
-            answer.has_begun.wait(PATIENCE)
-        assert not first.is_done.is_set()  # they did not wait for it
-        assert first.wait() == alone(target, [5, 9, 11], max_new_tokens=100)
-        assert others[1].wait() == alone(target, [7, 2], max_new_tokens=40)
-
-
 def test_what_prompts_share_is_read_once(target, draft):
     """In the lane of a row that is done, and in one of its own."""
     with running(target, max_lanes=2, draft_model=draft, num_draft_tokens=2) as engine:

@@ -44,6 +44,33 @@ def compared(kind, fresh):
     return Compared
 
 
+def compare_drafts(monkeypatch, kind, fresh) -> list[int]:
+    """Compares each draft of a class of drafters; returns how many tokens were compared, by row.
+
+    Args:
+        fresh: of the drafter, a row, its text and the draft tokens behind it, the logits `(places, vocab)` of a fresh pass.
+    """
+    steps, compared, step, propose = [], [], kind.step, kind.propose
+
+    def stepped(self, *args):
+        steps.append(step(self, *args))
+        return steps[-1].clone()
+
+    @torch.no_grad()
+    def proposed(self, batch, *args):
+        steps.clear()
+        draft = propose(self, batch, *args)
+        for row, (text, n) in enumerate(zip(batch.history, draft.num_tokens.tolist(), strict=True)):
+            expected = fresh(self, row, text, draft.tokens[row].tolist())
+            torch.testing.assert_close(torch.stack(steps, 1)[row, :n], expected[:n], **CLOSE)
+            compared.append(n)
+        return draft
+
+    monkeypatch.setattr(kind, "step", stepped)
+    monkeypatch.setattr(kind, "propose", proposed)
+    return compared
+
+
 def compared_model(model):
     """A draft model that is."""
     kind = compared(DraftModel, lambda text, path: model(torch.tensor([text + path])).logits[0, -1])

@@ -28,10 +28,10 @@ def of_many_lengths(target, num_examples=9):
     return [example.cut(6 + 3 * (row % 4)) for row, example in enumerate(examples(target, num_examples))]
 
 
-def new_student(kind, target):
-    """A draft model, an EAGLE-3 head or a block, of random weights."""
+def new_student(kind, target, counts=None):
+    """A draft model, an EAGLE-3 head or a block, of random weights; heads draft the tokens that are counted most."""
     torch.manual_seed(0)
-    counts = torch.arange(tiny.VOCAB)
+    counts = torch.arange(tiny.VOCAB) if counts is None else counts
     if kind == "draft model":
         return DraftStudent(tiny.noisy_copy(target, noise=0.8), target)
     if kind == "eagle3":

@@ -35,7 +35,7 @@ from transformers.distributed import DistributedConfig
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.interfaces import Drafter, Schedule
-from hf_speculative.models import eager_reason, probe, verified_types
+from hf_speculative.models import probe, verified_types
 from hf_speculative.schedules import Adaptive, timed
 from hf_speculative.types import Costs, Draft
 from tests.support import tiny
@@ -140,17 +140,6 @@ def sampled_tokens_are_the_same_on_all_ranks(rank):
         assert first.tolist() != again.tolist(), "drawn anew"
     one, other = from_both(torch.rand(1).item())
     assert one != other, "what else is drawn stays each rank's own"
-
-
-@check
-def ranks_that_were_seeded_alike_still_are(rank):
-    """Plain sampling, which may come next, needs it."""
-    models = parallel()
-    torch.manual_seed(3)
-    for settings in ({}, {"reproducible": True}):
-        decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, **settings)
-        one, other = from_both(torch.rand(1).item())
-        assert one == other
 
 
 @check
@@ -297,12 +286,6 @@ def a_round_takes_three_broadcasts(rank):
 
 
 @check
-def passes_are_not_compiled(rank):
-    models = parallel()
-    assert "several processes" in eager_reason(models["split target"]) and eager_reason(models["target"]) is None
-
-
-@check
 def stages_of_a_pipeline(rank):
     """Each rank has some of the layers, and all get the logits."""
     models = parallel()
@@ -365,11 +348,6 @@ def ranks_with_unequal_work(rank):
     is_plain(rank, "sharded draft", fewest=1, do_sample=True)  # no draft on the first rank, ever
     for draft in ("sharded draft", "draft", None):
         is_plain(rank, draft, do_sample=False)
-
-
-@check
-def a_sharded_draft_of_a_whole_target(rank):
-    is_plain(rank, "sharded draft", target="target", do_sample=False)
 
 
 @check
@@ -460,15 +438,6 @@ def an_encoder_decoder_model(rank):
         hs.generate_batches(shared[0], [[5, 6]], draft_model=shared[1], **SETTINGS)
     out = hs.generate(shared[0], **inputs, draft_model=shared[1], num_draft_tokens=3 + rank, **settings)
     assert out.tolist() == plain.tolist()
-
-
-@check
-def loaded_by_transformers(rank):
-    models = sharded()
-    models["loaded"] = AutoModelForCausalLM.from_pretrained(
-        saved("target"), distributed_config=DistributedConfig(fsdp_size=2)
-    )
-    is_plain(rank, "draft", target="loaded", do_sample=False)
 
 
 @check

@@ -97,17 +97,6 @@ def test_drafted_ids_that_came_true_stay():
     assert text_of(row) == b"import os\nimport sys\nfrom"
 
 
-def test_candidates_follow_the_committed_tokens():
-    pair = translation(EMBEDDED, TOKENIZERS["embedded"])
-    row = Transcript(pair, by_token=False)
-    ids = EMBEDDED("class Queue:\n    def __init__(sel").input_ids
-    row.begin(ids)
-    draft = EMBEDDED("f, maxsize=0):", add_special_tokens=False).input_ids
-    found = row.candidates(draft, ids, 10)
-    assert EMBEDDED.decode([*ids, *found]) == "class Queue:\n    def __init__(self, maxsize=0):"
-    assert row.candidates(draft, ids, 2) == found[:2]
-
-
 def test_an_unfinished_character_is_not_proposed():
     target, draft = TOKENIZERS["metaspace"], TOKENIZERS["byte level"]
     pair = translation(target, draft)
@@ -131,16 +120,6 @@ def test_a_character_the_target_has_begun_is_finished():
     assert found[:2] == ids[-2:] and pair.target.text_of(found).endswith(b" yes")
 
 
-def test_the_end_is_mapped():
-    target, draft = TOKENIZERS["byte level, BOS"], TOKENIZERS["metaspace"]
-    pair = translation(target, draft)
-    row, ids = Transcript(pair, by_token=False), target("done").input_ids
-    row.begin(ids)
-    drafted = [*draft(" it", add_special_tokens=False).input_ids, draft.eos_token_id, 300, 301]
-    assert row.candidates(drafted, ids, 9)[-1] == target.eos_token_id
-    assert row.candidates([draft.eos_token_id], ids, 9) == [target.eos_token_id]
-
-
 def test_turns_of_a_conversation():
     """Special tokens within the text: mapped by role or content where both have them, else left out."""
     target, draft = TOKENIZERS["byte level, BOS"], TOKENIZERS["metaspace"]
@@ -154,31 +133,6 @@ def test_turns_of_a_conversation():
         assert row.ids.count(draft.bos_token_id) == 1 and row.ids.count(draft.eos_token_id) == 1
         text = draft.decode(row.ids, skip_special_tokens=True)
         assert text.replace(" ", "") == "onetwothree"
-
-
-def test_text_that_looks_like_a_special_token_is_text():
-    target, draft = TOKENIZERS["metaspace"], TOKENIZERS["byte level, BOS"]
-    pair = translation(target, draft)
-    row = Transcript(pair, by_token=False)
-    row.begin(target("a", add_special_tokens=False).input_ids)
-    row.advance([*target("a</s>b", add_special_tokens=False, split_special_tokens=True).input_ids], [])
-    assert draft.eos_token_id not in row.ids and text_of(row) == b"a</s>b"
-
-
-@pytest.mark.parametrize("by_token", [True, False], ids=["by token", "strings"])
-def test_text_that_the_draft_cannot_write_is_not_encoded_again_and_again(by_token):
-    pair = translation(TOKENIZERS["byte level"], tongues.characters("abcde"))
-    history = TOKENIZERS["byte level"]("abc").input_ids
-    row, costs = Transcript(pair, by_token), []
-    row.begin(history)
-    for _ in range(40):
-        history += TOKENIZERS["byte level"]("XYZ").input_ids
-        before = pair.num_characters
-        row.advance(history, [])
-        costs.append(pair.num_characters - before)
-    assert max(costs) <= 10
-    row.advance(history + TOKENIZERS["byte level"]("d").input_ids, [])
-    assert text_of(row) == b"abcd"
 
 
 @pytest.mark.parametrize("by_token", [True, False], ids=["by token", "strings"])

@@ -7,7 +7,7 @@ import torch
 
 from hf_speculative.training import answers
 from hf_speculative.training.answers import Asked, Journal, answer, examples_of
-from hf_speculative.training.examples import Collator, Example, token_counts, unique
+from hf_speculative.training.examples import Example, token_counts, unique
 from hf_speculative.training.sampling_params import SamplingParams
 
 PROMPTS = {0: [1, 2, 3], 2: [4, 5], 3: [6, 7, 8, 9], 7: [10, 11, 12]}
@@ -66,13 +66,6 @@ def test_answers_of_another_run_are_refused(tmp_path, other):
     (tmp_path / "b.jsonl").write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"b\.jsonl is no journal of answers"):
         Journal(tmp_path / "b.jsonl", ASKED)
-
-
-def test_examples_become_a_batch():
-    batch = Collator(pad=9)([Example((1, 2), (3,)), Example((4,), (5, 6, 7))])
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 9], [4, 5, 6, 7]]
-    assert batch["labels"].tolist() == [[-100, -100, 3, -100], [-100, 5, 6, 7]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 def test_texts_are_learned_once_and_cut():

@@ -1,6 +1,5 @@
 """DFlash blocks in training: all of them in one pass are what each is in use."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -10,9 +9,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_speculative.heads import load_head
-from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStudent, new_block, outputs_read
+from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStudent, new_block
 from hf_speculative.training.sampling_params import SamplingParams
-from hf_speculative.training.teacher import Teacher, TeacherOutputs
+from hf_speculative.training.teacher import Teacher
 from tests.support import blocks, lessons, tiny
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
@@ -80,60 +79,6 @@ def test_logits_are_those_of_the_drafter(kind, student, tmp_path):
                 torch.testing.assert_close(logits[row, block], expected, rtol=1e-5, atol=1e-5)
                 num_compared += 1
     assert num_compared == lesson.counted.sum() > 20
-
-
-def test_gradients_are_those_of_each_block_alone(student, tmp_path):
-    """In one pass, blocks share the text and nothing else."""
-    student, _ = student("z-lab, causal windows")
-    target = student.target
-    lesson = Teacher(target, student.hidden_layers)(
-        **lessons.trainer(target, None, tmp_path, student=student).data_collator(lessons.examples(target, 2))
-    )
-    inputs = student.inputs(lesson)
-    factors = torch.randn(student.module(**inputs)["hidden"].shape)
-
-    def gradients(total):
-        weights = {name: weight for name, weight in student.head.named_parameters() if weight.requires_grad}
-        return dict(zip(weights, torch.autograd.grad(total, weights.values()), strict=True))
-
-    found = gradients((student.module(**inputs)["hidden"] * factors).sum())
-    alone, size = 0, student.block.block_size
-    for row, anchors in enumerate(inputs["anchors"].tolist()):
-        for block, anchor in enumerate(anchors):
-            positions = torch.arange(anchor + size)
-            hidden = student.head(
-                noise_embeds=inputs["noise_embeds"][row, None, block * size : (block + 1) * size],
-                context_hidden_states=inputs["target_states"][row, None, :anchor],
-                position_ids=positions[None],
-                attention_mask={
-                    kind: student.block.visible(kind, positions[None, anchor:], positions)
-                    for kind in student.head.config.layer_types
-                },
-            ).last_hidden_state
-            alone = alone + (hidden[:, 1:] * factors[row, block]).sum()
-    for name, gradient in gradients(alone).items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize(("kind", "vocab_size"), [("dflash", 50), ("jetspec", tiny.VOCAB)])
-def test_one_text_learned_by_heart_is_accepted_whole(deep, kind, vocab_size, tmp_path):
-    """By the real loop, to the end of the block; what belongs to the target stays."""
-    data = lessons.examples(deep, 1, seed=3)
-    counts = torch.bincount(torch.tensor(data[0].new_ids), minlength=tiny.VOCAB)
-    torch.manual_seed(0)
-    student = DFlashStudent(new_block(deep, counts, vocab_size, kind, 3), deep)
-    meter = lessons.meter(deep, use=SamplingParams(temperature=0), max_new_tokens=9)
-    meter.prompts = [list(data[0].prompt_ids)]
-    trainer = lessons.trainer(
-        deep, None, tmp_path, data, student=student, meter=meter, max_steps=80, learning_rate=1e-2, loss="cross_entropy"
-    )
-    before = {name: weight.clone() for name, weight in deep.named_parameters()}
-    assert trainer.evaluate()["eval_acceptance_length"] < 2
-    trainer.train()
-    after = trainer.evaluate()
-    assert [after[f"eval_greedy_position_{i}"] for i in (1, 2, 3)] == [1, 1, 1]
-    assert all(torch.equal(before[name], weight) for name, weight in deep.named_parameters())
-    assert all(weight.grad is None for weight in deep.parameters())
 
 
 def test_a_loss_over_all_anchors_by_hand(deep, tmp_path):
@@ -211,24 +156,3 @@ def test_a_saved_head_is_read_again(deep, kind, layout, tmp_path):
         )
         guesses.append(one.predictions(one.module(**one.inputs(lesson)), lesson)[0].logits)
     torch.testing.assert_close(*guesses)
-
-
-def test_mixed_dtypes(deep):
-    """A target in bfloat16; the head learns in float32, and drafts in the target's."""
-    half = copy.deepcopy(deep).to(torch.bfloat16)
-    student = new_student(half)
-    ids = torch.ones(1, 6, dtype=torch.long)
-    lesson: TeacherOutputs = Teacher(half, student.hidden_layers)(ids, ids, ids)
-    (guess,) = student.predictions(student.module(**student.inputs(lesson)), lesson)
-    guess.logits.float().sum().backward()
-    assert student.head.layers[0].mlp.up_proj.weight.grad.dtype == torch.float32
-    assert student.draft().dtype == torch.bfloat16 and student.head.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("depth", "expected"),
-    [(1, [0]), (2, [0]), (4, [1, 2]), (6, [1, 2, 3]), (12, [1, 3, 5, 7, 9]), (36, [1, 9, 17, 25, 33])],
-)
-def test_layers_that_are_read(depth, expected):
-    """Of 36: those of z-lab/Qwen3-8B-DFlash."""
-    assert outputs_read(depth) == expected

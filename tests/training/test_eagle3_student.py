@@ -15,11 +15,8 @@ from hf_speculative.training.eagle3_student import (
     new_head,
 )
 from hf_speculative.training.head_student import most_frequent
-from hf_speculative.training.sampling_params import SamplingParams
 from tests.support import lessons, tiny
 
-#: of a prompt whose greedy answer does not hinge on a near-tie
-SEED = 3
 FIXTURES = sorted((Path(__file__).parents[1] / "heads" / "fixtures").glob("eagle3_speculators_*"))
 
 
@@ -32,10 +29,6 @@ def test_the_training_time_test_is_speculators(folder):
     assert [logits.shape[1] for logits in found] == [7, 6, 5]
     for step, logits in enumerate(found):
         torch.testing.assert_close(logits[0], expected[f"ttt{step}_logits"][: 7 - step], atol=1e-5, rtol=0)
-
-
-def test_there_are_fixtures():
-    assert len(FIXTURES) == 6
 
 
 def test_steps_guess_the_tokens_that_they_are_compared_with(deep, tmp_path):
@@ -52,35 +45,6 @@ def test_steps_guess_the_tokens_that_they_are_compared_with(deep, tmp_path):
         assert one.logits.shape[1] == length - 1 - step and (one.weights[:, :5] == 0.5**step).all()
         assert one.positions.tolist() == [list(range(step + 1, length))] * len(lesson.ids)
     assert len(found) == 3
-
-
-def test_a_step_sees_no_token_that_it_guesses(deep):
-    head = new_head(deep, torch.ones(tiny.VOCAB), tiny.VOCAB)
-    test, width = TrainingTimeTest(head, 3), 32
-    embeddings, states = torch.randn(1, 8, width), torch.randn(1, 8, 3 * width)
-    before = test(embeddings, states)
-    embeddings[:, 5], states[:, 5] = 0, 0  # token 6 of the text, and the state of token 5
-    after = test(embeddings, states)
-    for step, (one, other) in enumerate(zip(before, after, strict=True)):
-        changed = (one != other).any(-1)[0].tolist()
-        assert changed == [slot + step >= 5 for slot in range(8 - step)], step
-
-
-def test_one_text_learned_by_heart_is_accepted_whole(deep, tmp_path):
-    """By the real loop: what the training-time test has taught is what a head meets in use."""
-    data = lessons.examples(deep, 1, seed=SEED)
-    student = Eagle3Student(new_head(deep, torch.ones(tiny.VOCAB), tiny.VOCAB), deep)
-    meter = lessons.meter(deep, use=SamplingParams(temperature=0), max_new_tokens=9)
-    meter.prompts = [list(data[0].prompt_ids)]
-    trainer = lessons.trainer(
-        deep, None, tmp_path, data, student=student, meter=meter, max_steps=60, learning_rate=5e-3, loss="forward_kl"
-    )
-    before = {name: weight.clone() for name, weight in deep.named_parameters()}
-    assert trainer.evaluate()["eval_acceptance_length"] < 2
-    trainer.train()
-    after = trainer.evaluate()
-    assert [after[f"eval_greedy_position_{i}"] for i in (1, 2, 3)] == [1, 1, 1]
-    assert all(torch.equal(before[name], weight) for name, weight in deep.named_parameters()), "the target is frozen"
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_sorted(deep, tmp_path):
@@ -105,8 +69,3 @@ def test_a_saved_head_is_read_again(deep, tmp_path):
     assert again.config.speculators_config["algorithm"] == "eagle3"
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
-
-
-@pytest.mark.parametrize(("num_layers", "expected"), [(2, (1,)), (4, (1, 2, 3)), (6, (2, 3, 3)), (32, (2, 16, 29))])
-def test_layers_that_are_read(num_layers, expected):
-    assert layers_read(num_layers) == expected

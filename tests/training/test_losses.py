@@ -7,7 +7,7 @@ import torch
 
 from hf_speculative.training import losses
 from hf_speculative.training.sampling_params import SamplingParams
-from hf_speculative.training.settings import LOSS_NAMES, NEEDS_ALL_TOKENS
+from hf_speculative.training.settings import NEEDS_ALL_TOKENS
 
 VOCAB = 7
 USES = [
@@ -40,10 +40,6 @@ DEFINITIONS = {
 CASES = [(name, use) for name in losses.LOSSES for use in USES if not (use.cuts and name in NEEDS_ALL_TOKENS)]
 
 
-def test_all_losses_are_defined():
-    assert DEFINITIONS.keys() == losses.LOSSES.keys() == {*LOSS_NAMES}
-
-
 @pytest.mark.parametrize(("name", "use"), CASES, ids=str)
 def test_values_and_gradients_are_those_of_the_definition(name, use):
     target = torch.randn(5, VOCAB) * 2
@@ -59,41 +55,6 @@ def test_values_and_gradients_are_those_of_the_definition(name, use):
     torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-6, rtol=1e-5)
 
 
-def test_gradients_in_closed_form():
-    """Of logits: q - p for KL; q (1[q < p] - the q of such tokens) for the acceptance."""
-    p = torch.randn(4, VOCAB).log_softmax(-1)
-    logits = torch.randn(4, VOCAB, requires_grad=True)
-    q = logits.log_softmax(-1)
-    (kl,) = torch.autograd.grad(losses.forward_kl(p, q).sum(), logits, retain_graph=True)
-    torch.testing.assert_close(kl, q.exp() - p.exp())
-    (found,) = torch.autograd.grad(losses.acceptance(p, q).sum(), logits)
-    below = (q < p).float()
-    torch.testing.assert_close(found, q.exp() * (below - (below * q.exp()).sum(-1, keepdim=True)))
-
-
-def test_the_weight_of_the_hybrid_has_no_gradient():
-    """With one, the gradient would be that of another loss."""
-    p, logits = torch.randn(VOCAB).log_softmax(-1), torch.randn(VOCAB, requires_grad=True)
-    q = logits.log_softmax(-1)
-    (found,) = torch.autograd.grad(losses.lk_hybrid(p, q), logits, retain_graph=True)
-    weight = torch.exp(-3 * losses.acceptance(p, q))
-    free = weight * losses.forward_kl(p, q) + (1 - weight) * losses.total_variation(p, q)
-    (attached,) = torch.autograd.grad(free, logits)
-    assert not torch.allclose(found, attached, atol=1e-4)
-
-
-def test_nothing_but_rejections_still_pulls():
-    """Where p and q do not overlap, total variation has no gradient to speak of; the others do."""
-    p = torch.tensor([0.0, -40.0]).log_softmax(-1)
-    logits = torch.tensor([-20.0, 0.0], requires_grad=True)
-    sizes = {}
-    for name in ("total_variation", "negative_log_acceptance", "lk_hybrid", "forward_kl"):
-        (gradient,) = torch.autograd.grad(losses.LOSSES[name](p, logits.log_softmax(-1)), logits)
-        sizes[name] = gradient.abs().max().item()
-    assert sizes["total_variation"] < 1e-8 and sizes["negative_log_acceptance"] > 1e-5
-    assert min(sizes["lk_hybrid"], sizes["forward_kl"]) > 0.5
-
-
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_the_targets_distributions_are_those_of_generate(use, target):
     """Those that plain `generate` draws from, with the same settings."""
@@ -106,12 +67,6 @@ def test_the_targets_distributions_are_those_of_generate(use, target):
     found = use.of_target(logits)
     assert torch.equal(found.isneginf(), expected.isneginf())
     torch.testing.assert_close(found.exp(), expected.exp(), atol=1e-5, rtol=1e-4)
-
-
-def test_greedy_use_learns_from_the_whole_distribution():
-    logits = torch.randn(3, VOCAB)
-    assert torch.equal(SamplingParams(temperature=0).of_target(logits), logits.log_softmax(-1))
-    assert SamplingParams(temperature=0).generate_kwargs == {"do_sample": False}
 
 
 @pytest.mark.parametrize(

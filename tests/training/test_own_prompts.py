@@ -59,23 +59,6 @@ def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
     assert lines(tmp_path / "p.jsonl") == found
 
 
-@pytest.mark.parametrize(
-    ("text", "is_kept"),
-    [
-        ("What is a list in Python?", True),
-        ("Why?", False),
-        ("word " * 40, False),
-        ("Tell me <|im_start|> a tale", False),
-    ],
-)
-def test_which_prompts_are_sensible(pair, text, is_kept):
-    tokenizer = pair[1]
-    row = tokenizer(text, add_special_tokens=False)["input_ids"]
-    end = [tokenizer.eos_token_id]
-    assert (own_prompts._text(row + end, tokenizer, True) == text.strip()) == is_kept
-    assert own_prompts._text(row, tokenizer, True) is None, "not said to its end"
-
-
 def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
     monkeypatch.setattr(own_prompts, "_text", lambda *_: None)

@@ -1,7 +1,6 @@
 """Whole runs: from prompts to what `draft_model=` takes."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 
@@ -10,8 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 import hf_speculative as hs
-from hf_speculative.measuring import plan
-from hf_speculative.training import acceptance, arguments, deadline, prospects, wording
+from hf_speculative.training import arguments, deadline
 from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
@@ -145,16 +143,6 @@ def test_card(trained):
     assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card and "expect little" in card
     assert "| temperature 1, after |" in card and "| steps | greedy | temperature 1 |" in card
     assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
-
-
-def test_few_tokens_make_no_figure(trained, monkeypatch):
-    result = trained[1]
-    assert {*result.after.num_tokens} == {"greedy", "sampled"} and max(result.after.num_tokens.values()) < 200
-    monkeypatch.setattr(plan, "FEWEST_TOKENS", 200)
-    assert all({*line.figures} == {"\u2013"} for line in wording.acceptance(result).lines)
-    assert "Fewer than 200 tokens were measured" in wording.summary(result)
-    old = [replace(point, num_tokens={}) for point in result.curve]
-    assert "\u2013" not in str(wording.curve(replace(result, curve=old))), "an earlier version did not count them"
 
 
 def test_a_stopped_run_goes_on(trained, learn, tmp_path, monkeypatch):
@@ -319,31 +307,3 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     first = learn(target, tmp_path / "run", settings, watch=watch, max_steps=2, **store)
     again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, **store)
     assert first.data["num_answers"] == again.data["num_answers"] == 5
-
-
-def test_a_measurement_ends_in_time(monkeypatch):
-    target = tiny.llama()
-    prompts = [row["prompt"] for row in PROMPTS]
-    clock = iter(range(1000))
-    monkeypatch.setattr(acceptance.time, "monotonic", lambda: next(clock))
-    whole, some = (
-        Meter(prompts, SamplingParams(0.0), 3, max_new_tokens=6, batch_size=2, most_seconds=seconds)
-        for seconds in (math.inf, 2)
-    )
-    draft = tiny.noisy_copy(target)
-    counts = [meter.counts(meter.measure(target, draft), "greedy").num_rounds for meter in (whole, some)]
-    assert 0 < counts[1] < counts[0]
-
-
-def test_what_a_short_run_is_told_to_be():
-    time_left = deadline.Deadline(600.0)
-    assert time_left.num_steps(1.0) == pytest.approx(0.7 * 570, abs=1)
-
-
-def test_runs_without_a_chance_are_told():
-    (few,) = prospects.prospects("eagle3", 20, 8_000_000_000)
-    assert "20 answers are too few" in few
-    (some,) = prospects.prospects("eagle3", 5_000, 8_000_000_000)
-    assert "5,000 answers: 1.5" in some and "do not expect a speedup" in some
-    assert prospects.prospects("eagle3", 500_000, 8_000_000_000) == []
-    assert prospects.prospects("eagle3", 5_000, 9_000_000) == [], "small targets need less"

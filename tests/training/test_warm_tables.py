@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.drafting.tables import STORE, SUCCESSORS, Tables, TablesSource, holds_tables
 from hf_speculative.training import Settings, train
 from hf_speculative.training.examples import Example
@@ -97,21 +95,3 @@ def test_a_run_makes_them_with_a_card(tokenizer, tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "Warm tables" in card and " without tables, " in card and "learning rate" not in card
     assert same_as_plain(target, tiny.prompts(2), draft_model=str(tmp_path), num_draft_tokens=4).num_draft_tokens
-
-
-def test_commands_take_them_like_a_draft(tokenizer, tmp_path):
-    target = hs.embedded_pair()[0]
-    ids = tokenizer("import os\nimport sys\n", return_tensors="pt").input_ids
-    answer = target.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    learn_tables(target, tokenizer, [Example(tuple(ids[0].tolist()), tuple(answer))]).save(folder)
-    (tmp_path / "p.txt").write_text("import os\nimport sys\n")
-    common = ["--model", "embedded", "--draft-model", str(folder), "--max-new-tokens", "8", "--num-draft-tokens", "4"]
-    for command in (
-        ["generate", "import os"],
-        ["eval", "--dataset", str(tmp_path / "p.txt"), "--results", str(tmp_path / "r.jsonl")],
-    ):
-        result = CliRunner().invoke(app, [*command, *common], env={"COLUMNS": "200"})
-        assert result.exit_code == 0, result.output
-        assert "1 of 1" in result.stdout or "2 of 2" in result.stdout

@@ -3,7 +3,6 @@
 import random
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.sampling.samplers import Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification, paths, sampled
-from tests.support import kept_of_trees, trees
+from tests.support import trees
 from tests.support.branching import (
     Branching,
     Table,
@@ -198,12 +197,6 @@ def test_a_drawn_sibling_before_fixed_ones_keeps_as_much_as_can_be():
         drawn = drawn_then_fixed(q, 2)(())
         most = torch.where(drawn > 0, torch.minimum(p(()), drawn), p(())).sum().item()
         assert num_kept(TokenVerification, p, drawn_then_fixed(q, 2), [-1, -1]) == pytest.approx(most, abs=EXACT)
-
-
-@pytest.mark.slow
-def test_the_page_says_how_much_is_kept():
-    page = Path(__file__).parents[2] / "docs" / "trees.md"
-    assert kept_of_trees.table() in page.read_text()
 
 
 # Negative controls: the enumeration sees the bugs it is there for
