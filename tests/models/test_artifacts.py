@@ -16,7 +16,6 @@ from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import (
     RaggedModel,
-    StaticModel,
     artifacts,
     attention,
     execution,
