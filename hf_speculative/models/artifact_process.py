@@ -24,12 +24,14 @@ def main(place: Path) -> None:
         config = AutoConfig.from_pretrained(place)
         dtype = getattr(torch, asked["dtype"])
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
+        if asked["is_cast"]:
+            model.to(dtype)
         if asked["packed"]:
             packing.pack_weights(model, only=asked["packed"])
         path, recorded = Path(asked["path"]), tuple(asked["recorded"])
         if artifacts.path_of(model, recorded) != path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            artifacts.note_of(path).write_text("a model built from the config alone is another one")
+            artifacts.foreground_of(path).write_text("a model built from the config alone is another one")
             return
         with FileLock(path.parent / "making.lock"):  # one at a time, whatever number of processes asked
             artifacts.make(model, recorded=recorded)

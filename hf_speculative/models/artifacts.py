@@ -98,6 +98,11 @@ def note_of(path: Path) -> Path:
     return path.with_suffix(".txt")
 
 
+def foreground_of(path: Path) -> Path:
+    """Where it says why a process of its own cannot make it."""
+    return path.with_suffix(".foreground.txt")
+
+
 def whole_of(path: Path) -> Path:
     """Where it says why a pass is one file rather than pieces."""
     return path.with_suffix(".whole.txt")
@@ -256,7 +261,8 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     if is_head(model):
         return  # transformers could not build it from its config
     path = path_of(model, recorded)
-    if path.name in _started or note_of(path).exists() or _has_no_power_to_spare():
+    notes = note_of(path), foreground_of(path)
+    if path.name in _started or any(note.exists() for note in notes) or _has_no_power_to_spare():
         return
     _started.add(path.name)
     logger.warning(
@@ -268,6 +274,8 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     asked: dict[str, Any] = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention_name(model.config),
+        # `.to(dtype)` casts buffers as well, which a model that is made or loaded in `dtype` has in float32.
+        "is_cast": all(buffer.dtype == model.dtype for buffer in model.buffers() if buffer.is_floating_point()),
     }
     orders = {name: order for order, names in layout_of(packed_of(model)) for name in names}
     asked |= {"path": str(path), "packed": orders}

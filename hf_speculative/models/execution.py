@@ -101,8 +101,8 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
 
 def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
     """Whether passes are compiled or captured in this process, so that the first of each kind takes long."""
-    are_files = all(pool.has_artifact(model) for model in models if model is not None)
-    return bool(cuda_graphs) or (compile is True and not are_files)
+    in_process = (artifacts.unsupported_reason(model) is not None for model in models if model is not None)
+    return bool(cuda_graphs) or (compile is True and any(in_process))
 
 
 def eager_reason(model: PreTrainedModel) -> str | None:

@@ -250,13 +250,16 @@ class TestTheName:
         packing.unpack_weights(model)
         assert artifacts.path_of(model) == plain
 
-    def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch):
+    @pytest.mark.parametrize("is_cast", [False, True])
+    def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch, is_cast):
         from hf_speculative.models import artifact_process
 
         commands = []
         monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
         monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
-        run_as(monkeypatch, packs=True, compile="auto")
+        run_as(monkeypatch, packs=not is_cast, compile="auto")
+        if is_cast:
+            model.to(torch.bfloat16)  # and buffers, which a model that is made in bfloat16 has in float32
         attached(model)
         assert generate(model) and not emulated.runs
         monkeypatch.setattr(packing, "seconds_of", lambda unit: pytest.fail("timed at the lowest priority"))
