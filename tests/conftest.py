@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from hf_speculative.measuring import plan
-from hf_speculative.models import artifacts, matmul_autotune, model_state, packing
-from hf_speculative.models.packed_layers import BLOCKED, ROWS, TRANSPOSED, orders_of
+from hf_speculative.models import artifacts, model_state
 from hf_speculative.schedules import adaptive
 from hf_speculative.types import Costs
 from tests.support import tiny
@@ -51,33 +50,6 @@ def fixed_costs(request, monkeypatch):
         fix_costs(monkeypatch, Costs(0.05, 0.05))
         monkeypatch.setattr(adaptive, "RESCUED", 0.0)
         monkeypatch.setattr(adaptive, "FIRST_NODES", 64.0)
-
-
-@pytest.fixture(autouse=True)
-def fixed_products(request, monkeypatch):
-    """Weights are packed by these times, not by the clock's, which are not noted; a test marked `measures` asks the clock."""
-    if request.node.get_closest_marker("measures") is None:
-        monkeypatch.setattr(matmul_autotune, "_known", {})
-        monkeypatch.setattr(matmul_autotune, "_noted", seconds_of_products)
-
-
-def seconds_of_products(kind, measure):
-    """By the `matmul_autotune.kind` of layers, 1 s packed, in either order, and 2 s plain."""
-    orders = orders_of(torch.float32 if "float32" in kind else torch.bfloat16)
-    return {order: [1.0 + (order == "plain")] * len(matmul_autotune.WIDTHS) for order in ("plain", *orders)}
-
-
-@pytest.fixture(params=[BLOCKED, TRANSPOSED, ROWS])
-def order(request, monkeypatch):
-    """How packed weights lie, where they can."""
-    if request.param not in orders_of(torch.float32):
-        pytest.skip("torch has no MKL here")
-
-    def fastest(seconds, may_stay_plain):
-        return request.param if request.param in seconds else BLOCKED
-
-    monkeypatch.setattr(packing, "fastest", fastest)
-    return request.param
 
 
 @pytest.fixture(autouse=True)

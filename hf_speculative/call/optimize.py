@@ -48,4 +48,4 @@ def pack(model: PreTrainedModel, execution: Execution) -> None:
         return
     is_ahead = bool(execution.compile) and artifacts.unsupported_reason(model) is None
     if not execution.captures and (execution.compile is not True or is_ahead):
-        packing.pack_weights(model, only_if_faster=execution.packs == "auto", is_compiled=is_ahead)
+        packing.pack_weights(model, has_small=is_ahead or execution.packs is True)

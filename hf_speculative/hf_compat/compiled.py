@@ -20,29 +20,29 @@ class CompiledFunction:
     """
 
     def __init__(self, library: Path):
-        self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-        self.constants: dict[str, str] = self._runner.get_constant_names_to_original_fqns()
-        self.run = self._runner.run
+        self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+        self.constants: dict[str, str] = self.runner.get_constant_names_to_original_fqns()
+        self.run = self.runner.run
 
     def load_constants(self, constants: Mapping[str, Tensor]) -> None:
         """Read these very tensors, which torch keeps for good."""
         use_inactive, check_full_update, user_managed = False, True, True
         named = {name: constants[own] for name, own in self.constants.items()}
-        self._runner.update_constant_buffer(named, use_inactive, check_full_update, user_managed)
+        self.runner.update_constant_buffer(named, use_inactive, check_full_update, user_managed)
 
 
 class CompiledPackage:
     """A file of torch's AOTInductor. Its functions share the code, which `AOTIModelPackageLoader` would load for each."""
 
     def __init__(self, path: Path):
-        self._folder = TemporaryDirectory(ignore_cleanup_errors=True)
+        self.folder = TemporaryDirectory(ignore_cleanup_errors=True)
         with ZipFile(path) as archive:
             inside = {Path(name).name: name for name in archive.namelist()}
             (library,) = (name for name in inside if name.endswith((".so", ".pyd", ".dylib")))
             metadata = next(name for name in inside if name.endswith("wrapper_metadata.json"))
             self.metadata: dict[str, str] = json.loads(archive.read(inside[metadata]))
-            self._library = Path(archive.extract(inside[library], self._folder.name))
+            self.library = Path(archive.extract(inside[library], self.folder.name))
 
     def function(self) -> CompiledFunction:
         """Another one."""
-        return CompiledFunction(self._library)
+        return CompiledFunction(self.library)

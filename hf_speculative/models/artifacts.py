@@ -25,14 +25,14 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.logging import tqdm
+from transformers.utils import logging as hf_logging
 
 from ..hf_compat import attention_name
 from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved, PassOfPieces
-from .described import NOT_OF_LAYERS, described, digest, order_of_packed
-from .packed_layers import layout_of, packed_of
+from .described import NOT_OF_LAYERS, described, digest, suffix_of_packed
+from .packed_layers import packed_of
 from .packed_parameters import own_parameters, parameters_of
 from .pieces import CannotCut, Pieces, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
@@ -90,7 +90,7 @@ def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     Those are the model's description, which hidden states it gives, and which of its layers are packed, in which order.
     """
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
-    return folder() / f"{described(model, model.config)}{states}{order_of_packed(model)}.pt2"
+    return folder() / f"{described(model, model.config)}{states}{suffix_of_packed(model)}.pt2"
 
 
 def note_of(path: Path) -> Path:
@@ -164,7 +164,7 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
         f"{described(layer, config, *NOT_OF_LAYERS)}-{digest([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
     )
     names = zip((rest[0], *layers, rest[1]), pieces, strict=True)
-    return Files(whole, pieces, tuple(folder() / f"{name}{order_of_packed(piece)}.pt2" for name, piece in names))
+    return Files(whole, pieces, tuple(folder() / f"{name}{suffix_of_packed(piece)}.pt2" for name, piece in names))
 
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
@@ -233,7 +233,9 @@ def _make(files: Files) -> None:
     missing = {path: module for path, module in files.modules.items() if not path.exists()}
     with tempfile.TemporaryDirectory(dir=folder()) as place:
         begun = {path: Path(place) / path.name for path in missing}
-        for path, module in tqdm(missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing):
+        for path, module in hf_logging.tqdm(
+            missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing
+        ):
             exported.compile_to(begun[path], module)
         if missing:
             exported.check(files.load(begun), files.whole)
@@ -277,8 +279,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         # `.to(dtype)` casts buffers as well, which a model that is made or loaded in `dtype` has in float32.
         "is_cast": all(buffer.dtype == model.dtype for buffer in model.buffers() if buffer.is_floating_point()),
     }
-    orders = {name: order for order, names in layout_of(packed_of(model)) for name in names}
-    asked |= {"path": str(path), "packed": orders}
+    asked |= {"path": str(path), "packed": list(packed_of(model))}
     asked["recorded"] = recorded
     (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]

@@ -104,7 +104,7 @@ def processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
 
 
-def order_of_packed(model: nn.Module) -> str:
-    """How packed weights lie, for a file's name."""
+def suffix_of_packed(model: nn.Module) -> str:
+    """Which layers are packed, for a file's name."""
     packed = layout_of(packed_of(model))
     return f"-packed-{digest(packed)[:8]}" if packed else ""

@@ -1,25 +1,24 @@
 """Linear layers on a CPU whose weights are packed: kept in the order in which they are read fastest, and in no other.
 
-oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. MKL, which multiplies in
-float32, is faster for small weights, be they as they are or transposed, most so where layers that read the same input are one.
-A packed layer holds its weight in one of these orders *instead of* the plain one, so there is no second copy to go stale. The
-plain weight is back, bit for bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an
-optimizer, pickling, a forward that autograd follows. Who has a weight already would not ask, so such weights are left alone
-(`is_held`). The one exception is a head that shares its weight with the embedding, which needs rows: it gets a packed copy,
-which is compared with the plain weight before each use (`Stamp`).
+oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. Plain products in
+float32 are MKL's, which take 1.2 to 4 times as long at 1 to 9 columns (AVX2 and AVX-512; weights of 0.5 to 108 MiB). A packed
+layer holds its weight in blocks *instead of* the plain one, so there is no second copy to go stale. The plain weight is back,
+bit for bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a
+forward that autograd follows. Who has a weight already would not ask, so such weights are left alone (`is_held`). The one
+exception is a head that shares its weight with the embedding, which needs rows: it gets a packed copy, which is compared with
+the plain weight before each use (`Stamp`).
 """
 
 from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import Conv1D
 
 from ..hf_compat import OWNED_ONCE, has_onednn_bf16, has_placement_hook, is_compiled
@@ -27,8 +26,6 @@ from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .shallow import duplicate
 
-#: how a packed weight lies: in oneDNN's blocks, or as `(in, out)` or `(out, in)`, which MKL reads
-ORDERS = BLOCKED, TRANSPOSED, ROWS = "blocked", "transposed", "rows"
 #: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/packed-weights.md)
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
@@ -75,22 +72,7 @@ def _empty(kind: type) -> nn.Module:
 
 def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """`functional.linear` with a packed weight."""
-    return (_product_of_blocks if packed.is_mkldnn else functional.linear)(input, packed, bias)
-
-
-def order_of(packed: Tensor) -> str:
-    if packed.is_mkldnn:
-        return BLOCKED
-    return ROWS if packed.is_contiguous() else TRANSPOSED
-
-
-def _product_of_blocks(input: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
-
-
-def product_in(order: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """`functional.linear` with weights that lie in this order."""
-    return _product_of_blocks if order == BLOCKED else functional.linear
 
 
 @torch.compiler.disable
@@ -111,21 +93,18 @@ class Traced(nn.Module):
     """A packed layer as a compiler sees it: its weight has the shape of a packed one, `(out, in)`, and no numbers.
 
     Attributes:
-        order: how the packed weight lies.
         together: those that it is packed with, if there are some, the first of which, of `twins`, has the weight.
     """
 
-    order: str
     together: FusedLinears | None = None
     index: int
     twins: list[nn.Module]
 
     def forward(self, input: Tensor) -> Tensor:
-        product = product_in(self.order)
         if self.together is None:
-            return product(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
+            return linear(input, cast(Tensor, self.weight), cast("Tensor | None", self.bias))
         weight, bias = self.twins[0].weight, joined([cast("Tensor | None", twin.bias) for twin in self.twins])
-        return self.together.part(self.index, input, lambda input: product(input, cast(Tensor, weight), bias))
+        return self.together.part(self.index, input, lambda input: linear(input, cast(Tensor, weight), bias))
 
 
 class TracedLinear(Traced, nn.Linear):
@@ -165,16 +144,12 @@ def is_packed(module: nn.Module) -> bool:
     return getattr(module._parameters, "packed", None) is not None
 
 
-def packed_weight(modules: Sequence[nn.Module], order: str) -> Tensor:
-    """A plain layer's weight, as `(out, in)`, lying in that order; of several, one below the other."""
+def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
+    """A plain layer's weight, as `(out, in)`, in blocks; of several, one below the other."""
     weights = [weight_of(module).detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if issubclass(type(modules[0]), Conv1D):
         weight = weight.t()
-    if order == TRANSPOSED:
-        return weight.t().clone(memory_format=torch.contiguous_format).t()
-    if order == ROWS:  # which several are already, in memory of their own
-        return weight if len(weights) > 1 else weight.clone(memory_format=torch.contiguous_format)
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
@@ -198,13 +173,12 @@ def unpack(module: nn.Module) -> None:
 def traced(model: nn.Module) -> dict[str, nn.Module]:
     """Twins of packed layers for the compiler, by the layer's name; the memory of their weights is never touched."""
     twins: dict[str, nn.Module] = {}
-    for order, names in layout_of(packed_of(model)):
+    for names in layout_of(packed_of(model)):
         layers = [model.get_submodule(name) for name in names]
         packed = cast(PackedParameters, layers[0]._parameters).packed
         assert packed is not None
-        weight = torch.empty(packed.shape, dtype=packed.dtype)
-        weight = nn.Parameter(weight.t().contiguous().t() if order == TRANSPOSED else weight, requires_grad=False)
-        family = [_twin(layer, weight if index == 0 else None, order) for index, layer in enumerate(layers)]
+        weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
+        family = [_twin(layer, weight if index == 0 else None) for index, layer in enumerate(layers)]
         if len(family) > 1:
             together = FusedLinears([len(weight_of(layer)) for layer in layers])
             for index, twin in enumerate(family):
@@ -213,23 +187,22 @@ def traced(model: nn.Module) -> dict[str, nn.Module]:
     return twins
 
 
-def _twin(layer: nn.Module, weight: nn.Parameter | None, order: str) -> Traced:
+def _twin(layer: nn.Module, weight: nn.Parameter | None) -> Traced:
     twin = duplicate(layer)
     twin.__class__ = TRACED[PLAIN[type(layer)]]
     twin._parameters = {"weight": weight, "bias": dict.get(layer._parameters, "bias")}
-    twin.order = order  # type: ignore[assignment]
     return cast(Traced, twin)
 
 
-def layout_of(packed: Mapping[str, PackedParameters]) -> list[list]:
-    """The layers in `packed_of`, as a file notes them: an order, and the names of those that lie so as one weight."""
+def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
+    """The layers in `packed_of`, as a file notes them: the names of those that are one weight."""
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
         held = parameters.held or Held(torch.empty(0))  # somebody has asked for it meanwhile
         group = own if held.together is None else id(held.together)
-        lists[(parent, group, order_of(held.packed))][held.index] = name
-    return sorted([order, [names[index] for index in sorted(names)]] for (*_, order), names in lists.items())
+        lists[(parent, group)][held.index] = name
+    return sorted([names[index] for index in sorted(names)] for names in lists.values())
 
 
 def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
@@ -257,11 +230,6 @@ def unsupported_reason(module: nn.Module, is_shared: bool) -> str | None:
     if not is_shared and is_held(module._parameters):
         return HELD
     return None
-
-
-def orders_of(dtype: torch.dtype) -> tuple[str, ...]:
-    """In which packed weights of this type may lie: for half precision MKL has no products."""
-    return ORDERS if dtype == torch.float32 and torch.backends.mkl.is_available() else (BLOCKED,)
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

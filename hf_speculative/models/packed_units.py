@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .fused_linears import families
-from .packed_layers import BLOCKED, is_linear, is_packed, pack, packed_weight, unsupported_reason
+from .packed_layers import is_linear, is_packed, pack, packed_weight, unsupported_reason
 from .packed_parameters import parameters_of, weight_of
 
 
@@ -19,12 +19,10 @@ class Unit:
 
     Attributes:
         is_shared: an embedding has the weight as well.
-        order: in which the packed weight lies.
     """
 
     layers: tuple[nn.Module, ...]
     is_shared: bool = False
-    order: str = BLOCKED
 
     def unsupported_reason(self) -> str | None:
         """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
@@ -35,7 +33,7 @@ class Unit:
         """Whether it is packed now."""
         if all(map(is_packed, self.layers)):
             return True
-        return pack(self.layers, packed_weight(self.layers, self.order), self.is_shared)
+        return pack(self.layers, packed_weight(self.layers), self.is_shared)
 
     @property
     def num_bytes(self) -> int:

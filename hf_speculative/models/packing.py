@@ -1,4 +1,4 @@
-"""Which linear layers of a model run on packed weights, whether that is faster here, and keeping it so from call to call.
+"""Which linear layers of a model run on packed weights, and keeping it so from call to call.
 
 `attach` packs, `detach` puts everything back. A layer that was asked for its plain weight in between is packed again when the
 next call begins. See docs/packed-weights.md.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,16 +20,13 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import is_compiled, placement_hook
 from . import pool
-from .matmul_autotune import AS_THEY_ARE, WIDTHS, Seconds, fastest, kind, seconds_of
-from .packed_layers import HELD, TRANSPOSED, dtypes, is_linear, is_packed, unpack, unsupported_reason
+from .packed_layers import HELD, dtypes, is_linear, is_packed, unpack, unsupported_reason
 from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .packed_units import Unit, linear_layers, parts_of, units_of
 from .sharding import group_of, is_sharded
 
-#: "auto" packs a layer if its products take at most this share of the time that they take with plain weights
-SHARE = 0.95
-#: what a packed layer's own Python takes beside the product, in seconds
-OVERHEAD = 5e-6
+#: bytes of a float32 weight below which eager products win less than a packed layer's own Python takes, 5 microseconds
+LEAST_BYTES = 2**19
 
 
 @dataclass
@@ -39,48 +36,36 @@ class Packing:
     Attributes:
         units: the linear layers chosen.
         left: why others stay plain: how many by reason.
-        seconds: by number of columns, what the products of a pass took with plain and with packed weights when measured.
         num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
-        reach: 0 if the layers are those for which it is faster in eager passes, 1 if in compiled ones, 2 if all that can be.
+        has_small: small layers are packed as well.
     """
 
     units: list[Unit] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    seconds: dict[int, list[float]] = field(default_factory=lambda: {width: [0.0, 0.0] for width in WIDTHS})
     num_bytes: int = 0
     num_copied: int = 0
-    reach: int = 2
+    has_small: bool = True
 
     @property
     def layers(self) -> list[nn.Module]:
         return [layer for unit in self.units for layer in unit.layers]
 
-    def add(self, unit: Unit, seconds: Seconds | None) -> None:
+    def add(self, unit: Unit) -> None:
         self.units.append(unit)
         self.num_bytes += unit.num_bytes
         self.num_copied += unit.num_bytes * unit.is_shared
-        if seconds is None:
-            return  # it was not asked what is faster
-        for width, *both in zip(WIDTHS, seconds[AS_THEY_ARE], seconds[unit.order], strict=True):
-            self.seconds[width] = [a + b for a, b in zip(self.seconds[width], both, strict=True)]
 
     def __str__(self) -> str:
         num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
         left = "".join(f"; {num} stay plain, {reason}" for reason, num in self.left.items())
         if not self.layers:
             return f"none of {num_plain} linear layers is packed{left}"
-        shares = [
-            f"{packed / plain:.2f} of the time at {width} column{'s' * (width > 1)}"
-            for width, (plain, packed) in self.seconds.items()
-        ]
         waiting = len(self.layers) - num_packed
         left = f"; {waiting} more when the next call begins" * bool(waiting) + left
-        num_transposed = sum(len(unit.layers) for unit in self.units if unit.order == TRANSPOSED)
-        transposed = f", {num_transposed} of them transposed" * bool(num_transposed)
         copied = f", {self.num_copied / 2**20:.0f} MiB of them a second copy" if self.num_copied else ""
         return (
             f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({self.num_bytes / 2**20:.0f} MiB"
-            f"{copied}{transposed}): their products take {' and '.join(shares)}{left}"
+            f"{copied}){left}"
         )
 
 
@@ -105,60 +90,47 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(
-    model: PreTrainedModel,
-    only_if_faster: bool = True,
-    is_compiled: bool = False,
-    only: Mapping[str, str] | None = None,
-) -> Packing:
-    """Packs what can be packed of `model`, or of that what is faster so; more than before, if a later call asks for more.
+def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> Packing:
+    """Packs what can be packed of `model`; more than before, if a later call asks for small layers too.
 
     Args:
-        is_compiled: passes are compiled ahead of time, in which a layer takes no Python.
-        only: these layers and no others, by name, with the order of each.
+        has_small: float32 weights below `LEAST_BYTES` too: a layer of a compiled pass takes no Python.
+        only: these layers and no others, by name.
     """
-    reach = 2 if not only_if_faster else int(is_compiled)
     known = _packings.get(model)
-    if known is not None and reach <= known.reach:
+    if known is not None and has_small <= known.has_small:
         renew(model)
         return known
     unpack_weights(model)
-    packing = _packings[model] = Packing(reach=reach)
+    packing = _packings[model] = Packing(has_small=has_small)
     if packing_unsupported_reason(model) is not None:
         return packing
     pool.release_artifact(model)  # which holds weights
-    alike: dict[str, list[Unit]] = defaultdict(list)
-    among = None if only is None else {model.get_submodule(name): order for name, order in only.items()}
     layers = linear_layers(model)
     if any(
         not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
     ):
         gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
-    if among is not None and (others := layers.keys() - among.keys()):
-        packing.left["not faster packed"] += len(others)
+    if only is not None:
+        among = {model.get_submodule(name) for name in only}
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
-    for unit in units_of(model, layers):
-        if (reason := unit.unsupported_reason()) is None:
-            alike[kind(unit)].append(unit)
-        else:
-            packing.left[reason] += len(unit.layers)
     with torch.no_grad(), torch.inference_mode(False):
-        for units in alike.values():
-            seconds = None
-            if among is None:
-                seconds = seconds_of(units[0])
-                order = _order(units[0], seconds, only_if_faster, is_compiled)
-                if order == AS_THEY_ARE:
-                    packing.left["not faster packed"] += sum(len(unit.layers) for unit in units)
-                    continue
-            for unit in units:
-                packed = replace(unit, order=order if among is None else among[unit.layers[0]])
-                if packed.pack():
-                    packing.add(packed, seconds)
-                else:
-                    packing.left[HELD] += len(unit.layers)
+        for unit in units_of(model, layers):
+            if (reason := unit.unsupported_reason()) is not None:
+                packing.left[reason] += len(unit.layers)
+            elif only is None and not has_small and is_small(unit):
+                packing.left["small, and not faster packed"] += len(unit.layers)
+            elif unit.pack():
+                packing.add(unit)
+            else:
+                packing.left[HELD] += len(unit.layers)
     _give_back_memory()
     return packing
+
+
+def is_small(unit: Unit) -> bool:
+    """Eager passes are not faster with it packed; bfloat16 weights are brought to oneDNN's blocks in any case."""
+    return weight_of(unit.layers[0]).dtype == torch.float32 and unit.num_bytes < LEAST_BYTES * len(unit.layers)
 
 
 def renew(model: PreTrainedModel | None) -> None:
@@ -215,18 +187,6 @@ def describe(model: PreTrainedModel) -> str:
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
     return "plain; `attach` packs them, unless `optimize=False`" if reason is None else f"plain: {reason}"
-
-
-def _order(unit: Unit, seconds: Seconds, only_if_faster: bool, is_compiled: bool) -> str:
-    """The order in which to pack it, by what its products take; `AS_THEY_ARE` if it is to stay plain."""
-    # In bfloat16 plain products are oneDNN's as well, plus the way to its order.
-    may_stay_plain = only_if_faster and weight_of(unit.layers[0]).dtype == torch.float32
-    order = fastest(seconds, may_stay_plain)
-    if not may_stay_plain or is_compiled or order == AS_THEY_ARE:
-        return order
-    overhead = OVERHEAD * len(unit.layers)
-    pairs = zip(seconds[AS_THEY_ARE], seconds[order], strict=True)
-    return order if all(packed + overhead <= SHARE * plain for plain, packed in pairs) else AS_THEY_ARE
 
 
 def _give_back_memory() -> None:

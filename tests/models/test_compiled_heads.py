@@ -67,7 +67,6 @@ def test_trees(emulated):
 
 
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
-@pytest.mark.usefixtures("order")
 def test_on_packed_weights(emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     target, head = heads.made("llama")

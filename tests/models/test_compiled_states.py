@@ -84,7 +84,6 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkey
 
 
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
-@pytest.mark.usefixtures("order")
 def test_on_packed_weights(pair, emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     model, head = pair

@@ -15,7 +15,6 @@ from tests.support import tiny
 from tests.support.packed import have_equal_weights, num_packed, weights
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
-in_each_order = pytest.mark.usefixtures("order")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 
@@ -37,7 +36,6 @@ def logits(model, ids=None):
         return model(tiny.prompts(2)["input_ids"] if ids is None else ids).logits
 
 
-@in_each_order
 def test_one_product(packed, products):
     attention, mlp = packed.model.layers[0].self_attn, packed.model.layers[0].mlp
     logits(packed)
@@ -59,14 +57,13 @@ def test_who_looks_at_one_sees_all(plain, packed, name):
 
 def test_who_holds_one_keeps_it(model, products):
     held = model.model.layers[0].self_attn.k_proj.weight
-    packing.pack_weights(model, only_if_faster=False)
+    packing.pack_weights(model, has_small=True)
     assert num_packed(model) == 14
     logits(model)
     assert (held.shape[1], held.shape[1]) in products, "the others are packed each alone"
     assert len(products) == 4 + 5 + 1 and held.isfinite().all()
 
 
-@in_each_order
 def test_with_biases(products):
     model = tiny.build("qwen2")
     assert model.model.layers[0].self_attn.k_proj.bias is not None
@@ -74,7 +71,7 @@ def test_with_biases(products):
         for name in ("q_proj", "k_proj", "v_proj"):
             nn.init.normal_(getattr(layer.self_attn, name).bias)
     expected = logits(model)
-    packing.pack_weights(model, only_if_faster=False)
+    packing.pack_weights(model, has_small=True)
     torch.testing.assert_close(logits(model), expected)
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.bias.add_(1)
@@ -118,14 +115,13 @@ def test_threads(plain, packed):
     assert num_packed(packed) == 15
 
 
-@in_each_order
 @pytest.mark.parametrize("names", [("q_proj", "q_proj"), ("k_proj", "v_proj")])
 def test_layers_that_are_in_several_modules(model, names):
     """Of two blocks, or under two names of one."""
     first, second = (layer.self_attn for layer in model.model.layers)
     setattr(second if names[0] == names[1] else first, names[1], getattr(first, names[0]))
     expected, before = logits(model), weights(model)
-    packing.pack_weights(model, only_if_faster=False)
+    packing.pack_weights(model, has_small=True)
     torch.testing.assert_close(logits(model), expected)
     assert num_packed(model) == 14
     packing.unpack_weights(model)
