@@ -1,7 +1,5 @@
 """The command `hf-speculative`. Importing it imports nothing heavy: help, version and completion answer at once."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

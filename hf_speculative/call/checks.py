@@ -1,7 +1,5 @@
 """What can be said against a call, before its first forward: the argument, the value, the way out."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from typing import Any

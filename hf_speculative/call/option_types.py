@@ -3,8 +3,6 @@
 Importing this imports nothing heavy, for `--help` is made from it: classes are named, and looked up when there is a value.
 """
 
-from __future__ import annotations
-
 import difflib
 import numbers
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Which parts a call gets: target, drafter, schedule, sampler, rule."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """Which source of drafts a call asks for; the sources lie in `drafting/`, a file each."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, cast
 

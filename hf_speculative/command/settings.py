@@ -1,7 +1,5 @@
 """Settings as dataclasses whose fields are a command's options: default, help and range are written once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

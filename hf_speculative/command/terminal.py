@@ -1,7 +1,5 @@
 """How commands end: message and exit status after an error or Ctrl-C."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

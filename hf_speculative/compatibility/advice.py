@@ -1,7 +1,5 @@
 """Is it worth it? What short evaluations at several batch sizes say together, in plain words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

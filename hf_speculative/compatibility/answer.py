@@ -1,7 +1,5 @@
 """`check`: whether a pair works together, by which paths, and, where asked for, whether it is worth it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace

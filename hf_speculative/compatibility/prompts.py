@@ -1,7 +1,5 @@
 """What the target is asked to write about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

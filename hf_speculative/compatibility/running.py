@@ -1,7 +1,5 @@
 """Which sources are tried on a target, and the short evaluation that tries them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

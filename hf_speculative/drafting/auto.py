@@ -1,7 +1,5 @@
 """All that needs no draft model, each node by its chance: `draft_model="auto"`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel

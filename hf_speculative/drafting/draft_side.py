@@ -1,7 +1,5 @@
 """What the drafters for other vocabularies share: a draft model that reads the committed text in its own ids."""
 
-from __future__ import annotations
-
 from ..interfaces import CachedModel
 from ..tokenizers.alignment import Translation
 from ..tokenizers.transcript import Transcript

@@ -1,7 +1,5 @@
 """The most confident paths of a drafter that guesses a level of a tree at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

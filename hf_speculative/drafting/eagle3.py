@@ -5,8 +5,6 @@ pairs that the target's last pass has made known, one for each accepted token an
 its own, beside states of its own, stands in the slots behind, and the next round writes over it: nothing to roll back.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Guesses that cost no pass, and where they promise less, drafts of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from torch import Tensor

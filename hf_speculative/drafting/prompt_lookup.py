@@ -3,8 +3,6 @@
 `draft_model="ngram"`, or `prompt_lookup_num_tokens` as in transformers, which also says how many tokens to copy at most.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """What the target itself found likely after the same tokens: `draft_model="recycling"`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Several ways to guess in one call: `draft_model=["suffix", "ngram"]`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from transformers import PreTrainedModel

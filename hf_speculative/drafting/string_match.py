@@ -6,8 +6,6 @@ follow the committed ones are proposed. No distribution comes with them: they ar
 likeliest token is the best guess.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

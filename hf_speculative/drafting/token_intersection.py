@@ -5,8 +5,6 @@ tokens that the target lacks are masked *before* the processors and the draw, so
 the token came from.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

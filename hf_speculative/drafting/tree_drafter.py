@@ -1,7 +1,5 @@
 """Drafts without a draft model: trees of what several proposers expect, the likeliest nodes first."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """A drafter around another one."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..interfaces import CachedModel, Drafter, Guesses, Sampler, Schedule

@@ -1,7 +1,5 @@
 """A tiny target, a draft and a draft head that come with the package, for demonstrations and tests; see README.md here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

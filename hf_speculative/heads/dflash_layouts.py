@@ -1,7 +1,5 @@
 """The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The layouts in which EAGLE-3 heads are published: speculators', and the one of EAGLE, SpecForge and ModelOpt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

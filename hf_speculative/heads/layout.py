@@ -1,7 +1,5 @@
 """From the files of a head to a model: what a layout of files says of itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A model card for a target and its draft, from evaluations: metadata, acceptance lengths, speed, how to use it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands `hf-speculative card`, `export` and `export-generate`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`custom_generate/`: a repository that carries the code of speculative decoding, which transformers runs by itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..call.option_table import checked

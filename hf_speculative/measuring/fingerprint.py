@@ -1,7 +1,5 @@
 """Tells whether the arguments of a call are those of an earlier run: weights, logits processors, anything else."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What is to be evaluated, and how an earlier run's file is continued."""
 
-from __future__ import annotations
-
 import glob
 import json
 from collections.abc import Iterator

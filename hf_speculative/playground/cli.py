@@ -1,7 +1,5 @@
 """The command `hf-speculative playground`."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The page itself, in gradio, the extra `playground`: controls, and what happens when they are used."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator
 from contextlib import closing

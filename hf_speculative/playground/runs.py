@@ -1,7 +1,5 @@
 """A prompt decoded plainly and speculatively, and what of it is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Plain `generate` asks its criteria after each token. A round brings several toke
 would have shown them is asked about, and the row is cut at the first hit.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria

@@ -1,7 +1,5 @@
 """A sampler around another one."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from torch import Tensor

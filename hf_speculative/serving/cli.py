@@ -1,7 +1,5 @@
 """The command `hf-speculative serve`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """transformers' request handlers, for one model that is loaded, with a seed for each request and its counts in the answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -6,8 +6,6 @@ a kill has interrupted is drawn again from its beginning.
 A draft has to guess what its target writes. Texts that somebody else wrote teach it something else.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing

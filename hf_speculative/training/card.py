@@ -1,7 +1,5 @@
 """The model card of a trained draft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from markupsafe import Markup

@@ -1,7 +1,5 @@
 """The command `hf-speculative train`."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the command train prints in the end."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

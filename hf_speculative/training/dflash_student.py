@@ -4,8 +4,6 @@ In use a block begins at the newest token, its anchor, and reads the target's st
 drawn as anchors, and the blocks of all of them go through the head in one pass. None sees another.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ In use, a head goes on from its own states. So it is trained on them. A first st
 once. Each further step reads the states of the one before, and the next tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A chat model continues its template up to the user's turn, and so writes what us
 arXiv 2406.08464). Another model continues its beginning token, and the first words of its texts are prompts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

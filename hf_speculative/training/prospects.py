@@ -1,7 +1,5 @@
 """What to expect of a run of its size, said before it begins. From published runs, and from our own (docs/training.md)."""
 
-from __future__ import annotations
-
 #: heads for targets of 7 to 9 billion parameters, trained from nothing: answers learned from, and acceptance length reported.
 #: 20 and 5,400 samples: 1bit-MONSTER#938, #1509; 5,000: speculators' own demo (DFlash and P-EAGLE, 1.47 and 1.53); 100,000:
 #: speculators#1135 (DSpark, 1B); 500,000: EAGLE-3 by speculators and EAGLE-3.1 (2.7 to 3.0).

@@ -1,7 +1,5 @@
 """One run of training: answers, a student, steps, the draft that is kept."""
 
-from __future__ import annotations
-
 import functools
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a run of training is asked for. Importing it imports nothing heavy: the command's options are made from it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The target as a teacher: its distributions and hidden states, computed in process and kept for one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """What the card says: words and tables."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import starmap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stage 3, accept: which draft tokens stay. One file for each rule; see docs/extend.md."""
 
-from __future__ import annotations
-
 from ..interfaces import Rule
 from .block import BlockVerification
 from .measured import Measured

@@ -5,8 +5,6 @@ that leaves the target as it is. It is optimal among rules that verify a single 
 traversal verification: Weng et al. 2025 (arXiv 2505.12398).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """What a round says about the two ways of drafting from a distribution: drawn, or its likeliest token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

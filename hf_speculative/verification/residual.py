@@ -1,7 +1,5 @@
 """What the rules share: drawing the one token that the target adds."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -6,8 +6,6 @@ target's own noise. For a one-hot proposal it accepts as much as any rule can.
 been guessed (Miao et al. 2024, SpecInfer, arXiv 2305.09781, their naive sampling).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ the target and p for the draft. Here p is the target, q the draft. On trees this
 SpecInfer (arXiv 2305.09781), Algorithm 2; for siblings without replacement Chen et al. 2024, Sequoia (arXiv 2402.12374).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..interfaces import Rule, Sampler

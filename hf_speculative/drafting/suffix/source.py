@@ -1,7 +1,5 @@
 """Copies from texts: the row's own, finished answers, a corpus: `draft_model="suffix"`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel

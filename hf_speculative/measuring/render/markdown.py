@@ -1,7 +1,5 @@
 """Results as Markdown, to paste into an issue or a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ...reports.pages import visible

@@ -1,7 +1,5 @@
 """Results as one self-contained HTML file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

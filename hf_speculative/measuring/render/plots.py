@@ -1,7 +1,5 @@
 """Pictures of an evaluation. Needs matplotlib, the extra `plot`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ...reports import plotting
