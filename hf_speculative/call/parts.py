@@ -78,11 +78,7 @@ def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> 
 
 
 def make_sampler(
-    own: SpeculativeConfig,
-    model: PreTrainedModel,
-    batch: Batch,
-    processors: Processors,
-    config: GenerationConfig,
+    own: SpeculativeConfig, model: PreTrainedModel, batch: Batch, processors: Processors, config: GenerationConfig
 ) -> ProcessedSampler:
     vocab_size = num_logits(model)
     if not config.do_sample:

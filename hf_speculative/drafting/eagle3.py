@@ -160,13 +160,7 @@ class Eagle3(AutoregressiveDrafter):
         self.cache.end = end
 
     def _pass(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        slots: Tensor,
-        queries: Tensor,
-        num_last: int,
-        nodes: Nodes | None = None,
+        self, tokens: Tensor, states: Tensor, slots: Tensor, queries: Tensor, num_last: int, nodes: Nodes | None = None
     ) -> tuple[Tensor, Tensor]:
         self.cache.slots = slots
         self.num_forwards += 1

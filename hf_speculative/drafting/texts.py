@@ -163,9 +163,7 @@ class SuffixSource(TextSource):
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return self.copies(
-            model,
-            max_factor=self.suffix_decoding_max_spec_factor,
-            min_share=self.suffix_decoding_min_token_prob,
+            model, max_factor=self.suffix_decoding_max_spec_factor, min_share=self.suffix_decoding_min_token_prob
         )
 
 

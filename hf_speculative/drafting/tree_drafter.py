@@ -42,10 +42,7 @@ class TreeDrafter(Drafter):
     branches = True
 
     def __init__(
-        self,
-        proposers: Sequence[Proposer],
-        max_depth: int = 24,
-        learned: dict[Hashable, list[float]] | None = None,
+        self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None
     ):
         self.proposers, self.max_depth = list(proposers), max_depth
         self.num_successors = max(proposer.num_successors for proposer in self.proposers)

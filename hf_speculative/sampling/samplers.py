@@ -149,11 +149,7 @@ class Independent(ProcessedSampler):
     """
 
     def __init__(
-        self,
-        processors: Processors,
-        vocab_size: int,
-        generator: torch.Generator | None = None,
-        method: str = DRAWN,
+        self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None, method: str = DRAWN
     ):
         super().__init__(processors, vocab_size)
         self.generator, self.choice = generator, MeasuredChoice()

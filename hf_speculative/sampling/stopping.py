@@ -28,12 +28,7 @@ class CriteriaStopping(Stopping):
     """
 
     def __init__(
-        self,
-        criteria,
-        batch_size: int,
-        keep_scores: bool = False,
-        only_copies: bool = False,
-        rows_go_on: bool = False,
+        self, criteria, batch_size: int, keep_scores: bool = False, only_copies: bool = False, rows_go_on: bool = False
     ):
         self.batch_size = batch_size
         self.has_copies, self.shows_copies = batch_size > 1 or only_copies, not only_copies

@@ -117,12 +117,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
     uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        http=PatientProtocol,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        app, host=host, port=port, log_level="warning", http=PatientProtocol, timeout_graceful_shutdown=GRACE_SECONDS
     )
     if engine:
         engine.close()

@@ -38,8 +38,7 @@ class Options:
         "--minutes.",
     )
     push_to_hub: str | None = setting(
-        None,
-        "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints.",
+        None, "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints."
     )
     private: bool = setting(False, "Make that repository a private one, if it is new.")
     reading: Reading = field(default_factory=Reading)
@@ -47,9 +46,7 @@ class Options:
         None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
     )
     store: Path | None = setting(
-        None,
-        "Folder for what the target makes of each text: computed once, not in every epoch.",
-        panel=HOW,
+        None, "Folder for what the target makes of each text: computed once, not in every epoch.", panel=HOW
     )
     bf16: bool = setting(False, "Mixed precision with bfloat16.", panel=HOW)
     report_to: str = setting("none", "A logger that transformers knows, such as tensorboard or wandb.", panel=HOW)

@@ -39,11 +39,7 @@ class BlocksAtAnchors(nn.Module):
         self.attention = AttentionLayers(head)
 
     def forward(
-        self,
-        noise_embeds: Tensor,
-        target_states: Tensor,
-        anchors: Tensor,
-        weights: Tensor,
+        self, noise_embeds: Tensor, target_states: Tensor, anchors: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
         """
         Args:
@@ -63,10 +59,7 @@ class BlocksAtAnchors(nn.Module):
             context_hidden_states=target_states,
             position_ids=torch.cat([context, places.flatten(1)], 1),
             attention_mask={
-                kind: self.attention.explicit(
-                    self.visible(kind, places, length),
-                    noise_embeds.dtype,
-                )
+                kind: self.attention.explicit(self.visible(kind, places, length), noise_embeds.dtype)
                 for kind in set(self.head.config.layer_types)
             },
         )

@@ -7,11 +7,7 @@ from .sampled import SampledVerification
 from .token import TokenVerification
 
 #: by the names that `rule=` takes
-RULES: dict[str, type[Rule]] = {
-    "token": TokenVerification,
-    "block": BlockVerification,
-    "sampled": SampledVerification,
-}
+RULES: dict[str, type[Rule]] = {"token": TokenVerification, "block": BlockVerification, "sampled": SampledVerification}
 
 __all__ = ["RULES", "BlockVerification", "Measured", "SampledVerification", "TokenVerification", "rule_for"]
 

@@ -28,11 +28,7 @@ def of_table(table: Table, about: str = "setting") -> list[str]:
         about: the name of the first column.
     """
     head = [about, *table.columns]
-    return [
-        row(head),
-        row(["---"] * len(head)),
-        *(row([line.label, *line.figures]) for line in table.lines),
-    ]
+    return [row(head), row(["---"] * len(head)), *(row([line.label, *line.figures]) for line in table.lines)]
 
 
 def row(values: Iterable[str]) -> str:
