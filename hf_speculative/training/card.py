@@ -34,7 +34,6 @@ def text(result: Trained, existing: str = "") -> str:
         table=Markup("\n".join(markdown.of_table(wording.acceptance(result), "decoding"))),
         curve=Markup("\n".join(markdown.of_table(wording.curve(result), "steps"))),
         facts=wording.facts(result),
-        notes=result.notes,
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
         command=without_folders(where["command"]),
     )

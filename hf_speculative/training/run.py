@@ -31,7 +31,6 @@ from .examples import Collator, Example, unique
 from .own_prompts import own_prompts
 from .progress import Clock, Watch
 from .prompts import Data, read_data
-from .prospects import prospects
 from .push import Push
 from .results import FILE, Trained, name_of
 from .settings import Settings
@@ -193,8 +192,6 @@ class Run:
                 f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
             )
             return self.before
-        for note in result.notes:
-            self.watch.say(note)
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
         clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)
@@ -312,5 +309,4 @@ class Run:
             num_parameters=self.num_parameters,
             num_steps=num_steps,
             repository=None if self.push is None else self.push.repository,
-            notes=prospects(self.settings.kind, len(self.examples), num_parameters(self.target)),
         )

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import hf_speculative as hs
 from hf_speculative.measuring import plan
-from hf_speculative.training import acceptance, arguments, deadline, prospects, wording
+from hf_speculative.training import acceptance, arguments, deadline, wording
 from hf_speculative.training import card as cards
 from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
@@ -63,7 +63,7 @@ def test_the_folder_drafts(trained):
         found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
     assert stats.num_draft_tokens > 0
-    assert said == ["10 answers are few for a model that lost most of its layers: expect little."]
+    assert said == []
 
 
 def test_a_head_by_the_same_steps(learn, tmp_path):
@@ -74,7 +74,7 @@ def test_a_head_by_the_same_steps(learn, tmp_path):
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 40
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
-    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3 and "too few for a head" in result.notes[0]
+    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3
     ids = torch.tensor([PROMPTS[0]["prompt"]])
     with hs.record() as stats:
         found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
@@ -85,7 +85,7 @@ def test_a_head_that_is_there_is_gone_on_with(learn, tmp_path):
     """A DFlash block, saved, then trained on; what is measured first is what was kept."""
     target, settings = tiny.llama(layers=6), {"head": "dflash", "draft_vocab_size": 40, "anchors": 4}
     first = learn(target, tmp_path / "first", settings)
-    assert first.kind == "DFlash block" and len(first.curve) == 3 and "too few for a head" in first.notes[0]
+    assert first.kind == "DFlash block" and len(first.curve) == 3
     assert [len(rates) for rates in first.after.by_position.values()] == [3, 3]
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "first" / "answers.jsonl", tmp_path / "again")
@@ -338,12 +338,3 @@ def test_a_measurement_ends_in_time(monkeypatch):
 def test_what_a_short_run_is_told_to_be():
     time_left = deadline.Deadline(600.0)
     assert time_left.num_steps(1.0) == pytest.approx(0.7 * 570, abs=1)
-
-
-def test_runs_without_a_chance_are_told():
-    (few,) = prospects.prospects("eagle3", 20, 8_000_000_000)
-    assert "20 answers are too few" in few
-    (some,) = prospects.prospects("eagle3", 5_000, 8_000_000_000)
-    assert "5,000 answers: 1.5" in some and "do not expect a speedup" in some
-    assert prospects.prospects("eagle3", 500_000, 8_000_000_000) == []
-    assert prospects.prospects("eagle3", 5_000, 9_000_000) == [], "small targets need less"
