@@ -51,6 +51,5 @@ for _name, _command in (
     ("train", train_command),
     ("card", hub.card),
     ("export", hub.export),
-    ("export-generate", hub.export_generate),
 ):
     app.command(_name, help=help_of(_command))(clean_exits(_command))

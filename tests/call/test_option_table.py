@@ -211,7 +211,6 @@ def test_every_option_is_explained():
 #: options of commands that are not those of the table, though called so
 OTHERS = {
     ("card", "draft_model"),
-    ("export-generate", "draft_model"),
     ("train", "num_draft_tokens"),
 }
 

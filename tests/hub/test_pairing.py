@@ -1,4 +1,4 @@
-"""A target's folder that names its draft, and the same through `custom_generate/` for people who attach nothing."""
+"""A target's folder that names its draft."""
 
 import copy
 import json
@@ -9,11 +9,9 @@ import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
-from transformers.generation.streamers import BaseStreamer
 
 import hf_speculative as hs
 from hf_speculative.hub import pairing as pairing_module
-from hf_speculative.hub.export import export_generate
 from hf_speculative.hub.pairing_file import FILE_NAME, Pairing
 from tests.support import tiny, tongues
 
@@ -157,12 +155,6 @@ def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_
         ValueError, match=r"names org/evil on the Hub, and the working directory has something of that name"
     ):
         hs.from_pretrained("repo")
-    export_generate(tmp_path / "repo")
-    model = AutoModelForCausalLM.from_pretrained("repo", trust_remote_code=True)
-    with pytest.raises(ValueError, match="the default draft is org/evil on the Hub, and the working directory has"):
-        model.generate(**tiny.prompts(1), max_new_tokens=2)
-    with pytest.raises(ValueError, match="is neither a subfolder"):
-        export_generate(tmp_path / "other", draft_model="evil")
 
 
 def test_encoder_and_decoder(tmp_path):
@@ -292,112 +284,6 @@ def test_push(target, draft, tmp_path, monkeypatch):
     hs.save_pretrained(target, tmp_path, draft_model=draft, push_to_hub="org/pair", token="secret", private=True)
     files = ["config.json", "draft", "generation_config.json", "model.safetensors", FILE_NAME]
     assert calls == [("token", "secret"), ("create_repo", "org/pair", True, True), ("upload_folder", "org/pair", files)]
-
-
-# --- custom_generate/
-
-
-def test_custom_generate_from_a_folder(target, draft, tmp_path, inputs):
-    export_generate(tmp_path / "code")
-    expected = target.generate(**inputs)
-    with hs.record() as stats:
-        output = target.generate(
-            **inputs,
-            custom_generate=str(tmp_path / "code"),
-            trust_remote_code=True,
-            draft_model=draft,
-            num_draft_tokens=4,
-        )
-    assert torch.equal(output, expected) and stats.num_accepted_draft_tokens > 0
-    assert "generate" not in vars(target), "nothing is attached"
-    renamed = target.generate(
-        **inputs, custom_generate=str(tmp_path / "code"), trust_remote_code=True, assistant_model=draft
-    )
-    assert torch.equal(renamed, expected)
-
-
-def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, inputs):
-    """transformers fills in `assistant_model=None`, which in a call of ours means plain decoding."""
-    export_generate(tmp_path / "code")
-    model = hs.attach(tiny.copy.deepcopy(target), draft, config=hs.SpeculativeConfig(num_draft_tokens=4))
-    with hs.record() as stats:
-        output = model.generate(**inputs, custom_generate=str(tmp_path / "code"), trust_remote_code=True)
-    assert stats.num_accepted_draft_tokens > 0 and torch.equal(output, target.generate(**inputs))
-
-
-class ModelResources(BaseStreamer):
-    def __init__(self):
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.reshape(-1).tolist()
-
-    def end(self):
-        self.ended = True
-
-
-def test_streamer_tokenizer_and_stop_strings_arrive(tmp_path):
-    target, draft, tokenizer = tongues.pair()
-    export_generate(tmp_path / "code")
-    inputs = tokenizer("def main():\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
-    stop = {"stop_strings": ["Python impl"], "tokenizer": tokenizer}
-    streamer = ModelResources()
-    with hs.record() as stats:
-        output = target.generate(
-            **inputs,
-            **stop,
-            streamer=streamer,
-            custom_generate=str(tmp_path / "code"),
-            trust_remote_code=True,
-            draft_model=draft,
-            num_draft_tokens=4,
-            local_files_only=True,
-        )
-    expected = target.generate(**inputs, **stop)
-    assert stats.num_accepted_draft_tokens > 0 and expected.shape[1] < inputs["input_ids"].shape[1] + 24
-    assert torch.equal(output, expected)
-    assert streamer.tokens == expected[0].tolist() and streamer.ended
-
-
-def test_weights_and_code_in_one_folder(folder, target, inputs):
-    """`from_pretrained(..., trust_remote_code=True)` puts the code in the place of `generate`, positional ids and all."""
-    export_generate(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    expected = target.generate(**inputs)
-    ids = inputs.pop("input_ids")
-    with hs.record() as stats:
-        output = model.generate(ids, **inputs)
-    assert torch.equal(output, expected)
-    assert len(stats.acceptance_histogram) == 4, "the folder's own draft, three tokens a round"
-    with hs.record() as stats:
-        model.generate(ids, **inputs, num_assistant_tokens=2)
-        model.generate(ids, **inputs, speculative_config=hs.SpeculativeConfig(num_draft_tokens=2))
-    assert stats.num_calls == 2 and len(stats.acceptance_histogram) == 3, "the call's word comes first"
-    with hs.record() as stats:
-        assert torch.equal(model.generate(ids, **inputs, draft_model=None), expected)
-        for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": "suffix"}):
-            model.generate(ids, **inputs, **source)
-    assert stats.num_calls == 2, "`draft_model=None` is plain decoding, and another source leaves the default out"
-    assert isinstance(hs.from_pretrained(folder, trust_remote_code=True).generate, hs.generation.Attached)
-
-
-def test_export_checks_its_arguments(tmp_path):
-    with pytest.raises(ValueError, match="`num_draft_tokens=3`"):
-        export_generate(tmp_path / "a", num_draft_tokens=3)
-    write(tmp_path, draft="x")
-    with pytest.raises(ValueError, match="unknown key"):
-        export_generate(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-
-
-def test_the_readme_keeps_what_it_has(tmp_path):
-    (tmp_path / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# My model\n\nMy text.\n")
-    export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
-    once = (tmp_path / "README.md").read_text()
-    assert once.startswith("---\nlicense: mit\ntags:\n- mine\n- custom_generate\n- speculative-decoding\n")
-    assert "# My model\n\nMy text.\n" in once and "custom_generate='org/name'" in once
-    export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
-    assert (tmp_path / "README.md").read_text() == once
 
 
 def test_what_was_attached_along_with_another_draft_is_not_saved(target, draft, tmp_path):
