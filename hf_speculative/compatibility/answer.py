@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..drafting.source import DraftSource
 from ..measuring.drafts import NamedDraft
-from ..measuring.results import Evaluation
 from ..measuring.settings import Setting
 from ..models import num_parameters
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
 from .defaults import BATCH_SIZES, SECONDS
-from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on
 from .prompts import ids_of_prompts
@@ -88,8 +85,7 @@ def check(
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
         measure: find the source of drafts with the largest speedup: `Compatibility.advice`.
-        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded. A
-            head that is seldom right takes half of the time again, to be read in other ways than its config says.
+        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose. A text is what a
             user says, where the tokenizer has a chat template.
         batch_sizes: how many texts are written side by side. Each number is tried on its own: a draft that pays for one row may
@@ -148,7 +144,6 @@ def _advice(
     tried = [*(of_draft(name) if name is not None else ()), *candidates(target)]
     settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
-    examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
         start = time.perf_counter()
 
@@ -156,23 +151,15 @@ def _advice(
             bar.set_description(what, refresh=False)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
-        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
-        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
-        if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
-            others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
-            if others:
-                read = {label: NamedDraft(label, "", model) for label, (_, model) in others.items()}
-                greedy = [Setting(**of_draft(label)[0]) for label in others]
-                again = run(read, greedy, ids, 1, seconds / 2)
-                readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())
-                examination = Examination(named, readings)
+        share = seconds / len(sizes)
+        found = {
+            size: short_evaluation(target, tokenizer, drafts, settings, ids, size, share, say, raw)
+            for size in sizes
+            if settings
+        }
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    return Advice(found, parameters, examination)
-
-
-def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
-    return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
+    return Advice(found, parameters)
 
 
 def _fit(
