@@ -32,7 +32,6 @@ UNBOUNDED = 2**31 - 1
 class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
-    guesses_nodes = True
     most_tokens = 64
 
     @classmethod
