@@ -13,7 +13,7 @@ from rich.console import Console
 from hf_speculative.call.statistics import RowStatistics, Statistics
 from hf_speculative.measuring import Evaluation
 from hf_speculative.measuring.journal import FORMAT, BadRow, Call, Difference, Journal, Row
-from hf_speculative.measuring.render import page, plots, screen, texts, wording
+from hf_speculative.measuring.render import page, screen, texts, wording
 from hf_speculative.measuring.settings import Setting, with_baselines
 from hf_speculative.reports import pages, plotting
 from hf_speculative.reports.formats import significant
@@ -146,7 +146,7 @@ COLLECT = """doc => ({
   texts: [...doc.querySelectorAll(".text")].map(text => ({
     summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
     text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
-  pictures: doc.querySelectorAll("svg").length, images: doc.querySelectorAll("svg image").length,
+  pictures: doc.querySelectorAll("svg").length,
   bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
 })"""
 
@@ -161,12 +161,9 @@ def looked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         page.write(made["plenty"], folder / "bare.html")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "MANY", 3)
-        page.write(made["plenty"], folder / "many.html")
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
     views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
-    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare", "many")]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare")]
     return made, *browser.look(views, folder, COLLECT)
 
 
@@ -239,13 +236,9 @@ def test_markup_stays_text(looked):
 
 def test_without_matplotlib_there_are_tables(looked):
     bare, full = of(looked, "bare"), of(looked, "plenty")
-    assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
+    assert bare.found["pictures"] == 0 and full.found["pictures"] == 2
     assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
     assert bare.found["tables"] == full.found["tables"]
-
-
-def test_many_prompts_are_drawn_as_an_image(looked):
-    assert (of(looked, "plenty").found["images"], of(looked, "many").found["images"]) == (0, 2)
 
 
 def test_an_unfinished_evaluation_says_so(looked):
