@@ -28,7 +28,8 @@ from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
 from .estimate import step_seconds
 from .examples import Collator, Example, unique
-from .own_prompts import own_prompts
+from .own_prompts import FILE as PROMPTS
+from .own_prompts import write_prompts
 from .progress import Clock, Watch
 from .prompts import Data, read_data
 from .push import Push
@@ -100,12 +101,13 @@ class Run:
         if dataset is None:
             self.watch.part("prompts of the target")
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
-            dataset, reading = (
-                own_prompts(
-                    self.target, self.tokenizer, self.folder, self.settings, self.processes, self.watch.answers, is_over
-                ),
-                {},
-            )
+            settings, path = self.settings, self.folder / PROMPTS
+            if self.processes.rank == 0:
+                write_prompts(
+                    self.target, self.tokenizer, path, settings.num_prompts, settings.seed, self.watch.answers, is_over
+                )
+            self.processes.gather([])  # the others read what the first has written
+            dataset, reading = path, {}
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
         self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
