@@ -142,8 +142,16 @@ def train_command(settings: Options) -> None:
     _finish(result, is_first)
 
 
-def _finish(result: Any, is_first: bool) -> None:
-    from . import console
+def _finish(found: Any, is_first: bool) -> None:
+    """What a run brought."""
+    if not is_first:
+        return
+    from ..measuring.render.screen import print_table
+    from . import wording
 
-    if is_first:
-        console.result(Console(highlight=False), result)
+    console = Console(highlight=False)
+    print_table(console, wording.acceptance(found))
+    console.print(Text(wording.summary(found)))
+    console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
+    for line in wording.next_lines(found):
+        console.print(Text(f"  {line}"), soft_wrap=True)

@@ -21,7 +21,7 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
-from .answers import Asked, answers_of_all
+from .answers import Asked, Journal, answer, examples_of
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
@@ -146,17 +146,24 @@ class Run:
             settings.batch_size,
         )
         self.watch.part("answers of the target")
-        path, watch, had_all = self.folder / ANSWERS, self.watch.answers, self.before is not None
-        found = answers_of_all(
+        rank, count, had_all = self.processes.rank, self.processes.count, self.before is not None
+        names = [ANSWERS, *(f"{ANSWERS}.rank{one}" for one in range(1, count))]
+        journal, prompts = Journal(self.folder / names[rank], asked), self.data.prompts
+        answer(
             self.target,
-            self.data.prompts,
+            prompts,
             asked,
-            path,
-            watch,
-            self.processes,
+            journal,
+            self.watch.answers,
+            (rank, count),
             lambda: had_all or self.deadline.has_passed(ANSWERING),
             self.ends,
         )
+        self.processes.gather([])  # all have written theirs
+        journals = (
+            Journal(self.folder / name, asked, writes=False) if name != names[rank] else journal for name in names
+        )
+        found = list(examples_of(journals, prompts))
         self.examples = unique(found, settings.max_length)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
