@@ -107,10 +107,6 @@ def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sa
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
-    rule = rule_for(own.rule) or default_rule(sampler, drafter)
-    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
-
-
-def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:
     one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
-    return SampledVerification() if one_hot else BlockVerification()
+    rule = rule_for(own.rule) or (SampledVerification() if one_hot else BlockVerification())
+    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
