@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .call.configuration import SpeculativeConfig
     from .call.output import GenerateSpeculativeOutput
     from .call.statistics import RowStatistics, Statistics, record
-    from .compatibility import Compatibility, check
+    from .compatibility.answer import Compatibility, check
     from .drafting.source import DraftSource
     from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair

@@ -5,8 +5,6 @@ seeds mean what they mean there. But only `batch_size` of its rows run at a time
 (Continuous batching of Yu et al. 2022, Orca, section 4.1, for rounds in place of steps.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace

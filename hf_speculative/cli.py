@@ -1,7 +1,5 @@
 """The command `hf-speculative`. Importing it imports nothing heavy: help, version and completion answer at once."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -53,6 +51,5 @@ for _name, _command in (
     ("train", train_command),
     ("card", hub.card),
     ("export", hub.export),
-    ("export-generate", hub.export_generate),
 ):
     app.command(_name, help=help_of(_command))(clean_exits(_command))

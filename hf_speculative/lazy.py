@@ -3,8 +3,6 @@
 What only declares options, `hf-speculative --help` above all, so never waits for torch and transformers.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable

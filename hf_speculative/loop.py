@@ -4,8 +4,6 @@ Chen et al. 2023 (arXiv 2302.01318), Algorithm 2; Leviathan et al. 2023 (arXiv 2
 which each row keeps its own number of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 
 from .interfaces import CachedModel, Drafter, Rule, Sampler, Schedule, Stopping

@@ -3,8 +3,6 @@
 Imports nothing heavy, so that commands find a wrong name before they import torch.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

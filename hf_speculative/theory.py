@@ -6,8 +6,6 @@ functions of `acceptance_prob` need no such assumption: s_i is the probability t
 They are for whoever plans a pair, or studies one (docs/draft-length.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ PEFT's own `disable_adapter()` and `set_adapter()` flip switches on the layers t
 would see, and leave `requires_grad` changed. Here the draft is a shallow copy whose adapter layers have switches of their own.
 """
 
-from __future__ import annotations
-
 from torch import nn
 from transformers import PreTrainedModel
 

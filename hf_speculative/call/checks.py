@@ -1,7 +1,5 @@
 """What can be said against a call, before its first forward: the argument, the value, the way out."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from typing import Any
@@ -13,14 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.source import DraftSource
 from ..hf_compat import CACHE_ARGUMENTS, pad_token
 from ..interfaces import Drafter
-from ..models import (
-    Inputs,
-    Path,
-    artifacts,
-    choose,
-    states_unsupported_reason,
-    weights_of_a_pass,
-)
+from ..models import Inputs, Path, artifacts, choose, states_unsupported_reason, weights_of_a_pass
 from ..models.checks import OTHERWISE as OTHERWISE
 from ..models.checks import check_model as check_model
 from ..models.checks import check_module as check_module

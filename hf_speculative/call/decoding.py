@@ -1,7 +1,5 @@
 """What transformers' `generate` hands over to: it puts the parts together, runs the loop and returns what was asked for."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext

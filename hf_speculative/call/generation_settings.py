@@ -1,7 +1,5 @@
 """What a call of `generate` says, by keyword or in a `generation_config`."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a call gives to read: prompts, masks, embeddings, caches. Refused before the first forward, with the way out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 The resolver (`options.py`), `SpeculativeConfig`, the commands and docs/options.md read it. Importing it imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

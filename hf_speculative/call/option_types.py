@@ -3,8 +3,6 @@
 Importing this imports nothing heavy, for `--help` is made from it: classes are named, and looked up when there is a value.
 """
 
-from __future__ import annotations
-
 import difflib
 import numbers
 from collections.abc import Iterable, Mapping
@@ -105,24 +103,19 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class FlagOr:
+class FlagOr(Flag):
     """True, False, or a word; on a command line a flag."""
 
     word: str
-    written_as: ClassVar[type] = bool
 
     @property
-    def text(self) -> str:
+    def text(self) -> str:  # type: ignore[override]
         return f"{Flag.text}, or {self.word!r}"
 
-    def checked(self, name: str, value) -> bool | str:
-        if isinstance(value, str):
-            if value != self.word:
-                raise ValueError(f"`{name}={value!r}` is not known: give {self.text}.")
-            return value
-        if not isinstance(value, (bool, resolve_name("numpy:bool_"))):
-            raise wrong_type(name, value, self.text)
-        return bool(value)
+    def checked(self, name: str, value) -> Any:
+        if isinstance(value, str) and value != self.word:
+            raise ValueError(f"`{name}={value!r}` is not known: give {self.text}.")
+        return value if isinstance(value, str) else super().checked(name, value)
 
 
 @dataclass(frozen=True)

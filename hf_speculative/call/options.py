@@ -4,8 +4,6 @@ The order is: the call, what was attached, the target's generation_config, the d
 is dropped in silence: an option that would have no effect raises.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from dataclasses import replace

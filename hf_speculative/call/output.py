@@ -1,7 +1,5 @@
 """From rounds to what `generate` returns and streams. Consumes `Round`s; the loop does not know of it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which parts a call gets: target, drafter, schedule, sampler, rule."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 
@@ -80,11 +78,7 @@ def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> 
 
 
 def make_sampler(
-    own: SpeculativeConfig,
-    model: PreTrainedModel,
-    batch: Batch,
-    processors: Processors,
-    config: GenerationConfig,
+    own: SpeculativeConfig, model: PreTrainedModel, batch: Batch, processors: Processors, config: GenerationConfig
 ) -> ProcessedSampler:
     vocab_size = num_logits(model)
     if not config.do_sample:
@@ -113,10 +107,6 @@ def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sa
 
 
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
-    rule = rule_for(own.rule) or default_rule(sampler, drafter)
-    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
-
-
-def default_rule(sampler: Sampler, drafter: Drafter) -> Rule:
     one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
-    return SampledVerification() if one_hot else BlockVerification()
+    rule = rule_for(own.rule) or (SampledVerification() if one_hot else BlockVerification())
+    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule

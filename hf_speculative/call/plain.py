@@ -1,7 +1,5 @@
 """Plain decoding of an attached model on its compiled passes: rounds without a draft, where those are faster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel

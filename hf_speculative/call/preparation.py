@@ -1,7 +1,5 @@
 """From the keywords of one `generate` to what the loop and transformers are given, all checked before the first forward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

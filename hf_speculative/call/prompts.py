@@ -1,7 +1,5 @@
 """What `generate_batches` is given: settings that hold for every row, and prompts of several kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,11 +1,8 @@
 """Which source of drafts a call asks for; the sources lie in `drafting/`, a file each."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, cast
 
-from ..drafting.auto import AutoSource
 from ..drafting.dflash import DFlashSource, DSparkSource
 from ..drafting.draft_model import DraftModelSource
 from ..drafting.eagle3 import Eagle3Source, PEagleSource
@@ -14,12 +11,16 @@ from ..drafting.gemma4_assistant import Gemma4AssistantSource
 from ..drafting.hybrid import HybridSource
 from ..drafting.mtp import MtpHeadSource, MtpSource
 from ..drafting.own_drafter import OwnDrafterSource
-from ..drafting.prompt_lookup import NgramSource, PromptLookupSource
-from ..drafting.recycling import RecyclingSource
-from ..drafting.several import SeveralSource
 from ..drafting.source import DraftSource
-from ..drafting.suffix.source import SuffixSource
-from ..drafting.texts import GuessingSource
+from ..drafting.texts import (
+    AutoSource,
+    GuessingSource,
+    NgramSource,
+    PromptLookupSource,
+    RecyclingSource,
+    SeveralSource,
+    SuffixSource,
+)
 from ..names import AND
 from .option_table import CONFIG, CONFIGURED_SOURCES, DRAFTS, OPTIONS, REFUSED, checked
 

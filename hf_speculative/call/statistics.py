@@ -95,21 +95,8 @@ class RowStatistics:
 
     def to_dict(self) -> dict:
         """Counts and rates, ready for JSON (nan becomes None)."""
-        names = (
-            "num_new_tokens",
-            "num_rounds",
-            "num_spec_steps",
-            "num_draft_tokens",
-            "num_accepted_draft_tokens",
-            "num_rejections",
-            "draft_acceptance_rate",
-            "token_acceptance_rate",
-            "mean_acceptance_length",
-            "acceptance_histogram",
-            "per_position_acceptance_rate",
-        )
-        values = {name: getattr(self, name) for name in names}
-        return without_nan(values)
+        names = ("num_new_tokens", *COUNTS, *RATES, "acceptance_histogram")
+        return without_nan({name: getattr(self, name) for name in names})
 
 
 #: of `RowStatistics.to_dict`, what is no count

@@ -1,7 +1,5 @@
 """Ctrl-C while there is nothing to keep yet. Imports nothing but the standard library."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prompts that commands use where nobody gives any: some code, some prose."""
 
-from __future__ import annotations
-
 #: beginnings, for models that continue a text
 BEGINNINGS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',

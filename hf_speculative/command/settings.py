@@ -1,7 +1,5 @@
 """Settings as dataclasses whose fields are a command's options: default, help and range are written once."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -42,12 +40,8 @@ class About:
 
 def setting(default: Any, help: str, *flags: str, **about: Any) -> Any:
     """A field of a dataclass of settings; `...` in the place of a default asks for a value. See `About` for the rest."""
-    metadata = {ABOUT: About(help, flags, **about)}
-    return (
-        dataclasses.field(metadata=metadata)
-        if default is ...
-        else dataclasses.field(default=default, metadata=metadata)
-    )
+    default = dataclasses.MISSING if default is ... else default
+    return dataclasses.field(default=default, metadata={ABOUT: About(help, flags, **about)})
 
 
 def check_ranges(settings: Any) -> None:
@@ -129,13 +123,9 @@ def _options(kind: Any) -> list[Option]:
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
+    """Settings, and those that they hold, from the values of all options by name."""
     types = typing.get_type_hints(kind)
-    inner: dict[str, Any] = {one.name: types[one.name] for one in dataclasses.fields(kind)}
+    fields = {one.name: types[one.name] for one in dataclasses.fields(kind)}
     return kind(
-        **{
-            name: _made(type, {option.name: values[option.name] for option in _options(type)})
-            if dataclasses.is_dataclass(type)
-            else values[name]
-            for name, type in inner.items()
-        }
+        **{name: _made(of, values) if dataclasses.is_dataclass(of) else values[name] for name, of in fields.items()}
     )

@@ -1,7 +1,5 @@
 """How commands end: message and exit status after an error or Ctrl-C."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -76,3 +74,9 @@ def quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def warn_of_host(console: Console, host: str) -> None:
+    """Say where others may connect."""
+    if host not in ("localhost", "127.0.0.1", "::1"):
+        console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")

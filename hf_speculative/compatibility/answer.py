@@ -1,11 +1,8 @@
 """`check`: whether a pair works together, by which paths, and, where asked for, whether it is worth it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +11,21 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
+from ..call.prompts import check_prompts, prompt_ids
 from ..call.sources import source_of
 from ..call.statistics import without_nan
+from ..command.prompts import built_in_prompts
 from ..drafting.source import DraftSource
 from ..measuring.drafts import NamedDraft
-from ..measuring.results import Evaluation
 from ..measuring.settings import Setting
 from ..models import num_parameters
+from ..tokenizers.chat import as_chat, speaks_chat
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
 from .defaults import BATCH_SIZES, SECONDS
-from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on
-from .prompts import ids_of_prompts
 from .running import candidates, decodings, of_draft, short_evaluation
 
 #: seconds before a bar is shown
@@ -90,8 +87,7 @@ def check(
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
         measure: find the source of drafts with the largest speedup: `Compatibility.advice`.
-        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded. A
-            head that is seldom right takes half of the time again, to be read in other ways than its config says.
+        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose. A text is what a
             user says, where the tokenizer has a chat template.
         batch_sizes: how many texts are written side by side. Each number is tried on its own: a draft that pays for one row may
@@ -132,25 +128,9 @@ def check(
         differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
         name = _shown(source)
         drafts = {name: NamedDraft(name, "", draft, draft_tokenizer if differs else None)}
-    return replace(answer, advice=_advice(target, draft, tokenizer, drafts, ids, seconds, batch_sizes, progress, raw))
-
-
-def _advice(
-    target: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-    drafts: dict[str, NamedDraft],
-    ids: list[list[int]],
-    seconds: float,
-    batch_sizes: Sequence[int],
-    progress: bool,
-    raw: bool,
-) -> Advice:
-    name = next(iter(drafts), None)
-    tried = [*(of_draft(name) if name is not None else ()), *candidates(target)]
+    tried = [*(one for name in drafts for one in of_draft(name)), *candidates(target)]
     settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
-    examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
         start = time.perf_counter()
 
@@ -158,23 +138,15 @@ def _advice(
             bar.set_description(what, refresh=False)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
-        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
-        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
-        if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
-            others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
-            if others:
-                read = {label: NamedDraft(label, "", model) for label, (_, model) in others.items()}
-                greedy = [Setting(**of_draft(label)[0]) for label in others]
-                again = run(read, greedy, ids, 1, seconds / 2)
-                readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())
-                examination = Examination(named, readings)
+        share = seconds / len(sizes)
+        found = {
+            size: short_evaluation(target, tokenizer, drafts, settings, ids, size, share, say, raw)
+            for size in sizes
+            if settings
+        }
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    return Advice(found, parameters, examination)
-
-
-def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
-    return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
+    return replace(answer, advice=Advice(found, parameters))
 
 
 def _fit(
@@ -215,3 +187,30 @@ def _shown(source: DraftSource) -> str:
     """The draft's name: as on the Hub, or its folder's."""
     name = source.draft_model.config.name_or_path if source.draft_model is not None else ""
     return Path(name).name or "draft" if not name or Path(name).exists() else name
+
+
+def ids_of_prompts(
+    prompts: Iterable | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, raw: bool = False
+) -> list[list[int]]:
+    """Ids of each prompt: those given, else built-in ones. Texts go through the chat template, if there is one.
+
+    Args:
+        raw: texts are continued as they are.
+
+    Raises:
+        ValueError, TypeError: there is nothing to write about, or a prompt is none.
+    """
+    if prompts is None:
+        if tokenizer is None:
+            raise ValueError(
+                "`measure=True` has the target write texts, and no tokenizer is known that reads prompts: give `tokenizer=`, "
+                "or `prompts=`, lists of ids."
+            )
+        prompts = built_in_prompts(speaks_chat(tokenizer) and not raw)
+    check_prompts(prompts)
+    found = [
+        prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer) for index, prompt in enumerate(prompts)
+    ]
+    if not found:
+        raise ValueError("`prompts=[]` leaves nothing to write about: give one or more, or leave it out.")
+    return found

@@ -1,7 +1,5 @@
 """The command `hf-speculative check`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from dataclasses import field as a_field

@@ -1,7 +1,5 @@
 """Which path a model takes, proved by comparing logits: through its cache, with tokens taken back, against plain ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What looks wrong about a pair by its files alone: a head was made for another target."""
 
-from __future__ import annotations
-
 from pathlib import PurePath
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which sources are tried on a target, and the short evaluation that tries them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -80,8 +78,12 @@ def short_evaluation(
     """
     compared, batches, start = with_baselines(settings), _batches(prompts, batch_size), time.perf_counter()
     ends = chat_keywords(target, tokenizer, raw)
-    num_tokens = _length(target, tokenizer, batches[0], seconds / len(compared), ends)
-    decoder = _decoder(target, tokenizer, drafts, ends | {"max_new_tokens": num_tokens})
+
+    def decoder_of(named: Mapping[str, NamedDraft], num_tokens: int) -> Decoder:
+        kwargs = settings_of_rows(target, tokenizer, ends | {"max_new_tokens": num_tokens})
+        return Decoder(target, tokenizer, named, kwargs, seed=0, forgets=True, is_brief=True)
+
+    decoder = decoder_of(drafts, _length(decoder_of({}, PROBE), batches[0], seconds / len(compared)))
     journal = journal_of(decoder, compared, batch_size, name="a few prompts")
     journal.header["spread"] = QUARTILES
     runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, say=say)
@@ -104,27 +106,9 @@ def _batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
     return [[prompts[i % len(prompts)] for i in range(first, first + size)] for first in firsts]
 
 
-def _length(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    ids: list[list[int]],
-    seconds: float,
-    ends: dict[str, Any],
-) -> int:
+def _length(decoder: Decoder, ids: list[list[int]], seconds: float) -> int:
     """New tokens of a text, such that a setting's warm-up and a few texts take so many seconds at plain decoding's speed."""
-    decoder = _decoder(target, tokenizer, {}, ends | {"max_new_tokens": PROBE})
     for _ in range(2):
         call = decoder.decode(Setting(), 0, list(range(len(ids))), ids)
     fitting = seconds / (BATCHES + WARM_UP) / max(call.seconds / PROBE, 1e-9)
     return max(SHORTEST_CALL, min(LONGEST_CALL, int(fitting)))
-
-
-def _decoder(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    drafts: Mapping[str, NamedDraft],
-    kwargs: dict[str, Any],
-) -> Decoder:
-    return Decoder(
-        target, tokenizer, drafts, settings_of_rows(target, tokenizer, kwargs), seed=0, forgets=True, is_brief=True
-    )

@@ -1,7 +1,5 @@
 """The answer of `check` on a terminal."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

@@ -1,7 +1,5 @@
 """`hf-speculative compile`. Importing it imports nothing heavy."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass

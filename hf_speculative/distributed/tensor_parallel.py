@@ -8,8 +8,6 @@ The messages are whole numbers and, for acceptance probabilities, a few floats: 
 in each layer of a pass.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional

@@ -15,38 +15,6 @@ from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
-DRAFTERS = (
-    DynamicTreeDrafter,
-    DraftModel,
-    HybridDrafter,
-    StringMatch,
-    TokenIntersection,
-    TreeDrafter,
-)
+DRAFTERS = (DynamicTreeDrafter, DraftModel, HybridDrafter, StringMatch, TokenIntersection, TreeDrafter)
 #: those that need a target that was made for them
 TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)
-
-__all__ = [
-    "DEFAULT_MAX_DEPTH",
-    "DRAFTERS",
-    "TIED_DRAFTERS",
-    "CorpusSuffix",
-    "DFlash",
-    "DraftModel",
-    "DynamicTreeDrafter",
-    "Eagle3",
-    "EarlyExit",
-    "Gemma4Assistant",
-    "HybridDrafter",
-    "Mtp",
-    "Nothing",
-    "PEagle",
-    "PromptSuffix",
-    "Proposer",
-    "RecursiveMtp",
-    "Recycling",
-    "StringMatch",
-    "SuffixStore",
-    "TokenIntersection",
-    "TreeDrafter",
-]

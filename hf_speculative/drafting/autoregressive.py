@@ -1,7 +1,5 @@
 """What drafters that guess one token at a time have in common."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

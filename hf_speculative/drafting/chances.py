@@ -1,7 +1,5 @@
 """How often guesses turned out right, by what they rested on."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 

@@ -1,7 +1,5 @@
 """An EAGLE-3 head's own passes, from a file that was compiled ahead of time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

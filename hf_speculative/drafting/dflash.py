@@ -7,8 +7,6 @@ DSpark); what the token is drawn from is the corrected distribution. Logits proc
 position, and the rule gets the processed distributions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -1,8 +1,6 @@
 """What the drafters for other vocabularies share: a draft model that reads the committed text in its own ids."""
 
-from __future__ import annotations
-
-from ..interfaces import CachedModel
+from ..interfaces import CachedModel, Drafter
 from ..tokenizers.alignment import Translation
 from ..tokenizers.transcript import Transcript
 from ..types import Batch, uploaded
@@ -87,3 +85,28 @@ class DraftSide:
             return num_tokens
         longest = self.max_positions + 1 - max(map(len, self.batch.history))
         return [max(0, min(n, longest)) if longest > 0 else 0 for n in num_tokens]
+
+
+class OtherVocabulary(Drafter):
+    """A drafter whose model has a vocabulary of its own.
+
+    Attributes:
+        side: the draft model in its own ids.
+    """
+
+    side: DraftSide
+
+    @property
+    def num_forwards(self) -> int:
+        return self.side.model.num_forwards
+
+    def prefill(self, batch: Batch) -> None:
+        own = self.side.start(batch)
+        if max(self.side.within_context([1] * len(batch.rows))):
+            self.side.model.prefill(own)
+
+    def select(self, indices: list[int]) -> None:
+        self.side.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        self.side.admit(newcomers, lanes)

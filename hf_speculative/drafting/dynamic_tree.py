@@ -1,7 +1,5 @@
 """The most confident paths of a drafter that guesses a level of a tree at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -61,12 +59,7 @@ class DynamicTreeDrafter(WrappedDrafter):
         return self.propose_beside(batch, num_tokens, schedule, sampler)
 
     def propose_beside(
-        self,
-        batch: Batch,
-        num_tokens: list[int],
-        schedule: Schedule,
-        sampler: Sampler,
-        guesses: Guesses | None = None,
+        self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler, guesses: Guesses | None = None
     ) -> Draft:
         """Guesses become nodes of the tree, or make the chain one, see `united`."""
         self.expanded_as, self.is_merged = None, False

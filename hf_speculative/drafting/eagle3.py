@@ -5,8 +5,6 @@ pairs that the target's last pass has made known, one for each accepted token an
 its own, beside states of its own, stands in the slots behind, and the next round writes over it: nothing to roll back.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -162,13 +160,7 @@ class Eagle3(AutoregressiveDrafter):
         self.cache.end = end
 
     def _pass(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        slots: Tensor,
-        queries: Tensor,
-        num_last: int,
-        nodes: Nodes | None = None,
+        self, tokens: Tensor, states: Tensor, slots: Tensor, queries: Tensor, num_last: int, nodes: Nodes | None = None
     ) -> tuple[Tensor, Tensor]:
         self.cache.slots = slots
         self.num_forwards += 1

@@ -1,7 +1,5 @@
 """The target's own first layers guess: LayerSkip's self-speculation (Elhoushi et al. 2024, arXiv 2404.16710)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the last token, the last state and what the target has cached, from one and the 
 argmax. Here a token is drawn from its processed logits, which are then its true distribution.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """What sources have in common that run the model given as `draft_model=`."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,6 @@
 How the scores come about is the drafter's business: a pass of a draft model a level, or a block that is known at once.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Guesses in the tree of a drafter that scores a level at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp, inf
 

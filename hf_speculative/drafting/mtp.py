@@ -5,8 +5,6 @@ target. Layer d reads, for each token, its embedding and the state of layer d - 
 target. All layers keep the entry that goes back to the target's state t in slot t.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 

@@ -1,7 +1,5 @@
 """Trees that are known on the host: as drafts, and one grafted onto another."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

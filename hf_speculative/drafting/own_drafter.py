@@ -1,7 +1,5 @@
 """A drafter of the user's own: `draft_model=MyDrafter()` (docs/extend.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel

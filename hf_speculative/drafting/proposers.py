@@ -1,7 +1,5 @@
 """Ways to guess how a text goes on that need no draft model: what a `TreeDrafter` grows its trees from."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf

@@ -1,7 +1,5 @@
 """The target's embeddings as heads read them."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

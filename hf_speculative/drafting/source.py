@@ -54,7 +54,6 @@ class DraftSource:
         draft_model: the model of its own that it runs, if it does.
         num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
-        guesses_nodes: its drafts are trees of guesses that cost no pass, as many as pay.
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         has_own_passes: the draft model's passes, where it is a head, may be compiled ahead of time.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
@@ -64,7 +63,6 @@ class DraftSource:
 
     argument: ClassVar[str] = "draft_model"
     method: ClassVar[str]
-    guesses_nodes: ClassVar[bool] = False
     runs_target: ClassVar[bool] = False
     has_own_passes: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False

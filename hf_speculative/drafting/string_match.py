@@ -6,19 +6,17 @@ follow the committed ones are proposed. No distribution comes with them: they ar
 likeliest token is the best guess.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
 
-from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..interfaces import CachedModel, Sampler, Schedule
 from ..tokenizers.alignment import Translation
 from ..types import Batch, Draft, uploaded
-from .draft_side import DraftSide
+from .draft_side import DraftSide, OtherVocabulary
 
 
-class StringMatch(Drafter):
+class StringMatch(OtherVocabulary):
     """Drafts text with a causal language model of another vocabulary.
 
     Reads the draft's tokens from the device, once a round more than other drafters.
@@ -35,18 +33,9 @@ class StringMatch(Drafter):
         self.side = DraftSide(model, translation, by_token=False, max_positions=max_positions)
         self.drafted: list[list[int]] | None = None
 
-    @property
-    def num_forwards(self) -> int:
-        return self.side.model.num_forwards
-
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.side.reset()
         self.drafted = None
-
-    def prefill(self, batch: Batch) -> None:
-        own = self.side.start(batch)
-        if max(self.side.within_context([1] * len(batch.rows))):
-            self.side.model.prefill(own)
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         own = self.side.start(batch)
@@ -84,12 +73,6 @@ class StringMatch(Drafter):
     def rollback(self, batch: Batch) -> None:
         self.side.follow(batch, self.drafted)
         self.drafted = None
-
-    def select(self, indices: list[int]) -> None:
-        self.side.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        self.side.admit(newcomers, lanes)
 
     def _tokens_per_draft_token(self, batch: Batch) -> float:
         """How many of the target's tokens a draft token stands for, 1 at least: no more draft steps than tokens asked for."""

@@ -14,9 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..interfaces import Schedule
 from ..models import num_logits
 from ..models.model_state import kept_with
+from ..names import AND
 from ..schedules import BestNodes
 from ..tokenizers.loading import tokenizer_of
-from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer
+from .mtp import MtpSource
+from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .source import BuildContext, DraftSource
 from .suffix import SuffixStore
 from .tree_drafter import TreeDrafter
@@ -30,7 +32,6 @@ UNBOUNDED = 2**31 - 1
 class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
-    guesses_nodes = True
     most_tokens = 64
 
     @classmethod
@@ -127,3 +128,117 @@ def _parts(corpus: Corpus | None) -> list[Path | str]:
 
 
 _corpora: WeakKeyDictionary[PreTrainedModel, dict[tuple, SuffixStore]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class RecyclingSource(GuessingSource):
+    given: str
+
+    method = "recycling"
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [recycling_of(model)]
+
+
+def recycling_of(model: PreTrainedModel) -> Recycling:
+    """What is known of a model's successors, kept with it from call to call."""
+    return kept_with(model).setdefault(Recycling, Recycling())
+
+
+@dataclass(frozen=True, eq=False)
+class SuffixSource(TextSource):
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+    method = "suffix"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if "assistant_confidence_threshold" in self.in_call:
+            raise ValueError(
+                "`assistant_confidence_threshold` has no effect on `draft_model='suffix'`: give "
+                "`SpeculativeConfig(suffix_decoding_min_token_prob=...)`."
+            )
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return self.copies(
+            model, max_factor=self.suffix_decoding_max_spec_factor, min_share=self.suffix_decoding_min_token_prob
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AutoSource(TextSource):
+    """The model's own MTP layers where its checkpoint has some, else recycling and copies together."""
+
+    method = "auto"
+
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[str, ...]:
+        return (cls.method,)
+
+    def for_model(self, model: PreTrainedModel) -> DraftSource:
+        mtp = MtpSource(True)
+        try:
+            mtp.check(model)
+        except ValueError:  # most models have none
+            return self
+        return mtp
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [recycling_of(model), *self.copies(model)]
+
+
+@dataclass(frozen=True)
+class NgramSource(GuessingSource):
+    given: str
+    max_matching_ngram_size: int = 3
+
+    method = "ngram"
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [PromptSuffix(max_depth=self.max_matching_ngram_size + 1)]  # the match and the token after it
+
+
+@dataclass(frozen=True)
+class PromptLookupSource(NgramSource):
+    given: int  # type: ignore[assignment]
+
+    argument = "prompt_lookup_num_tokens"
+
+    @property
+    def num_draft_tokens(self) -> int:  # type: ignore[override]
+        return self.given
+
+    @classmethod
+    def takes(cls, value) -> bool:
+        return True
+
+    @classmethod
+    def asked_by(cls) -> str:
+        return cls.argument
+
+    @property
+    def name(self) -> str:
+        return self.argument
+
+    @classmethod
+    def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
+        return (10,)
+
+
+class SeveralSource(GuessingSource):
+    """All that its `sources` guess, each guess by its chance."""
+
+    def __init__(self, sources: Sequence[GuessingSource]):
+        self.sources = tuple(sources)
+        self.method = AND.join(source.method for source in sources)  # type: ignore[misc]
+
+    def options(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(name for source in self.sources for name in source.options()))
+
+    def check(self, model: PreTrainedModel) -> None:
+        for source in self.sources:
+            source.check(model)
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return [proposer for source in self.sources for proposer in source.proposers(model)]

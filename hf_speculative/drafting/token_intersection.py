@@ -5,8 +5,6 @@ tokens that the target lacks are masked *before* the processors and the draw, so
 the token came from.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -14,10 +12,10 @@ from ..interfaces import CachedModel, Sampler
 from ..tokenizers.alignment import Translation
 from ..types import Batch
 from .autoregressive import AutoregressiveDrafter
-from .draft_side import DraftSide
+from .draft_side import DraftSide, OtherVocabulary
 
 
-class TokenIntersection(AutoregressiveDrafter):
+class TokenIntersection(OtherVocabulary, AutoregressiveDrafter):
     """Drafts with a causal language model of another vocabulary, token by token.
 
     Args:
@@ -29,10 +27,6 @@ class TokenIntersection(AutoregressiveDrafter):
     def __init__(self, model: CachedModel, translation: Translation, max_positions: int | None = None):
         self.side = DraftSide(model, translation, by_token=True, max_positions=max_positions)
 
-    @property
-    def num_forwards(self) -> int:
-        return self.side.model.num_forwards
-
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.side.reset()
         translation, device = self.side.translation, batch.tokens.device
@@ -40,11 +34,6 @@ class TokenIntersection(AutoregressiveDrafter):
         self.target_ids = torch.tensor(list(translation.to_target.values()), device=device)
         self.to_draft = torch.zeros(sampler.vocab_size, dtype=torch.long, device=device)
         self.to_draft[self.target_ids] = self.draft_ids
-
-    def prefill(self, batch: Batch) -> None:
-        own = self.side.start(batch)
-        if max(self.side.within_context([1] * len(batch.rows))):
-            self.side.model.prefill(own)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         self.own = self.side.start(batch)
@@ -61,9 +50,3 @@ class TokenIntersection(AutoregressiveDrafter):
 
     def rollback(self, batch: Batch) -> None:
         self.side.follow(batch, None)
-
-    def select(self, indices: list[int]) -> None:
-        self.side.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        self.side.admit(newcomers, lanes)

@@ -1,7 +1,5 @@
 """Drafts without a draft model: trees of what several proposers expect, the likeliest nodes first."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -44,10 +42,7 @@ class TreeDrafter(Drafter):
     branches = True
 
     def __init__(
-        self,
-        proposers: Sequence[Proposer],
-        max_depth: int = 24,
-        learned: dict[Hashable, list[float]] | None = None,
+        self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None
     ):
         self.proposers, self.max_depth = list(proposers), max_depth
         self.num_successors = max(proposer.num_successors for proposer in self.proposers)

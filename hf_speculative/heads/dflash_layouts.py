@@ -1,7 +1,5 @@
 """The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -29,9 +27,8 @@ from .dflash_written import (
     speculators_unsupported_reason,
     z_lab_unsupported_reason,
 )
-from .draft_ids import wrong_reason
 from .eagle3_config import speculators_config
-from .layout import Layout
+from .layout import Layout, Published
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
@@ -89,11 +86,8 @@ class DFlashLayout(Layout):
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         has_own_ids = config.draft_vocab_size < config.vocab_size
-        if not has_own_ids and "d2t" in tensors and tensors["d2t"].any():
-            raise ValueError(
-                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} reorders a draft vocabulary that is as large as the "
-                "target's: give the draft as it was published."
-            )
+        if not has_own_ids and "d2t" in tensors:
+            self.check_map(tensors["d2t"], config.vocab_size, is_part=False)
         of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
@@ -101,10 +95,8 @@ class DFlashLayout(Layout):
         return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
 
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-        if "d2t" in tensors and (reason := wrong_reason(tensors["d2t"], config.vocab_size)):
-            raise ValueError(
-                f"{self.files.name}: d2t {tuple(tensors['d2t'].shape)} {reason}: give the draft as it was published."
-            )
+        if "d2t" in tensors:
+            self.check_map(tensors["d2t"], config.vocab_size, is_part=True)
 
     def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
         missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
@@ -208,9 +200,7 @@ class ZLabLayout(DFlashLayout):
         return z_lab_unsupported_reason(config) if is_dflash(config) else super().writing_unsupported_reason(config)
 
     @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         return for_z_lab(config, tensors)
 
 
@@ -257,9 +247,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         )
 
     @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         return for_speculators(config, tensors)
 
 

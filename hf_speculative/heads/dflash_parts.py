@@ -4,8 +4,6 @@ A correction is called a chain here: it turns the logits of a place, which the b
 given the draft token before it. What it keeps from place to place is its state.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

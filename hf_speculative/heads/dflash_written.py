@@ -1,7 +1,5 @@
 """DFlash heads as files of the published layouts have them: `dflash_layouts`, undone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Draft vocabularies that are a part of the target's: draft token d is the target's d + d2t[d]."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

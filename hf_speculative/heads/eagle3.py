@@ -5,8 +5,6 @@ layers, and beyond what the target has read it is the head's own. Names of field
 what is saved here is a folder that speculators and vLLM read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

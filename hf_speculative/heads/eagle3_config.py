@@ -1,7 +1,5 @@
 """The config of EAGLE-3 and P-EAGLE heads, by the names that speculators gives its fields."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig

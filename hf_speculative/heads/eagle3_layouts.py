@@ -1,7 +1,5 @@
 """The layouts in which EAGLE-3 heads are published: speculators', and the one of EAGLE, SpecForge and ModelOpt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +9,7 @@ from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
-from .layout import Layout
+from .layout import Layout, Published
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")
@@ -54,12 +52,7 @@ class Eagle3Layout(Layout):
         if config.has_own_ids and "d2t" in found and "t2d" not in found and not wrong_reason(found["d2t"], size):
             found["t2d"] = members(found["d2t"], size)
         if not config.has_own_ids and "d2t" in found:
-            self._check_map(found["d2t"], config)
-            if found["d2t"].any():
-                raise ValueError(
-                    f"{self.files.name}: d2t {tuple(found['d2t'].shape)} reorders a draft vocabulary that is as large as the "
-                    "target's: give the draft as it was published."
-                )
+            self.check_map(found["d2t"], size, is_part=False)
             del found["d2t"]
             found.pop("t2d", None)
         return found
@@ -67,18 +60,15 @@ class Eagle3Layout(Layout):
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
         if not config.has_own_ids:
             return
-        self._check_map(tensors["d2t"], config)
-        marked = members(tensors["d2t"], config.transformer_layer_config.vocab_size)
+        size = config.transformer_layer_config.vocab_size
+        self.check_map(tensors["d2t"], size, is_part=True)
+        marked = members(tensors["d2t"], size)
         differing = int((marked != tensors["t2d"].bool()).sum())
         if differing:
             raise ValueError(
                 f"{self.files.name}: t2d {tuple(tensors['t2d'].shape)} and d2t {tuple(tensors['d2t'].shape)} disagree about "
                 f"{differing} tokens, so that drafts would mean other tokens: give the draft as it was published."
             )
-
-    def _check_map(self, d2t: Tensor, config: Eagle3Config) -> None:
-        if reason := wrong_reason(d2t, config.transformer_layer_config.vocab_size):
-            raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
 
 
 class SpeculatorsEagle3Layout(Eagle3Layout):
@@ -97,9 +87,7 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
         return None if isinstance(config, Eagle3Config) else super().writing_unsupported_reason(config)
 
     @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         return config.to_diff_dict() | {"dtype": _dtype(tensors)}, tensors
 
 
@@ -158,9 +146,7 @@ class EagleLayout(Eagle3Layout):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         layers = config.transformer_layer_config.to_dict()
         own: dict[str, Any] = {name: True for name in NORMS if getattr(config, name)}
         if (ids := config.eagle_aux_hidden_state_layer_ids) is not None:

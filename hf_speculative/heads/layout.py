@@ -1,10 +1,8 @@
 """From the files of a head to a model: what a layout of files says of itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from safetensors.torch import save_file
@@ -13,8 +11,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from ..hf_compat import tied_weights
+from .draft_ids import wrong_reason
 from .files import HeadFiles
 
+#: the fields and tensors of a head's files
+Published: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 #: so many tensors are named in an error
 MAX_NAMED = 4
 
@@ -64,15 +65,25 @@ class Layout:
             ValueError: they do not.
         """
 
+    def check_map(self, d2t: Tensor, vocab_size: int, is_part: bool) -> None:
+        """Refuse a map of draft tokens to the target's ids that cannot be one.
+
+        Args:
+            is_part: the draft vocabulary is a part of the target's; else the map has nothing to say.
+        """
+        moves = not is_part and bool(d2t.any())
+        reorders = "reorders a draft vocabulary that is as large as the target's"
+        reason = reorders if moves else wrong_reason(d2t, vocab_size)
+        if reason is not None:
+            raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
+
     @classmethod
     def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
         """What about a head of this config the layout has no place for; `None` if it can be written."""
         return f"its config is of type {type(config).__name__}"
 
     @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         """The fields and tensors of a head in this layout: what `config` and `renamed` make of files, undone."""
         raise NotImplementedError
 

@@ -1,7 +1,5 @@
 """speculators' MTP heads: one layer of multi-token prediction, used again for each further token (arXiv 2509.18362)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

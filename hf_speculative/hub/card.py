@@ -1,7 +1,5 @@
 """A model card for a target and its draft, from evaluations: metadata, acceptance lengths, speed, how to use it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +55,11 @@ def card(
     target_name = target_name or header["target"]
     draft_name = draft_name or (draft and (header["drafts"].get(draft) or draft))
     repository = None if push_to_hub is None else _Repository(push_to_hub, token, revision)
-    folder = _Folder(None if path is None else Path(path))
-    existing, repo = (repository or folder).read()
+    readme = None if path is None else Path(path)
+    if readme is not None:
+        readme = readme if readme.suffix == ".md" else readme / "README.md"
+        files.check_output("`path`:", readme, makes_folders=True)
+    existing, repo = _read(readme) if repository is None else repository.read()
     title, of_card = _short(target_name), repo or push_to_hub or draft_name or target_name
     if draft_name is not None:
         short = _short(draft_name)
@@ -78,31 +79,18 @@ def card(
     )
     if repository is not None:
         repository.write(text, create_pr)
-    else:
-        folder.write(text)
+    elif readme is not None:
+        readme.parent.mkdir(parents=True, exist_ok=True)
+        files.write(readme, text)
     return text
 
 
-class _Folder:
-    """A card on this machine, or none at all."""
-
-    def __init__(self, path: Path | None):
-        self.path = path if path is None or path.suffix == ".md" else path / "README.md"
-        if self.path is not None:
-            files.check_output("`path`:", self.path, makes_folders=True)
-
-    def read(self) -> tuple[str, str | None]:
-        """The card that is there, and the name by which the pair is loaded, where a pairing lies beside it."""
-        if self.path is None:
-            return "", None
-        folder = self.path.parent
-        text = self.path.read_bytes().decode() if self.path.exists() else ""
-        return text, str(folder) if (folder / FILE_NAME).exists() else None
-
-    def write(self, text: str) -> None:
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write(self.path, text)
+def _read(readme: Path | None) -> tuple[str, str | None]:
+    """The card that is there, and the name by which the pair is loaded, where a pairing lies beside it."""
+    if readme is None:
+        return "", None
+    text = readme.read_bytes().decode() if readme.exists() else ""
+    return text, str(readme.parent) if (readme.parent / FILE_NAME).exists() else None
 
 
 class _Repository:

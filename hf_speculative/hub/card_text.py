@@ -1,7 +1,5 @@
 """What a card says: tables of acceptance and speed, how they were measured, and four lines to paste."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What evaluations measured, by use case and setting: for model cards and for an engine's settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

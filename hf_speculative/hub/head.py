@@ -1,7 +1,5 @@
 """A draft head, written in a layout that other programs read: speculators' for vLLM, EAGLE's for SGLang."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -90,7 +90,7 @@ def from_pretrained(
             draft.to(device_of(target))
     elif draft_kwargs:
         raise ValueError(f"`draft_kwargs={draft_kwargs!r}` has no effect: {repo} names no draft model. Leave it out.")
-    parts = [part for part in (draft, pairing.methods) if part is not None]
+    parts = [part for part in (draft, pairing.parts[1]) if part is not None]
     return attach(target, parts or None, config=(speculative_config or SpeculativeConfig()).over(saved))
 
 

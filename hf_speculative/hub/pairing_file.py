@@ -86,14 +86,13 @@ class Pairing:
             )
 
     @property
-    def model(self) -> str | None:
-        """Where the draft model is, if there is one."""
-        return None if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))[0]
+    def parts(self) -> tuple[str | None, str | None]:
+        """Where the draft model is, and methods that need no model; `None` for what it does not name."""
+        return (None, None) if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))
 
     @property
-    def methods(self) -> str | None:
-        """Methods that need no model, if there are any."""
-        return None if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))[1]
+    def model(self) -> str | None:
+        return self.parts[0]
 
     @classmethod
     def load(cls, repo: str, revision: str | None = None, **loading) -> Pairing | None:

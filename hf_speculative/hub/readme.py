@@ -4,8 +4,6 @@ The block is written as `huggingface_hub.metadata_save` writes it. `huggingface_
 `model-index` holds beyond its `EvalResult`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 It imports no Ray: whatever hands over batches as columns can call it (docs/data-sets.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

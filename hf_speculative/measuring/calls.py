@@ -1,7 +1,5 @@
 """One call of `generate`, timed: when its first tokens came, when it ended, and what memory it took."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Plain and speculative decoding of prompts that come batch by batch: streamed, compared, and recorded as an evaluation."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One batch of prompts under one setting."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Generator, Mapping

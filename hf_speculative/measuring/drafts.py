@@ -1,7 +1,5 @@
 """The drafts of an evaluation, by name, each loaded once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

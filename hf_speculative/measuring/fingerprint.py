@@ -1,9 +1,6 @@
 """Tells whether the arguments of a call are those of an earlier run: weights, logits processors, anything else."""
 
-from __future__ import annotations
-
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,14 +18,12 @@ def fingerprint(value: Any) -> str:
     They cover a sample of each weight of a model, and what `datasets` hashes of any other object; of what cannot be pickled,
     such as a generator, the type.
     """
-    if isinstance(value, nn.Module):
-        return _hashed(_weights(value))
     from datasets.fingerprint import Hasher  # a second of imports
 
     try:
-        return Hasher.hash(value)
+        return Hasher.hash(list(_weights(value)) if isinstance(value, nn.Module) else value)
     except Exception:  # whatever stands in the way of pickling it
-        return _hashed([type(value).__module__, type(value).__qualname__])
+        return Hasher.hash([type(value).__module__, type(value).__qualname__])
 
 
 def _weights(model: nn.Module) -> Iterator[Any]:
@@ -39,7 +34,7 @@ def _weights(model: nn.Module) -> Iterator[Any]:
             if name not in module._non_persistent_buffers_set:
                 tensors[f"{prefix}.{name}"] = buffer
     for name, tensor in sorted(tensors.items()):
-        yield from (name, tensor.dtype, list(tensor.shape), *_entries(tensor))
+        yield from (name, str(tensor.dtype), list(tensor.shape), *_entries(tensor))
 
 
 def _entries(tensor: Tensor) -> Iterator[bytes]:
@@ -55,12 +50,3 @@ def _entries(tensor: Tensor) -> Iterator[bytes]:
         if len(entries) > NUM_SAMPLES:
             entries = entries[torch.arange(NUM_SAMPLES, device=tensor.device) * SPREAD % len(entries)]
         yield entries.cpu().numpy().tobytes()
-
-
-def _hashed(parts: Iterable[Any]) -> str:
-    """Of parts whose lengths are told apart."""
-    digest = hashlib.sha256()
-    for part in parts:
-        content = part if isinstance(part, bytes) else str(part).encode()
-        digest.update(len(content).to_bytes(8, "big") + content)
-    return digest.hexdigest()[:16]

@@ -1,7 +1,5 @@
 """An evaluation as lines of figures, for pandas and spreadsheets: one for each setting, or one for each prompt under it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is decoded and what it is compared with: the prompts of a data set, the references of a score."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What is to be evaluated, and how an earlier run's file is continued."""
 
-from __future__ import annotations
-
 import glob
 import json
 from collections.abc import Iterator
@@ -23,17 +21,7 @@ from .settings import Setting, with_baselines
 from .totals import FEWEST_TOKENS
 
 #: what has to be the same for a file of results to be continued
-FIXED = (
-    "target",
-    "dtype",
-    "weights",
-    "prompts",
-    "batch_size",
-    "repeats",
-    "seed",
-    "generate",
-    "generation_config",
-)
+FIXED = ("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config")
 #: those of them that no message should print
 DIGESTS = ("weights", "prompts")
 

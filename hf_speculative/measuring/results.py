@@ -138,7 +138,7 @@ class Evaluation:
             num_new_tokens=sum(call.num_new_tokens for call in calls.values()),
             seconds=sum(call.seconds for call in calls.values()),
             tokens_per_second=statistics.median(speeds) if speeds and not is_too_short else None,
-            num_identical=self._num_identical(setting),
+            num_identical=sum(self.identical(setting).values()) if setting.is_exact and not setting.is_plain else None,
             speedup=self._speedup(setting),
             statistics=counts if setting.is_ours else None,
             scores=self.journal.scores.get(setting.name, {}),
@@ -208,9 +208,6 @@ class Evaluation:
     def _of_prompts(self, setting: Setting) -> Iterator[dict[str, Any]]:
         calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
         return of_prompts(setting, calls, plain, self.speedups(setting))
-
-    def _num_identical(self, setting: Setting) -> int | None:
-        return sum(self.identical(setting).values()) if setting.is_exact and not setting.is_plain else None
 
     @property
     def _spread(self) -> Spread:

@@ -1,7 +1,5 @@
 """Other ways to decode, which are compared with ours: a name and a function. Your own is one more `Rival`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager

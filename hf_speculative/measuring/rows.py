@@ -1,7 +1,5 @@
 """From a data set to prompts: a `datasets` data set, a name on the Hub, or a file. Broken rows are recorded and skipped."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """`evaluate`: decodes the prompts of a data set under several settings, against plain decoding."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of prompts under all settings in turn: each decoded, compared and recorded at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .decoder import Decoder

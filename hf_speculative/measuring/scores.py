@@ -4,8 +4,6 @@ A score is a function of `predictions` and `references`, two lists of one length
 it is an object with `compute(predictions=, references=)`, like those of the library `evaluate`.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence

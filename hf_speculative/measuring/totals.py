@@ -1,7 +1,5 @@
 """One setting over all its prompts."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two plots that move, as shares of a plot's width and height; plots.html draws them in the page's own colours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

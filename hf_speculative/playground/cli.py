@@ -1,7 +1,5 @@
 """The command `hf-speculative playground`."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import dataclass, field
@@ -13,9 +11,8 @@ from ..command.arguments import Machine, check_models, load_pair, option, raw_se
 from ..command.interrupts import ends_at_once
 from ..command.prompts import built_in_prompts
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers
+from ..command.terminal import quiet_transformers, warn_of_host
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: for the embedded pair, which repeats itself without the penalty
 PROMPTS = (
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
@@ -89,8 +86,7 @@ def playground(settings: Options) -> None:
             pass  # what a first call sets up would be counted against whoever is first
         first = PageSettings(repetition_penalty=PENALTY if is_embedded else 1.0)
         page = build(models, name, prompts, first, raw=settings.raw)
-    if host not in LOOPBACK:
-        console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
+    warn_of_host(console, host)
     page.launch(
         server_name=host,
         server_port=port,

@@ -1,7 +1,5 @@
 """What the page shows, as HTML: the two texts, the plots, a round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..reports.formats import percent

@@ -1,7 +1,5 @@
 """The page itself, in gradio, the extra `playground`: controls, and what happens when they are used."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -110,10 +108,7 @@ def build(
                 before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
                 after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
         details = gr.HTML(
-            drawing.round_view(None, page.decode),
-            apply_default_css=False,
-            elem_id="details",
-            js_on_load=SELECTS_PLACE,
+            drawing.round_view(None, page.decode), apply_default_css=False, elem_id="details", js_on_load=SELECTS_PLACE
         )
 
         both = [plain, own, plots, shown]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..forwarding import forwards_to
 from ..interfaces import Rule, Sampler
 from ..schedules import Constant
 from ..types import Draft, Round, Verdict
@@ -98,12 +99,12 @@ def _so_far(acceptance_prob: Sequence[float], place: int) -> float:
 CLAIMS: dict[str, Callable[[Sequence[float], int], float]] = {"token": _whole, "block": _so_far}
 
 
+@forwards_to("rule")
 class WatchedRule(Rule):
     """A rule that keeps what it last judged."""
 
     def __init__(self, rule: Rule):
-        self.rule, self.lossless, self.reads_draft_probs = rule, rule.lossless, rule.reads_draft_probs
-        self.emits_draws, self.takes_trees = rule.emits_draws, rule.takes_trees
+        self.rule = rule
         self.seen: tuple[Draft, Tensor, Verdict] | None = None
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:

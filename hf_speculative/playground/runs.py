@@ -1,7 +1,5 @@
 """A prompt decoded plainly and speculatively, and what of it is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -100,10 +98,7 @@ class Settings:
             own["schedule"] = length = WatchedLength(self.num_draft_tokens)
         if length is None:
             own["num_draft_tokens"] = self.num_draft_tokens
-        return as_keywords(own), self._recorder(rule, length)
-
-    def _recorder(self, rule: WatchedRule, length: WatchedLength | None = None) -> Recorder:
-        return Recorder(self.rule, rule, length, self.is_greedy)
+        return as_keywords(own), Recorder(self.rule, rule, length, self.is_greedy)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Plain and speculative decoding side by side on one machine: they take turns, so that each has had the same time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator

@@ -1,7 +1,5 @@
 """Why a round kept what it kept, in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..reports.formats import number, percent, plural

@@ -1,7 +1,5 @@
 """Files that are written for a user: only regular ones, each whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How figures are written: empty where there is none."""
 
-from __future__ import annotations
-
 
 def times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"

@@ -1,7 +1,5 @@
 """Reports as one HTML file that needs nothing else: no script, no request leaves it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Drawing with matplotlib, the extra `plot`: what pictures of all reports have in common."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Iterator

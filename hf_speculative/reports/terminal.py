@@ -1,7 +1,5 @@
 """What reports print on a terminal."""
 
-from __future__ import annotations
-
 from rich.text import Text
 
 from .pages import visible

@@ -1,7 +1,5 @@
 """How long something takes on a device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

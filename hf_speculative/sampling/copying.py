@@ -1,7 +1,5 @@
 """Independent copies of the user's own processors and criteria, for rows and drafts."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

@@ -6,8 +6,6 @@ transformers does it in a logits processor that runs the model once a token. Her
 which sees a whole draft at once and is taken back like the target.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, UnbatchedClassifierFreeGuidanceLogitsProcessor

@@ -5,8 +5,6 @@ of q with p(argmax q). Both can be read from p and q, whichever was proposed. So
 neither has to be tried for it. A round's method is chosen before anything of it is drawn.
 """
 
-from __future__ import annotations
-
 DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
 #: what a round counts less than the next
 FADING = 0.97

@@ -6,8 +6,6 @@ other. A residual is drawn as probabilities; it never goes back through the logi
 Every random decision is `bernoulli` or `categorical`, so that a test can put a script in their place and enumerate them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import torch
@@ -151,11 +149,7 @@ class Independent(ProcessedSampler):
     """
 
     def __init__(
-        self,
-        processors: Processors,
-        vocab_size: int,
-        generator: torch.Generator | None = None,
-        method: str = DRAWN,
+        self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None, method: str = DRAWN
     ):
         super().__init__(processors, vocab_size)
         self.generator, self.choice = generator, MeasuredChoice()

@@ -5,8 +5,6 @@ tokens, its own code is called all the same, once for all; what looks further ba
 same, bit for bit, and nothing is read from the device. They may be changed in place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

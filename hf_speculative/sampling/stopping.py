@@ -4,8 +4,6 @@ Plain `generate` asks its criteria after each token. A round brings several toke
 would have shown them is asked about, and the row is cut at the first hit.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
@@ -30,12 +28,7 @@ class CriteriaStopping(Stopping):
     """
 
     def __init__(
-        self,
-        criteria,
-        batch_size: int,
-        keep_scores: bool = False,
-        only_copies: bool = False,
-        rows_go_on: bool = False,
+        self, criteria, batch_size: int, keep_scores: bool = False, only_copies: bool = False, rows_go_on: bool = False
     ):
         self.batch_size = batch_size
         self.has_copies, self.shows_copies = batch_size > 1 or only_copies, not only_copies

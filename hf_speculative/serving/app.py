@@ -1,7 +1,5 @@
 """The web application: transformers' own, with our engine behind it, errors in OpenAI's shape, limits and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The command `hf-speculative serve`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +20,10 @@ from ..command.arguments import (
 )
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers
+from ..command.terminal import quiet_transformers, warn_of_host
 
 #: what answers that run get to end in, after a signal to stop
 GRACE_SECONDS = 20
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 #: headings among the options
@@ -114,17 +111,11 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         app = build_app(target, processor, name, engine or None, settings.max_body)
     if not is_ragged:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
-    if host not in LOOPBACK:
-        console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
+    warn_of_host(console, host)
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
     uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        http=PatientProtocol,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        app, host=host, port=port, log_level="warning", http=PatientProtocol, timeout_graceful_shutdown=GRACE_SECONDS
     )
     if engine:
         engine.close()

@@ -1,7 +1,5 @@
 """A conversation with a model: messages, settings and replies as they are generated."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Generator

@@ -4,8 +4,6 @@ Continuous batching (Yu et al. 2022, Orca, section 4.1) of speculative rounds. T
 lane of a row that is done to the next one; between rounds, lanes are added while requests wait.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which values the fields of a request may have, said before anything is computed for it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What transformers' server asks for tokens: its generation manager, on top of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Counts for Prometheus, under vLLM's names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry

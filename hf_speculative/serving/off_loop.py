@@ -1,7 +1,5 @@
 """Tokenising beside the event loop: a long prompt takes seconds, in which the server answers others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar

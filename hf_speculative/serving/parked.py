@@ -1,7 +1,5 @@
 """What stays cached while nothing runs: the texts that ended last, for a prompt that goes on from one of them."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of

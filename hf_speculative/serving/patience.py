@@ -1,7 +1,5 @@
 """Connections whose request does not arrive: uvicorn waits for its headers for ever."""
 
-from __future__ import annotations
-
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 #: in which the headers of a request have to be there, once its first byte, or the connection, is

@@ -1,7 +1,5 @@
 """One request: what `generate` would have done with it alone, ready to be a row among others."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Texts that end an answer, as OpenAI's API has them: looked for in the new text alone, and left out of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Chat templates: what a user says as a prompt, what surrounds it, and which tokens end an answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jinja2 import TemplateError

@@ -1,7 +1,5 @@
 """The tokenizers of models given by name."""
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase

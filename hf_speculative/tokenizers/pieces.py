@@ -1,7 +1,5 @@
 """From tokens to text, a token at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 

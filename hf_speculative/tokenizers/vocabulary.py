@@ -4,8 +4,6 @@ Tokens are compared by the bytes they stand for, whatever sign their tokenizer w
 special tokens by their role. (Timor et al. 2025, arXiv 2502.05202, sections 3 and 4.)
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

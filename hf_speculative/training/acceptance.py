@@ -1,7 +1,5 @@
 """The acceptance of a draft in training: a short evaluation of held-out prompts, greedy and as in use."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

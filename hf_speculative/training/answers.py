@@ -6,8 +6,6 @@ a kill has interrupted is drawn again from its beginning.
 A draft has to guess what its target writes. Texts that somebody else wrote teach it something else.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -20,7 +18,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batches import generate_batches
-from ..measuring.processes import Processes
 from ..reports import files
 from .examples import Example
 from .sampling_params import SamplingParams
@@ -159,26 +156,6 @@ def how_drafted(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
     if target.dtype != torch.float32:  # rounding depends on the width of a pass
         return {"draft_model": None}
     return {"draft_model": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})
-
-
-def answers_of_all(
-    target: PreTrainedModel,
-    prompts: dict[int, list[int]],
-    asked: Asked,
-    path: Path,
-    watch: Callable[[int, int], None],
-    processes: Processes,
-    is_over: Callable[[], bool] = lambda: False,
-    keywords: Mapping[str, Any] = MappingProxyType({}),
-) -> list[Example]:
-    """The answers that each process makes in a journal beside `path`, and those of the others."""
-    rank, count = processes.rank, processes.count
-    paths = [path if one == 0 else path.with_name(f"{path.name}.rank{one}") for one in range(count)]
-    journal = Journal(paths[rank], asked)
-    answer(target, prompts, asked, journal, watch, (rank, count), is_over, keywords)
-    processes.gather([])  # all have written theirs
-    journals = [journal if one == rank else Journal(path, asked, writes=False) for one, path in enumerate(paths)]
-    return list(examples_of(journals, prompts))
 
 
 def examples_of(journals: Iterable[Journal], prompts: dict[int, list[int]]) -> Iterator[Example]:

@@ -1,7 +1,5 @@
 """What a run chooses of transformers' `TrainingArguments`, and where it goes on after a stop."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The public call: train a draft for a target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model card of a trained draft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from markupsafe import Markup
@@ -36,7 +34,6 @@ def text(result: Trained, existing: str = "") -> str:
         table=Markup("\n".join(markdown.of_table(wording.acceptance(result), "decoding"))),
         curve=Markup("\n".join(markdown.of_table(wording.curve(result), "steps"))),
         facts=wording.facts(result),
-        notes=result.notes,
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
         command=without_folders(where["command"]),
     )

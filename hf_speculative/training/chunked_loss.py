@@ -1,7 +1,5 @@
 """The loss of many guesses, without keeping all that it is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command `hf-speculative train`."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,8 +38,7 @@ class Options:
         "--minutes.",
     )
     push_to_hub: str | None = setting(
-        None,
-        "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints.",
+        None, "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints."
     )
     private: bool = setting(False, "Make that repository a private one, if it is new.")
     reading: Reading = field(default_factory=Reading)
@@ -49,9 +46,7 @@ class Options:
         None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
     )
     store: Path | None = setting(
-        None,
-        "Folder for what the target makes of each text: computed once, not in every epoch.",
-        panel=HOW,
+        None, "Folder for what the target makes of each text: computed once, not in every epoch.", panel=HOW
     )
     bf16: bool = setting(False, "Mixed precision with bfloat16.", panel=HOW)
     report_to: str = setting("none", "A logger that transformers knows, such as tensorboard or wandb.", panel=HOW)
@@ -147,8 +142,16 @@ def train_command(settings: Options) -> None:
     _finish(result, is_first)
 
 
-def _finish(result: Any, is_first: bool) -> None:
-    from . import console
+def _finish(found: Any, is_first: bool) -> None:
+    """What a run brought."""
+    if not is_first:
+        return
+    from ..measuring.render.screen import print_table
+    from . import wording
 
-    if is_first:
-        console.result(Console(highlight=False), result)
+    console = Console(highlight=False)
+    print_table(console, wording.acceptance(found))
+    console.print(Text(wording.summary(found)))
+    console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
+    for line in wording.next_lines(found):
+        console.print(Text(f"  {line}"), soft_wrap=True)

@@ -1,7 +1,5 @@
 """The time of a run: `minutes` bound the whole of it, from the first answer to the draft on the disk."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

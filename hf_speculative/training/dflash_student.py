@@ -4,8 +4,6 @@ In use a block begins at the newest token, its anchor, and reads the target's st
 drawn as anchors, and the blocks of all of them go through the head in one pass. None sees another.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -41,11 +39,7 @@ class BlocksAtAnchors(nn.Module):
         self.attention = AttentionLayers(head)
 
     def forward(
-        self,
-        noise_embeds: Tensor,
-        target_states: Tensor,
-        anchors: Tensor,
-        weights: Tensor,
+        self, noise_embeds: Tensor, target_states: Tensor, anchors: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
         """
         Args:
@@ -65,10 +59,7 @@ class BlocksAtAnchors(nn.Module):
             context_hidden_states=target_states,
             position_ids=torch.cat([context, places.flatten(1)], 1),
             attention_mask={
-                kind: self.attention.explicit(
-                    self.visible(kind, places, length),
-                    noise_embeds.dtype,
-                )
+                kind: self.attention.explicit(self.visible(kind, places, length), noise_embeds.dtype)
                 for kind in set(self.head.config.layer_types)
             },
         )

@@ -1,7 +1,5 @@
 """A small model as a draft: any causal one of the target's tokenizer, a truncated copy of the target, or a LoRA on one."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

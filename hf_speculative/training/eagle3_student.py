@@ -4,8 +4,6 @@ In use, a head goes on from its own states. So it is trained on them. A first st
 once. Each further step reads the states of the one before, and the next tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -86,10 +84,7 @@ class Eagle3Student(HeadStudent):
             # The weights themselves, as in use: some targets scale or norm what they look up there.
             own = self.head.get_input_embeddings() or self.target.get_input_embeddings()
             embeddings = functional.embedding(lesson.ids[:, 1:], own.weight)
-        return {
-            "inputs_embeds": embeddings.to(dtype),
-            "target_states": lesson.states[:, :-1].to(dtype),
-        }
+        return {"inputs_embeds": embeddings.to(dtype), "target_states": lesson.states[:, :-1].to(dtype)}
 
     def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
         return [Prediction.along(logits, step + 1, self.decay**step) for step, logits in enumerate(outputs)]

@@ -1,7 +1,5 @@
 """How long a step of a run takes, from a few of them."""
 
-from __future__ import annotations
-
 import statistics
 
 import torch

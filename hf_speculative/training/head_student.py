@@ -1,7 +1,5 @@
 """What the heads in training have in common: they read the target's states, and begin with parts like its own."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Each takes log-probabilities `p` and `q`, both `(..., vocab)`, and gives `(...)`
 3.1): the *acceptance* in these formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

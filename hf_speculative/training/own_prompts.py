@@ -4,8 +4,6 @@ A chat model continues its template up to the user's turn, and so writes what us
 arXiv 2406.08464). Another model continues its beginning token, and the first words of its texts are prompts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +13,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..generation import generate
-from ..measuring.processes import Processes
 from ..models import device_of
 from ..reports import files
 from ..tokenizers.chat import around_a_turn, speaks_chat
 from .answers import how_drafted
 from .sampling_params import SamplingParams
-from .settings import Settings
 
 #: how a user's turn is sampled, how many at once, and the most tokens of one
 USE = SamplingParams(temperature=1.0, top_p=0.95)
@@ -38,23 +34,6 @@ HOPELESS = 8
 
 #: where they lie in the folder of a run
 FILE = "prompts.jsonl"
-
-
-def own_prompts(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    settings: Settings,
-    processes: Processes,
-    watch: Callable[[int, int], None],
-    is_over: Callable[[], bool],
-) -> Path:
-    """The file of a run's own prompts, which the first of several processes writes."""
-    path = folder / FILE
-    if processes.rank == 0:
-        write_prompts(target, tokenizer, path, settings.num_prompts, settings.seed, watch, is_over)
-    processes.gather([])  # the others read what the first has written
-    return path
 
 
 def write_prompts(

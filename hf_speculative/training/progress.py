@@ -1,7 +1,5 @@
 """What a user sees while a draft is trained, and the clock of its steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

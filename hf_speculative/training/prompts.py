@@ -1,7 +1,5 @@
 """Which prompts are learned from, and which are held out to measure acceptance."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

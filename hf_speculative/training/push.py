@@ -1,7 +1,5 @@
 """A trained draft goes to the Hub: what `draft_model=` takes, and its card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

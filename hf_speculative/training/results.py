@@ -47,7 +47,6 @@ class Trained:
         kind: of the draft.
         settings: as `Settings.to_dict`.
         data: counts of prompts, answers, tokens, repeated and broken rows, and where they came from.
-        notes: what was said about the size of the run.
         num_steps: steps that were asked for.
         seconds: of training steps alone.
         curve: of the held-out prompts, by step.
@@ -63,7 +62,6 @@ class Trained:
     data: dict[str, Any]
     environment: dict[str, Any]
     num_parameters: int = 0
-    notes: list[str] = field(default_factory=list)
     num_steps: int = 0
     seconds: float = 0.0
     curve: list[Point] = field(default_factory=list)

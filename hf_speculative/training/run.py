@@ -1,7 +1,5 @@
 """One run of training: answers, a student, steps, the draft that is kept."""
 
-from __future__ import annotations
-
 import functools
 import time
 from dataclasses import dataclass, field
@@ -23,17 +21,17 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
-from .answers import Asked, answers_of_all
+from .answers import Asked, Journal, answer, examples_of
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, EndsInTime
 from .estimate import step_seconds
 from .examples import Collator, Example, unique
-from .own_prompts import own_prompts
+from .own_prompts import FILE as PROMPTS
+from .own_prompts import write_prompts
 from .progress import Clock, Watch
 from .prompts import Data, read_data
-from .prospects import prospects
 from .push import Push
 from .results import FILE, Trained, name_of
 from .settings import Settings
@@ -103,12 +101,13 @@ class Run:
         if dataset is None:
             self.watch.part("prompts of the target")
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
-            dataset, reading = (
-                own_prompts(
-                    self.target, self.tokenizer, self.folder, self.settings, self.processes, self.watch.answers, is_over
-                ),
-                {},
-            )
+            settings, path = self.settings, self.folder / PROMPTS
+            if self.processes.rank == 0:
+                write_prompts(
+                    self.target, self.tokenizer, path, settings.num_prompts, settings.seed, self.watch.answers, is_over
+                )
+            self.processes.gather([])  # the others read what the first has written
+            dataset, reading = path, {}
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
         self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
@@ -147,17 +146,24 @@ class Run:
             settings.batch_size,
         )
         self.watch.part("answers of the target")
-        path, watch, had_all = self.folder / ANSWERS, self.watch.answers, self.before is not None
-        found = answers_of_all(
+        rank, count, had_all = self.processes.rank, self.processes.count, self.before is not None
+        names = [ANSWERS, *(f"{ANSWERS}.rank{one}" for one in range(1, count))]
+        journal, prompts = Journal(self.folder / names[rank], asked), self.data.prompts
+        answer(
             self.target,
-            self.data.prompts,
+            prompts,
             asked,
-            path,
-            watch,
-            self.processes,
+            journal,
+            self.watch.answers,
+            (rank, count),
             lambda: had_all or self.deadline.has_passed(ANSWERING),
             self.ends,
         )
+        self.processes.gather([])  # all have written theirs
+        journals = (
+            Journal(self.folder / name, asked, writes=False) if name != names[rank] else journal for name in names
+        )
+        found = list(examples_of(journals, prompts))
         self.examples = unique(found, settings.max_length)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
@@ -195,8 +201,6 @@ class Run:
                 f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
             )
             return self.before
-        for note in result.notes:
-            self.watch.say(note)
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
         clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)
@@ -314,5 +318,4 @@ class Run:
             num_parameters=self.num_parameters,
             num_steps=num_steps,
             repository=None if self.push is None else self.push.repository,
-            notes=prospects(self.settings.kind, len(self.examples), num_parameters(self.target)),
         )

@@ -1,7 +1,5 @@
 """What a run of training is asked for. Importing it imports nothing heavy: the command's options are made from it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,14 +21,7 @@ LEARNING_RATES = {
 }
 #: draft tokens of a round, where no number is given; those of blocks are as many as their masks
 DRAFT_TOKENS = {"dflash": 7, "jetspec": 7, TABLES: 8}
-LOSS_NAMES = (
-    "lk_hybrid",
-    "forward_kl",
-    "reverse_kl",
-    "total_variation",
-    "negative_log_acceptance",
-    "cross_entropy",
-)
+LOSS_NAMES = ("lk_hybrid", "forward_kl", "reverse_kl", "total_variation", "negative_log_acceptance", "cross_entropy")
 #: those that are infinite where the target's distribution is cut off
 NEEDS_ALL_TOKENS = ("reverse_kl",)
 HEADS = ("eagle3", "dflash", "jetspec", TABLES, "layers:N", "draft:FOLDER")

@@ -4,8 +4,6 @@ Kept are the states that a head reads, and what the target's output layer reads.
 a small part of their size. Where a target does something with its logits after that layer, they are kept themselves.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

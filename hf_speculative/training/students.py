@@ -1,7 +1,5 @@
 """From `--head` to what is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The target as a teacher: its distributions and hidden states, computed in process and kept for one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -59,10 +57,7 @@ class Teacher:
         self.target.eval()
         try:
             outputs = self.target(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                use_cache=False,
-                output_hidden_states=self.selection,
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=self.selection
             )
         finally:
             self.target.train(was_training)

@@ -1,7 +1,5 @@
 """A `transformers.Trainer` whose loss is between the target and the draft, and whose evaluation is the real loop."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

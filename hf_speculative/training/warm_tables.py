@@ -1,7 +1,5 @@
 """Make warm tables of a target: its answers, and what it found likeliest after each of their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

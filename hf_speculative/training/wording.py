@@ -1,7 +1,5 @@
 """What the card says: words and tables."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import starmap
 from pathlib import Path
@@ -71,11 +69,7 @@ def facts(result: Trained) -> dict[str, str]:
     trained = (
         {}
         if result.has_no_steps
-        else {
-            "loss": settings["loss"],
-            "steps": steps,
-            "learning rate": f"{settings['learning_rate']:g}",
-        }
+        else {"loss": settings["loss"], "steps": steps, "learning rate": f"{settings['learning_rate']:g}"}
     )
     size = "" if result.has_no_steps else f", {result.num_parameters / 1e6:.1f} million parameters"
     return {

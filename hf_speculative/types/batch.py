@@ -56,11 +56,7 @@ class Batch:
     host_path: list[list[int]] | None = None
 
     def __init__(
-        self,
-        input_ids: Tensor,
-        padding: Sequence[int],
-        max_length: int,
-        history: Sequence[Sequence[int]] | None = None,
+        self, input_ids: Tensor, padding: Sequence[int], max_length: int, history: Sequence[Sequence[int]] | None = None
     ):
         self.prompt_width, self.max_length = input_ids.shape[1], max_length
         self.max_position = max_length - 1 - min(padding)

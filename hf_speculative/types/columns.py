@@ -1,7 +1,5 @@
 """Columns of rows that have their own lengths."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

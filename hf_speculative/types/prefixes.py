@@ -1,7 +1,5 @@
 """Prompts that begin as a row does that is cached already: what they share need not be read again (prefix caching)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

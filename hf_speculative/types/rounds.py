@@ -1,7 +1,5 @@
 """What a round did, and what rounds cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf, nan
 

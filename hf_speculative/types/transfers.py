@@ -1,7 +1,5 @@
 """Between host and device without making one wait for the other. A round reads from the device once, in `Batch.append`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

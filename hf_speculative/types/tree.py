@@ -1,7 +1,5 @@
 """Trees of draft tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Stage 3, accept: which draft tokens stay. One file for each rule; see docs/extend.md."""
 
-from __future__ import annotations
-
 from ..interfaces import Rule
 from .block import BlockVerification
 from .measured import Measured
@@ -9,11 +7,7 @@ from .sampled import SampledVerification
 from .token import TokenVerification
 
 #: by the names that `rule=` takes
-RULES: dict[str, type[Rule]] = {
-    "token": TokenVerification,
-    "block": BlockVerification,
-    "sampled": SampledVerification,
-}
+RULES: dict[str, type[Rule]] = {"token": TokenVerification, "block": BlockVerification, "sampled": SampledVerification}
 
 __all__ = ["RULES", "BlockVerification", "Measured", "SampledVerification", "TokenVerification", "rule_for"]
 

@@ -1,24 +1,22 @@
 """What a round says about the two ways of drafting from a distribution: drawn, or its likeliest token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ..forwarding import forwards_to
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Verdict
 from .residual import is_proposed
 
 
+@forwards_to("rule")
 class Measured(Rule):
     """A rule around another one, whose verdict it passes on with `Verdict.chances`."""
 
     def __init__(self, rule: Rule):
         self.rule = rule
-        self.lossless, self.reads_draft_probs = rule.lossless, rule.reads_draft_probs
-        self.emits_draws, self.takes_trees = rule.emits_draws, rule.takes_trees
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         verdict = self.rule(draft, target_probs, sampler)

@@ -1,7 +1,5 @@
 """What the rules share that judge trees: the path that is kept, and siblings that take turns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -146,7 +146,7 @@ COLLECT = """doc => ({
   texts: [...doc.querySelectorAll(".text")].map(text => ({
     summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
     text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
-  pictures: doc.querySelectorAll("svg").length, images: doc.querySelectorAll("svg image").length,
+  pictures: doc.querySelectorAll("svg").length,
   bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
 })"""
 
@@ -227,7 +227,7 @@ def test_markup_stays_text(looked):
 
 def test_without_matplotlib_there_are_tables(looked):
     bare, full = of(looked, "bare"), of(looked, "plenty")
-    assert bare.found["pictures"] == 0 and full.found["pictures"] == 4
+    assert bare.found["pictures"] == 0 and full.found["pictures"] == 2
     assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
     assert bare.found["tables"] == full.found["tables"]
 

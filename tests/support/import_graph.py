@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("hf_compat", "lazy", "names"),
+    ("forwarding", "hf_compat", "lazy", "names"),
     ("heads", "theory", "types", "version"),
     ("interfaces", "reports"),
     ("loop", "models", "schedules", "tokenizers", "verification"),
@@ -35,7 +35,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if "custom_generate" not in path.parts}
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @cache

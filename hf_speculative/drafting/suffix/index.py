@@ -1,7 +1,5 @@
 """Where a text's n-grams are: places sorted by what is before them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 #: the end of a document in a text

@@ -1,7 +1,5 @@
 """What followed one match in several places of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 #: which of the places agree so far, and in how many tokens

@@ -1,7 +1,5 @@
 """A draft for `model.generate` while a trainer evaluates, and what it brought as metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Decoder-only rows taken apart: a training row is a prompt and its completion in one, and `labels` say where it begins."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A Trainer whose evaluation generates with a draft."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """`hf-speculative generate --demo`: three answers of a chat model, plain and speculative side by side, then one sentence."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The command `hf-speculative eval`."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The command `hf-speculative generate`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

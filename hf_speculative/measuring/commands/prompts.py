@@ -1,7 +1,5 @@
 """Where the prompts of the command come from."""
 
-from __future__ import annotations
-
 import sys
 
 #: the ways to give prompts

@@ -1,7 +1,5 @@
 """Results as Markdown, to paste into an issue or a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ...reports.pages import visible
@@ -30,11 +28,7 @@ def of_table(table: Table, about: str = "setting") -> list[str]:
         about: the name of the first column.
     """
     head = [about, *table.columns]
-    return [
-        row(head),
-        row(["---"] * len(head)),
-        *(row([line.label, *line.figures]) for line in table.lines),
-    ]
+    return [row(head), row(["---"] * len(head)), *(row([line.label, *line.figures]) for line in table.lines)]
 
 
 def row(values: Iterable[str]) -> str:

@@ -1,7 +1,5 @@
 """Results as one self-contained HTML file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -61,7 +59,6 @@ def to_dict(found: Found) -> dict[str, Any]:
 def _section(section: Section) -> dict[str, Any]:
     evaluation, recommendation = section.evaluation, section.recommendation
     shown = None if recommendation is None else recommendation.best
-    pictures = plots.as_svg(evaluation, section.totals) if plotting.is_available() else {}
     return {
         "title": section.title,
         "unit": wording.unit(evaluation),
@@ -71,7 +68,7 @@ def _section(section: Section) -> dict[str, Any]:
         "scores": section.scores,
         "positions": tables.acceptance_by_position(section.totals),
         "prompts": tables.speedup_by_prompt(evaluation, section.totals),
-        "pictures": {name: pages.inline(svg) for name, svg in pictures.items()},
+        "picture": pages.inline(plots.by_position(section.totals)) if plotting.is_available() else "",
         "shown": shown,
         "texts": [] if shown is None else texts.texts(evaluation, shown),
         "num_texts": 0 if shown is None else len(evaluation.rows(shown)),

@@ -1,38 +1,21 @@
 """Pictures of an evaluation. Needs matplotlib, the extra `plot`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ...reports import plotting
-from ..results import Evaluation
-from ..settings import Setting
-from ..speedup import Speedup
 from ..totals import Totals
 from .tables import Section
 
 WIDTH = 4.2  # inches
-#: labelled where they fall into the range
-RATIOS = (0.1, 0.15, 0.25, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-#: more dots than these are drawn as an image
-MANY = 2000
 
 
-def as_svg(evaluation: Evaluation, totals: Sequence[Totals]) -> dict[str, str]:
-    """`<svg>` elements by what they show, `positions` and `prompts`; only those that have figures."""
-    figures = {}
+def by_position(totals: Sequence[Totals]) -> str:
+    """An `<svg>` element: how often the draft token at each position was kept; empty where nothing was drafted."""
+    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics and t.has_rates}
+    if not any(rates.values()):
+        return ""
     with plotting.style():
-        rates = {
-            t.setting.label: t.statistics.per_position_acceptance_rate for t in totals if t.statistics and t.has_rates
-        }
-        if any(rates.values()):
-            figures["positions"] = plotting.as_svg(_positions(rates))
-        speedups = [
-            (t.speedup, t.setting, [*evaluation.speedups(t.setting).values()]) for t in totals if t.speedup is not None
-        ]
-        if speedups:
-            figures["prompts"] = plotting.as_svg(_prompts(speedups))
-    return figures
+        return plotting.as_svg(_positions(rates))
 
 
 def by_place(sections: Sequence[Section]) -> str:
@@ -70,50 +53,6 @@ def _positions(rates: Mapping[str, Sequence[float]]):
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("place of the draft token in its round", color=plotting.INK)
     plotting.legend(figure, axes)
-    return figure
-
-
-def _prompts(speedups: list[tuple[Speedup, Setting, list[Speedup]]]):
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
-    figure, axes = plotting.new_axes(WIDTH, 0.7 + 0.52 * len(speedups))
-    axes.set_xscale("log")
-    for number, (median, setting, values) in enumerate(speedups):
-        # Spread over the strip by the golden ratio: even, and the same each time.
-        heights = [number + 0.18 - 0.36 * ((0.618034 * i) % 1) for i in range(len(values))]
-        is_image = len(values) > MANY
-        axes.scatter(
-            [value.median for value in values],
-            heights,
-            s=10,
-            color=_colour(number),
-            alpha=0.7,
-            linewidths=0.5,
-            rasterized=is_image,
-        )
-        if median.spread:
-            axes.plot(median.spread, [number, number], color=plotting.INK, linewidth=1.2)
-        axes.plot([median.median], [number], "D", color=plotting.INK, markersize=5)
-        # In the picture's own left margin, whatever the range.
-        axes.text(
-            0,
-            number - 0.36,
-            plotting.label(setting.label),
-            transform=axes.get_yaxis_transform(),
-            color=plotting.INK,
-            fontsize=8.5,
-        )
-    strips = range(len(speedups))  # not through the labels between them
-    bounds = [n - 0.32 for n in strips], [n + 0.4 for n in strips]
-    axes.vlines([1] * len(speedups), *bounds, color=plotting.INK, linewidth=1, linestyle="--")
-    axes.set_ylim(len(speedups) - 0.6, -0.75)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(FixedLocator([ratio for ratio in RATIOS if low <= ratio <= high]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}x"))
-    axes.minorticks_off()
-    axes.set_xlabel("speedup over plain decoding", color=plotting.INK)
     return figure
 
 

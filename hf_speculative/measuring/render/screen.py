@@ -1,7 +1,5 @@
 """Results on a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """The results as tables, the same in all renderings: a section for each place and temperature, a line for each setting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

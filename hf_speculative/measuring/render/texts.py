@@ -1,7 +1,5 @@
 """Texts to look at: which of their tokens the draft had guessed."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the figures are called and what they mean, the same in all renderings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ...command.arguments import DATA_FILES
