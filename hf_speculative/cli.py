@@ -51,5 +51,6 @@ for _name, _command in (
     ("train", train_command),
     ("card", hub.card),
     ("export", hub.export),
+    ("export-generate", hub.export_generate),
 ):
     app.command(_name, help=help_of(_command))(clean_exits(_command))

@@ -8,6 +8,7 @@ from ..call.statistics import without_nan
 from ..measuring.recommendation import Recommendation
 from ..measuring.results import Evaluation
 from ..measuring.totals import FEWEST_TOKENS, Totals
+from .doctor import Examination
 
 #: names of decoding, and whether it samples
 DECODINGS = {"greedy": False, "sampled": True}
@@ -20,10 +21,12 @@ class Advice:
     Attributes:
         evaluations: by batch size, each source greedy and sampled.
         parameters: of the target, and of the draft if one was given.
+        examination: of a head that was given and whose first tokens are seldom kept.
     """
 
     evaluations: Mapping[int, Evaluation]
     parameters: dict[str, int]
+    examination: Examination | None = None
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -60,8 +63,9 @@ class Advice:
     def verdict(self) -> str:
         """The advice in a few sentences: worth it or not, and with what."""
         kinds = [(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
+        about_head = [] if self.examination is None else [self.examination.verdict]
         told = (self._about(*kind) for kind in kinds)
-        return " ".join([self._answer(), *told])
+        return " ".join([self._answer(), *told, *about_head])
 
     def _answer(self) -> str:
         answers = {size: self.pays_at(size) for size in self.batch_sizes}
@@ -88,6 +92,7 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         own: dict[str, Any] = {"is_worth_it": self.is_worth_it, "verdict": self.verdict, "parameters": self.parameters}
+        own["examination"] = self.examination and self.examination.to_dict()
         names = ("totals", "recommendations", "failures")
         of_sizes = {size: evaluation.to_dict() for size, evaluation in self.evaluations.items()}
         evaluations = [{"batch_size": size, **{name: one[name] for name in names}} for size, one in of_sizes.items()]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..call.statistics import without_nan
 from ..command.prompts import built_in_prompts
 from ..drafting.source import DraftSource
 from ..measuring.drafts import NamedDraft
+from ..measuring.results import Evaluation
 from ..measuring.settings import Setting
 from ..models import num_parameters
 from ..tokenizers.chat import as_chat, speaks_chat
@@ -24,6 +26,7 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
 from .defaults import BATCH_SIZES, SECONDS
+from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, report_of
 from .notes import notes_on
 from .running import candidates, decodings, of_draft, short_evaluation
@@ -87,7 +90,8 @@ def check(
             those that lie beside the models.
         do_sample: the strategy for vocabularies that differ depends on it.
         measure: find the source of drafts with the largest speedup: `Compatibility.advice`.
-        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded.
+        seconds: to measure in; more seconds give more texts and closer figures. A first batch of texts is always decoded. A
+            head that is seldom right takes half of the time again, to be read in other ways than its config says.
         prompts: what the target writes about: texts, messages or ids. Default: some code and some prose. A text is what a
             user says, where the tokenizer has a chat template.
         batch_sizes: how many texts are written side by side. Each number is tried on its own: a draft that pays for one row may
@@ -131,6 +135,7 @@ def check(
     tried = [*(one for name in drafts for one in of_draft(name)), *candidates(target)]
     settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
+    examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:
         start = time.perf_counter()
 
@@ -138,15 +143,24 @@ def check(
             bar.set_description(what, refresh=False)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
-        share = seconds / len(sizes)
-        found = {
-            size: short_evaluation(target, tokenizer, drafts, settings, ids, size, share, say, raw)
-            for size in sizes
-            if settings
-        }
+        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
+        found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
+        shown = next(iter(drafts), None)
+        if shown is not None and (named := _reading({}, found[sizes[0]], shown)).is_poor:
+            others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
+            if others:
+                read = {label: NamedDraft(label, "", model) for label, (_, model) in others.items()}
+                greedy = [Setting(**of_draft(label)[0]) for label in others]
+                again = run(read, greedy, ids, 1, seconds / 2)
+                readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())
+                examination = Examination(named, readings)
     models = {"target": target} | ({"draft": draft} if draft is not None else {})
     parameters = {role: num_parameters(one) for role, one in models.items()}
-    return replace(answer, advice=Advice(found, parameters))
+    return replace(answer, advice=Advice(found, parameters, examination))
+
+
+def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Reading:
+    return Reading.of(fields, evaluation.totals(Setting(**of_draft(name)[0])))
 
 
 def _fit(

@@ -1,1 +1,1 @@
-"""The Hub: a target that names its draft, a model card, settings for vLLM."""
+"""The Hub: a target that names its draft, a model card, `custom_generate/`, settings for vLLM."""

@@ -1,4 +1,4 @@
-"""The commands `hf-speculative card` and `export`."""
+"""The commands `hf-speculative card`, `export` and `export-generate`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..command.arguments import option
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
 
@@ -107,6 +108,39 @@ def export(settings: ExportOptions) -> None:
     if settings.layout == "speculators" and target_named(written) is None:
         note = f"Its config names no target, by which vllm serve {written} would find it: --target-name writes one."
         Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Options of `export-generate`."""
+
+    folder: Path = setting(..., "The folder to write to, which may hold a model's weights.", is_argument=True)
+    draft_model: str | None = setting(
+        None,
+        "The draft of calls that name none: a Hub name, or a subfolder such as ./draft. Default: the one in the folder's "
+        "speculative_config.json.",
+    )
+    num_draft_tokens: int | None = option("num_draft_tokens")
+    repo_id: str | None = setting(None, "The Hub repository it is for, which its README will name.")
+
+
+@with_settings(GenerateOptions)
+def export_generate(settings: GenerateOptions) -> None:
+    """Write a custom_generate/ folder, which transformers runs by itself: speculative decoding without `attach`.
+
+    After  hf-speculative export-generate my-repo  this works, from the folder or once it is on the Hub:
+
+        model.generate(**inputs, custom_generate="my-repo", trust_remote_code=True, draft_model=draft)
+
+    With weights in the folder, transformers' own from_pretrained gives a model that speculates:
+
+        AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
+    """
+    with ends_at_once():
+        from . import export
+
+    code = export.export_generate(**vars(settings))
+    Console(highlight=False, soft_wrap=True).print(f"wrote {code} and {settings.folder / 'README.md'}", markup=False)
 
 
 def _by_use_case(results: list[str]) -> Any:
