@@ -57,7 +57,8 @@ def main() -> None:
         mine = [way for way in tried if size in way[3]]
         times: dict[str, list[float]] = {name: [] for name, *_ in mine}
         passes, kept = dict.fromkeys(times, 0), {}
-        for repeat in range(given.repeats + 1):
+        repeats = given.repeats * (1 if size == 1 else 3)  # of a batch of all questions there is one call each
+        for repeat in range(repeats + 1):
             for number, one in enumerate(inputs if repeat else inputs[:1]):
                 turn = (number + repeat) % len(mine)
                 for name, model, kwargs, _ in mine[turn:] + mine[:turn]:
