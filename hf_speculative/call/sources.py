@@ -10,8 +10,7 @@ from ..drafting.early_exit import EarlyExitSource
 from ..drafting.gemma4_assistant import Gemma4AssistantSource
 from ..drafting.hybrid import HybridSource
 from ..drafting.mtp import MtpHeadSource, MtpSource
-from ..drafting.own_drafter import OwnDrafterSource
-from ..drafting.source import DraftSource
+from ..drafting.source import DraftSource, OwnDrafterSource
 from ..drafting.texts import (
     AutoSource,
     GuessingSource,

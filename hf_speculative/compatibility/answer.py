@@ -27,8 +27,7 @@ from ..tokenizers.vocabulary import VocabularyMatch
 from .advice import Advice
 from .defaults import BATCH_SIZES, SECONDS
 from .doctor import Examination, Reading, other_readings
-from .fit import ModelReport, report_of
-from .notes import notes_on
+from .fit import ModelReport, notes_on, report_of
 from .running import candidates, decodings, of_draft, short_evaluation
 
 #: seconds before a bar is shown

@@ -1,6 +1,7 @@
 """Which path a model takes, proved by comparing logits: through its cache, with tokens taken back, against plain ones."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -95,3 +96,20 @@ def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, An
     if model.config.is_encoder_decoder:
         return prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     return text_inputs(model, Batch(ids, [0, 0], max_length=16))
+
+
+def notes_on(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, ...]:
+    """Sentences on what is likely to cost acceptance."""
+    wanted, name = made_for(draft), target.config.name_or_path
+    if not wanted or not name or PurePath(wanted).name.lower() == PurePath(name).name.lower():
+        return ()
+    return (
+        f"the draft names {wanted} as the target it was made for, and this one is {name}: give that target, or its own draft",
+    )
+
+
+def made_for(draft: PreTrainedModel) -> str | None:
+    """The target that a draft's config names: speculators' verifier, or the base model of an adapter."""
+    verifier: Any = getattr(draft.config, "speculators_config", None) or {}
+    verifier = verifier.get("verifier", {}) if isinstance(verifier, dict) else {}
+    return verifier.get("name_or_path") or getattr(draft.config, "base_model_name_or_path", None)

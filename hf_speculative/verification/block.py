@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..interfaces import Sampler
+from ..interfaces import Rule, Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import ChainOrTree, draw_at, draw_next_token, is_proposed, probability_of
+from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
 
 
-class BlockVerification(ChainOrTree):
+class BlockVerification(Rule):
     """Keep the longest prefix whose coin comes up; earlier coins that failed do not end the scan.
 
     With claim P_0 = 1, P_i = min(1, P_{i-1} p(x_i) / q(x_i)) and S_i = sum (P_i p - q)+, prefix i is kept with probability
@@ -26,7 +26,14 @@ class BlockVerification(ChainOrTree):
     if those of all nodes below it have failed.
     """
 
-    def along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    lossless = True
+    takes_trees = True
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        if draft.tree is not None:
+            return self._along_tree(draft, draft.tree, target_probs, sampler)
+        if draft.width == 0:
+            return draw_without_draft(draft, target_probs, sampler)
         draft_probs = draft.dense_probs(target_probs)
         proposed = is_proposed(draft)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
@@ -48,7 +55,8 @@ class BlockVerification(ChainOrTree):
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
         return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=claim[:, 1:])
 
-    def along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    @staticmethod
+    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=True)
         ends = sampler.bernoulli(turns.ends[:, 1:])
         leads_to_end = (ends[:, :, None] & tree.ancestors).any(1)

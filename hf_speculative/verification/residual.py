@@ -1,31 +1,11 @@
-"""What the rules share: which draft is judged how, and drawing the one token that the target adds."""
+"""What the rules share: drawing the one token that the target adds."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..interfaces import Rule, Sampler
-from ..types import Draft, Tree, Verdict
-
-
-class ChainOrTree(Rule):
-    """A lossless rule that judges chains by `along_chain`, trees by `along_tree`."""
-
-    lossless = True
-    takes_trees = True
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        if draft.tree is not None:
-            return self.along_tree(draft, draft.tree, target_probs, sampler)
-        if draft.width == 0:  # what every rule comes to: a draw from p
-            return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
-        return self.along_chain(draft, target_probs, sampler)
-
-    def along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        raise NotImplementedError
-
-    def along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        raise NotImplementedError
+from ..interfaces import Sampler
+from ..types import Draft, Verdict
 
 
 def draw_next_token(
@@ -49,6 +29,11 @@ def draw_next_token(
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
     return Verdict(num_accepted, next_token, acceptance_prob)
+
+
+def draw_without_draft(draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    """What every rule comes to where nothing was drafted: a draw from p."""
+    return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
 
 
 def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:

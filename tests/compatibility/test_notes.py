@@ -2,7 +2,7 @@
 
 import copy
 
-from hf_speculative.compatibility.notes import made_for, notes_on
+from hf_speculative.compatibility.fit import made_for, notes_on
 from tests.support import tiny
 
 

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
-from hf_speculative.compatibility.notes import made_for
+from hf_speculative.compatibility.fit import made_for
 from hf_speculative.heads import load_head
 from hf_speculative.hub.head import export_head
 from tests.support import heads, tiny

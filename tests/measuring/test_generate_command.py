@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
 from hf_speculative.cli import app
-from hf_speculative.command.prompts import BEGINNINGS as DEMO_PROMPTS
+from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.measuring import Setting, calls, decoder
 from hf_speculative.measuring.commands import prompts
 from hf_speculative.measuring.comparison import Comparison

@@ -61,7 +61,7 @@ def test_the_folder_drafts(trained):
         found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
     assert stats.num_draft_tokens > 0
-    assert said == ["10 answers are few for a model that lost most of its layers: expect little."]
+    assert said == []
 
 
 def test_a_head_by_the_same_steps(learn, tmp_path):
@@ -72,7 +72,7 @@ def test_a_head_by_the_same_steps(learn, tmp_path):
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 40
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
-    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3 and "too few for a head" in result.notes[0]
+    assert result.kind == "EAGLE-3 head" and len(result.curve) == 3
     ids = torch.tensor([PROMPTS[0]["prompt"]])
     with hs.record() as stats:
         found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
@@ -83,7 +83,7 @@ def test_a_head_that_is_there_is_gone_on_with(learn, tmp_path):
     """A DFlash block, saved, then trained on; what is measured first is what was kept."""
     target, settings = tiny.llama(layers=6), {"head": "dflash", "draft_vocab_size": 40, "anchors": 4}
     first = learn(target, tmp_path / "first", settings)
-    assert first.kind == "DFlash block" and len(first.curve) == 3 and "too few for a head" in first.notes[0]
+    assert first.kind == "DFlash block" and len(first.curve) == 3
     assert [len(rates) for rates in first.after.by_position.values()] == [3, 3]
     (tmp_path / "again").mkdir()
     shutil.copy(tmp_path / "first" / "answers.jsonl", tmp_path / "again")
@@ -140,7 +140,7 @@ def test_card(trained):
     card = (result.folder / "README.md").read_text()
     assert "tags:\n- speculative-decoding\n- draft-model" in card and "lk\\_hybrid" in card
     assert f"draft_model={result.folder.name!r}" in card and str(result.folder.parent) not in card.split("```sh")[0]
-    assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card and "expect little" in card
+    assert "| greedy, before |" in card and "10 prompts, 2 more held out" in card
     assert "| temperature 1, after |" in card and "| steps | greedy | temperature 1 |" in card
     assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
 
