@@ -161,7 +161,9 @@ def test_compiling():
     assert not hf_compat.is_compiled(layer)
     layer.compile()
     assert hf_compat.is_compiled(layer)
-    assert callable(torch._dynamo.maybe_mark_dynamic) and hasattr(torch._C._aoti, "AOTIModelPackageLoader")
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu
+    assert callable(torch._dynamo.maybe_mark_dynamic) and callable(runner.run)
+    assert "user_managed" in runner.update_constant_buffer.__doc__ and runner.get_constant_names_to_original_fqns
     assert isinstance(hf_compat.has_onednn_bf16(), bool)
 
 
