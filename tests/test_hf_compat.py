@@ -211,11 +211,11 @@ def submodules(path: Path) -> set[str]:
 
 
 def test_other_rooms_import_what_is_documented():
-    """But for the compiler of passes, whose insides have one user."""
+    """But for the compiler of passes, whose insides have one user, and the template that is written for repositories."""
     own = {"models/exported.py"}
     for path in PACKAGE.rglob("*.py"):
         place = str(path.relative_to(PACKAGE))
-        if ROOM in path.parents or place in own:
+        if ROOM in path.parents or place in own or "custom_generate" in place:
             continue
         assert submodules(path) <= DOCUMENTED, place
 

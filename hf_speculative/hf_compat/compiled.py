@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from zipfile import ZipFile
 
 import torch
@@ -35,14 +36,18 @@ class CompiledPackage:
     """A file of torch's AOTInductor. Its functions share the code, which `AOTIModelPackageLoader` would load for each."""
 
     def __init__(self, path: Path):
-        self.folder = TemporaryDirectory(ignore_cleanup_errors=True)
         with ZipFile(path) as archive:
             inside = {Path(name).name: name for name in archive.namelist()}
             (library,) = (name for name in inside if name.endswith((".so", ".pyd", ".dylib")))
             metadata = next(name for name in inside if name.endswith("wrapper_metadata.json"))
             self.metadata: dict[str, str] = json.loads(archive.read(inside[metadata]))
-            self.library = Path(archive.extract(inside[library], self.folder.name))
+            self.folder = mkdtemp()
+            self.library = Path(archive.extract(inside[library], self.folder))
 
     def function(self) -> CompiledFunction:
         """Another one."""
         return CompiledFunction(self.library)
+
+    def close(self) -> None:
+        """Its functions stay; a system that does not let go of a loaded library keeps the file."""
+        rmtree(self.folder, ignore_errors=True)

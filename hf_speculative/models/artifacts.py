@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -123,9 +123,14 @@ class Files:
     paths: tuple[Path, ...]
 
     @property
+    def parts(self) -> list[nn.Module]:
+        """What is loaded from each of the `paths`."""
+        return [self.whole] if self.pieces is None else list(self.pieces)
+
+    @property
     def modules(self) -> dict[Path, nn.Module]:
         """What each file is compiled from."""
-        return dict(zip(self.paths, (self.whole,) if self.pieces is None else self.pieces, strict=True))
+        return dict(zip(self.paths, self.parts, strict=True))
 
     @property
     def are_there(self) -> bool:
@@ -137,10 +142,14 @@ class Files:
         Args:
             places: where files are that are not in their place yet.
         """
-        packages = {path: exported.CompiledPackage((places or {}).get(path, path)) for path in {*self.paths}}
+        with ExitStack() as stack:
+            packages = {}
+            for path in {*self.paths}:
+                packages[path] = exported.CompiledPackage((places or {}).get(path, path))
+                stack.callback(packages[path].close)
+            bound = [exported.load(packages[path], module) for path, module in zip(self.paths, self.parts, strict=True)]
         if self.pieces is None:
-            return exported.load(packages[self.paths[0]], self.whole)
-        bound = (exported.load(packages[path], piece) for path, piece in zip(self.paths, self.pieces, strict=True))
+            return bound[0]
         before, *layers, after = bound
         return PassOfPieces(before, layers, after, self.pieces.uses, self.whole.recorded)
 

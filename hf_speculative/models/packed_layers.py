@@ -26,7 +26,7 @@ from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .shallow import duplicate
 
-#: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/packed-weights.md)
+#: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/optimize.md)
 COLUMNS = 16
 #: a layer that was asked for its weight so often keeps it from then on
 MOST_RESTORED = 3

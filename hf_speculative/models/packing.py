@@ -1,7 +1,7 @@
 """Which linear layers of a model run on packed weights, and keeping it so from call to call.
 
 `attach` packs, `detach` puts everything back. A layer that was asked for its plain weight in between is packed again when the
-next call begins. See docs/packed-weights.md.
+next call begins. See docs/optimize.md.
 """
 
 from __future__ import annotations

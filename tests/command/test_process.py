@@ -126,6 +126,7 @@ def test_ctrl_c_while_it_imports(command, tmp_path):
         "generate": ["x"],
         "eval": ["--dataset", data],
         "train": ["--data", data],
+        "export-generate": [tmp_path / "out"],
     }
     args["export"] = ["head", tmp_path / "out"]
     args["card"] = [tmp_path / "eval.jsonl"]

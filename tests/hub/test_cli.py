@@ -1,4 +1,4 @@
-"""The commands card and export."""
+"""The commands card and export-generate."""
 
 import json
 
@@ -24,6 +24,11 @@ def test_commands(run, results, tmp_path):
     assert "draft_model='org/draft'" in (tmp_path / "README.md").read_text()
     local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
     assert "--draft-name gives its name on the Hub" in local.stderr and "--target-name" not in local.stderr
+    exported = run("export-generate", tmp_path / "repo", "--draft-model", "org/draft", "--repo-id", "org/repo")
+    assert exported.exit_code == 0 and (tmp_path / "repo" / "custom_generate" / "generate.py").exists()
+    assert (
+        "DRAFT_MODEL: str | None = 'org/draft'" in (tmp_path / "repo" / "custom_generate" / "defaults.py").read_text()
+    )
 
 
 def test_what_commands_refuse(run, results, code, tmp_path):

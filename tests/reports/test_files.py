@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import hf_speculative as hs
 from hf_speculative.cli import app
+from hf_speculative.hub.export import export_generate
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.journal import Recorder
 from hf_speculative.reports import files
@@ -57,8 +58,13 @@ def test_so_does_python(pipe, evaluate, monkeypatch):
         evaluate(results=pipe)
     with pytest.raises(ValueError, match="there is no folder"):
         evaluate(results=pipe.parent / "nowhere" / "out.jsonl")
+    readme = pipe.parent / "README.md"
+    pipe.rename(readme)
+    with pytest.raises(ValueError, match=r"`folder`: .*README.md is no regular file"):
+        export_generate(readme.parent)
+    assert readme.is_fifo() and not (readme.parent / "custom_generate").exists()
     with pytest.raises(ValueError, match="no regular file"):
-        files.write(pipe, "text")
+        files.write(readme, "text")
 
 
 def test_a_link_stays_one_and_a_file_keeps_its_permissions(tmp_path):

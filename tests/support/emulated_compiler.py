@@ -33,6 +33,9 @@ class Package:
     def function(self):
         return Function(self.compiler, self.module)
 
+    def close(self):
+        pass
+
 
 class Function:
     """What a compiled function does, by the traced module on the constants it was given."""

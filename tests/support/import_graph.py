@@ -35,7 +35,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if "custom_generate" not in path.parts}
 
 
 @cache
