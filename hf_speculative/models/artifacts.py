@@ -50,6 +50,8 @@ LEAST_FREE = 2**26
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
+#: passes whose files were not all there when the folder last changed: cutting a pass to name them takes as long as a token
+_missing: set[tuple[Path, int | None]] = set()
 logger = logging.getLogger(__name__)
 
 
@@ -87,7 +89,7 @@ def folder() -> Path:
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     """Where the file of a whole pass of `model` is, if there is one: it says by its name what the pass depends on.
 
-    Those are the model's description, which hidden states it gives, and which of its layers are packed, in which order.
+    Those are the model's description, which hidden states it gives, and which of its layers are packed.
     """
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
     return folder() / f"{described(model, model.config)}{states}{suffix_of_packed(model)}.pt2"
@@ -178,12 +180,16 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
     """The compiled pass of `model`, on its own weights, if its files are there and nobody asks for packed ones meanwhile."""
+    looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
+    if looked_at in _missing:
+        return None
     files = files_of(model, recorded)
     if not files.are_there:
+        _missing.add(looked_at)
         return None
     try:
         return files.load()
-    except Moved:
+    except (Moved, exported.Differs):  # while it was loaded
         return None
     except Exception as error:  # a damaged file: torch, zip and JSON raise all sorts
         logger.warning(
@@ -214,6 +220,7 @@ def make(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> list[Path]:
 
 def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     path = path_of(model, recorded)
+    _missing.clear()  # a clock of files may be a few milliseconds behind
     with FileLock(path.with_suffix(".lock")):
         if note_of(path).exists():
             raise CannotCompile(note_of(path).read_text())

@@ -29,7 +29,7 @@ NOT_OF_PASSES = {
     "torch_dtype",
 }
 #: of a layer's, what changes nothing of the layer
-NOT_OF_LAYERS = ("num_hidden_layers", "layer_types", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: of what is set on a module, likewise
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
 #: modules whose source decides what is compiled

@@ -2,7 +2,7 @@
 
 One file serves every model of a config, for it holds no weights. It is compiled for sizes of 2 and more, and run on 1 as well,
 which torch would compile apart: that this is right is tried out before a file is kept, at 1 row, 1 column and at several.
-Packed layers are compiled as products of their packed weights, in the order in which these lie.
+Packed layers are compiled as products of their packed weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +35,8 @@ class Differs(RuntimeError):
     """The compiled pass gives other logits, or writes other keys, than the model."""
 
 
-class Traceable(Protocol):
-    """A function of tensors with weights, a `TracedPass` or a piece of one."""
-
-    example: tuple
-
-    def shapes(self) -> tuple:
-        """Which sizes of the arguments may be any from 2 on, for `torch.export`."""
-
-    def for_compiler(self) -> nn.Module:
-        """The same, with packed layers as products of their input and a parameter that lies as the packed weight does."""
-
-
 def export(module):
-    """A `Traceable`, on plain weights or `for_compiler`, for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
+    """A `TracedPass` or a piece of one, for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
     from torch.fx.experimental import _config as symbolic_shapes
 
     # Sizes that are symbols are taken as what they stand for in general, not compared with 0 and 1.
@@ -58,7 +45,7 @@ def export(module):
 
 
 def compile_to(path: Path, module) -> None:
-    """Exports and compiles a `Traceable` and writes it to `path`.
+    """Exports and compiles a `TracedPass` or a piece of one, and writes it to `path`.
 
     Raises:
         Exception: whatever torch raises where it cannot export or compile it.
@@ -123,7 +110,7 @@ def flat(*inputs) -> list[Tensor]:
 
 
 def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
-    """What was compiled of a `Traceable`, on the very weights of `module`.
+    """What was compiled of a `TracedPass` or a piece of one, on the very weights of `module`.
 
     Raises:
         Differs: it was compiled for other weights.

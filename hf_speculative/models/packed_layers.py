@@ -1,4 +1,4 @@
-"""Linear layers on a CPU whose weights are packed: kept in the order in which they are read fastest, and in no other.
+"""Linear layers on a CPU whose weights are packed: kept in the order in which oneDNN reads them, and in no other.
 
 oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. Plain products in
 float32 are MKL's, which take 1.2 to 4 times as long at 1 to 9 columns (AVX2 and AVX-512; weights of 0.5 to 108 MiB). A packed

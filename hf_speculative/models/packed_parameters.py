@@ -54,7 +54,7 @@ class Held:
     """What a layer computes with in place of its plain weight: read at once, for another thread may restore that meanwhile.
 
     Attributes:
-        packed: the weight as `(out, in)`, in one of the orders of `packed_layers`, with the rows of all that are packed
+        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed
             `together`.
         together: the layers that this one is packed with, if there are some; it is the one at `index`.
     """

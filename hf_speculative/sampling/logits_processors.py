@@ -12,7 +12,7 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from .guidance import Guidance
 from .prefixes import Prefixes
 from .stateful import StatefulProcessors
 from .stateless import MEMORYLESS
-from .top_p import filtered
+from .top_p import top_p
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -134,12 +134,13 @@ class ContextFree:
     def __init__(self, processor):
         self.processor = processor
         self.forbidden: Tensor | None = getattr(processor, "suppress_tokens", None)
-        self.no_prefix = torch.empty(0, 0, dtype=torch.long)
+        is_top_p = type(processor) is hf.TopPLogitsWarper
+        self.process = (
+            partial(top_p, processor) if is_top_p else partial(processor, torch.empty(0, 0, dtype=torch.long))
+        )
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        flat = scores.flatten(0, 1)
-        is_top_p = type(self.processor) is hf.TopPLogitsWarper
-        return (filtered(self.processor, flat) if is_top_p else self.processor(self.no_prefix, flat)).view_as(scores)
+        return self.process(scores.flatten(0, 1)).view_as(scores)
 
 
 class StatefulProcessor:

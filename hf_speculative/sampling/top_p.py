@@ -1,6 +1,4 @@
-"""top-p without sorting the vocabulary, on a CPU, where that takes longer than the rest of sampling."""
-
-from __future__ import annotations
+"""Top-p without sorting the vocabulary, on a CPU, where that takes longer than the rest of sampling."""
 
 from torch import Tensor
 
@@ -13,7 +11,7 @@ NUM_LIKELIEST, MORE = 256, 8
 MARGIN = 5e-6
 
 
-def filtered(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = NUM_LIKELIEST) -> Tensor:
+def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = NUM_LIKELIEST) -> Tensor:
     """What `processor` gives, bit for bit.
 
     Args:
@@ -30,5 +28,5 @@ def filtered(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int 
     is_sure = ((before - processor.top_p).abs() > MARGIN).all(-1) & (last > next_one).squeeze(-1)
     found = scores.masked_fill(scores < last, processor.filter_value)
     if not bool(is_sure.all()):
-        found[~is_sure] = filtered(processor, scores[~is_sure], MORE * num_likeliest)
+        found[~is_sure] = top_p(processor, scores[~is_sure], MORE * num_likeliest)
     return found

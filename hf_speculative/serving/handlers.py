@@ -7,7 +7,6 @@ from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from transformers import PreTrainedModel
 
-from ..call.statistics import COUNTS
 from ..hf_compat.serving import (
     BaseHandler,
     ChatCompletionHandler,
@@ -75,7 +74,14 @@ class OneModel(ModelManager):
 def with_counts(answer: dict[str, Any], counts: Counts) -> dict[str, Any]:
     """An answer that tells of its drafts, in vLLM's names, and of its prompt, in OpenAI's."""
     values = counts.statistics.to_dict()
-    names = (*COUNTS[1:4], "draft_acceptance_rate", "mean_acceptance_length", "acceptance_histogram")
+    names = (
+        "num_spec_steps",
+        "num_draft_tokens",
+        "num_accepted_draft_tokens",
+        "draft_acceptance_rate",
+        "mean_acceptance_length",
+        "acceptance_histogram",
+    )
     usage = answer.get("usage") or {}
     for side in [side for side in ("prompt", "input") if f"{side}_tokens" in usage]:
         usage = usage | {f"{side}_tokens_details": {"cached_tokens": counts.num_cached}}

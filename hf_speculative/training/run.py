@@ -42,6 +42,8 @@ from .trainer import DraftTrainer
 from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
+#: answers below which heads of published runs learned nothing that held-out prompts showed
+FEW_ANSWERS = 100
 #: how prompts were read, as far as other commands read them so, too
 SHOWN = ("split", "config", "raw")
 
@@ -201,6 +203,11 @@ class Run:
                 f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
             )
             return self.before
+        if self.settings.kind != "draft" and len(self.examples) < FEW_ANSWERS:
+            self.watch.say(
+                f"{len(self.examples)} answers are too few for a draft that begins anew: expect an acceptance length "
+                "close to 1. Give more `minutes`, prompts or `answers_per_prompt`."
+            )
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
         clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)

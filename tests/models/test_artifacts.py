@@ -235,6 +235,14 @@ class TestWhatCannotBeCompiled:
             assert type(execution.ragged_model(target, compile=True)) is RaggedModel
         assert not list(tmp_path.iterdir()), "nothing keeps it from being tried again"
 
+    def test_what_is_not_there_is_looked_for_once(self, target, emulated, monkeypatch):
+        """Cutting a pass to name its files takes as long as a token of SmolLM2, in each call that has no file."""
+        cuts, cut = [], artifacts.pieces_of
+        monkeypatch.setattr(artifacts, "pieces_of", lambda whole: cuts.append(1) or cut(whole))
+        assert artifacts.find(target) is artifacts.find(target) is None and len(cuts) == 1
+        artifacts.make(target)
+        assert artifacts.find(target) is not None
+
     def test_a_damaged_file_is_made_again(self, target, emulated, caplog):
         *_, path = artifacts.make(target)
         path.write_text("damaged")
@@ -324,7 +332,8 @@ class TestPieces:
         for layers in (2, 5):
             files = artifacts.files_of(tiny.llama(layers=layers))
             assert len(files.paths) == layers + 2 and len(files.modules) == 3
-        assert files.paths[1] in artifacts.files_of(tiny.llama(layers=2)).paths, "and models of other depth"
+        assert files.paths == artifacts.files_of(tiny.llama(seed=1, layers=5)).paths, "and models of other weights"
+        assert files.paths[1] not in artifacts.files_of(tiny.llama(layers=2)).paths, "for which they were not tried"
 
     def test_layers_that_attend_otherwise_have_one_each(self, emulated):
         model = tiny.build("gemma3_text", num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2)

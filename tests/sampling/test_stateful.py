@@ -200,6 +200,67 @@ def test_a_processor_that_is_changed_from_outside(target, draft, batch_size, mon
     assert without.tolist() == plain(target, inputs).tolist()
 
 
+class Handle:
+    """Has its own way to be copied, and no other."""
+
+    def __deepcopy__(self, memo):
+        return Handle()
+
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError("not to be pickled")
+
+
+class Named(dict):
+    """A dict with attributes."""
+
+
+class Holds(LogitsProcessor):
+    """What it holds is also somebody else's, lies in slots, comes and goes."""
+
+    __slots__ = ("num_calls",)
+
+    def __init__(self, tensor, array):
+        self.tensor, self.array, self.handle, self.named = tensor, array, Handle(), Named()
+        self.num_calls, self.named.tensor, self.first, self.owner = 0, torch.zeros(2), True, [self]
+
+    def __call__(self, input_ids, scores):
+        self.tensor += 1
+        self.array += 1
+        self.num_calls += 1
+        self.named.tensor = self.named.tensor + 1
+        vars(self).pop("first", None)
+        return scores
+
+
+def test_what_the_user_holds_too_is_written_to(target, draft):
+    tensor, array = torch.zeros(2), np.zeros(2)
+    processor = Holds(tensor, array)
+    inputs = tiny.prompts(1)
+    assert (
+        ours(target, inputs, draft_model=draft, logits_processor=[processor]).tolist() == plain(target, inputs).tolist()
+    )
+    assert processor.tensor is tensor and processor.array is array
+    assert [tensor[0], array[0], processor.num_calls, processor.named.tensor[1]] == [NEW] * 4
+    assert not hasattr(processor, "first") and processor.owner == [processor]
+
+
+@dataclass(frozen=True)
+class Notes(LogitsProcessor):
+    seen: list
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids.shape[1])
+        return scores
+
+
+def test_a_frozen_processor(target, draft):
+    seen: list = []
+    streamer = Presses(SimpleNamespace(press=lambda: seen.append("pressed")), 3)
+    ours(target, tiny.prompts(1), draft_model=draft, logits_processor=[Notes(seen)], streamer=streamer)
+    seen.remove("pressed")
+    assert seen == list(range(7, 7 + NEW))
+
+
 class Uncopyable(LogitsProcessor):
     """Puts out what it sees, to a consumer that reads it."""
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import TopPLogitsWarper
 
-from hf_speculative.sampling import top_p
 from hf_speculative.sampling.samplers import Independent
+from hf_speculative.sampling.top_p import top_p
 
 VOCAB = 17_000
 
@@ -32,7 +32,7 @@ def test_equals_transformers(kind, threshold):
         processor = TopPLogitsWarper(threshold, **options)
         expected, before = processor(None, scores(kind)), scores(kind)
         given = before.clone()
-        assert torch.equal(top_p.filtered(processor, given).nan_to_num(9.0), expected.nan_to_num(9.0))
+        assert torch.equal(top_p(processor, given).nan_to_num(9.0), expected.nan_to_num(9.0))
         assert torch.equal(given.nan_to_num(), before.nan_to_num()), (
             "as transformers, it does not write to what it is given"
         )
@@ -46,7 +46,7 @@ def test_where_adding_in_another_order_could_matter_transformers_decides(monkeyp
     processor, asked = TopPLogitsWarper(0.5), []
 
     monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda self, *args: asked.append(len(args[1])) or args[1])
-    found = top_p.filtered(processor, given)
+    found = top_p(processor, given)
     assert asked == [1], "the first row alone"
     assert found[1].isfinite().sum() == 1
 

@@ -61,7 +61,8 @@ def test_the_folder_drafts(trained):
         found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
     assert stats.num_draft_tokens > 0
-    assert said == []
+    (few,) = said
+    assert few.startswith("10 answers are too few")
 
 
 def test_a_head_by_the_same_steps(learn, tmp_path):
