@@ -2,6 +2,8 @@
 
 import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Tra
 
 from ..call import checks
 from ..drafting.tables import TablesSource
+from ..generation import attach, detach, own_generate
 from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
 from ..measuring.rows import DEFAULT_FIELD
@@ -105,9 +108,10 @@ class Run:
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
             settings, path = self.settings, self.folder / PROMPTS
             if self.processes.rank == 0:
-                write_prompts(
-                    self.target, self.tokenizer, path, settings.num_prompts, settings.seed, self.watch.answers, is_over
-                )
+                with self._decodes_fast():
+                    write_prompts(
+                        self.target, self.tokenizer, path, settings.num_prompts, settings.seed, self.watch.answers, is_over
+                    )
             self.processes.gather([])  # the others read what the first has written
             dataset, reading = path, {}
         self.watch.part("reading the prompts")
@@ -151,22 +155,35 @@ class Run:
         rank, count, had_all = self.processes.rank, self.processes.count, self.before is not None
         names = [ANSWERS, *(f"{ANSWERS}.rank{one}" for one in range(1, count))]
         journal, prompts = Journal(self.folder / names[rank], asked), self.data.prompts
-        answer(
-            self.target,
-            prompts,
-            asked,
-            journal,
-            self.watch.answers,
-            (rank, count),
-            lambda: had_all or self.deadline.has_passed(ANSWERING),
-            self.ends,
-        )
+        with self._decodes_fast():
+            answer(
+                self.target,
+                prompts,
+                asked,
+                journal,
+                self.watch.answers,
+                (rank, count),
+                lambda: had_all or self.deadline.has_passed(ANSWERING),
+                self.ends,
+            )
         self.processes.gather([])  # all have written theirs
         journals = (
             Journal(self.folder / name, asked, writes=False) if name != names[rank] else journal for name in names
         )
         found = list(examples_of(journals, prompts))
         self.examples = unique(found, settings.max_length)
+
+    @contextmanager
+    def _decodes_fast(self) -> Iterator[None]:
+        """The target on its fastest passes, which round otherwise: not where `steps` promises the same answers again."""
+        if self.settings.steps is not None or own_generate(self.target) is not None:
+            yield
+            return
+        attach(self.target, "auto")
+        try:
+            yield
+        finally:
+            detach(self.target)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
         """Student, store and trainer, and what a step costs."""
