@@ -12,6 +12,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..drafting.source import DraftSource
+from ..grammar.call import with_grammar
 from . import sources
 from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig
@@ -142,12 +143,15 @@ def read_options(
     elif call.given.keys() & LENGTH_OPTIONS:
         attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
     config = call.settings().over(attached_config)
-    generate_kwargs = _for_transformers(model, kwargs, call)
+    generate_kwargs = with_grammar(
+        unwrap(model, "model"), _for_transformers(model, kwargs, call), call.given.get("grammar"), config.tokenizer
+    )
     draft = load(value, model) if argument == "draft_model" else None
     drafts_own = getattr(DRAFTS.split(draft)[0], "generation_config", None)
     levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.names})
+    source = sources.with_forced_tokens(source, call.given.get("grammar") is not None)
     call.refuse_for(source, config)
     return Options(
         source=source.for_model(unwrap(model, "model")),
@@ -180,7 +184,8 @@ def _source(
     if attached_draft is not None:
         return "draft_model", attached_draft, attached
     found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
-    return *next(((name, value) for name, value in found.items() if value is not None), (None, None)), attached
+    default = ("draft_model", "auto") if call.given.get("grammar") is not None else (None, None)
+    return *next(((name, value) for name, value in found.items() if value is not None), default), attached
 
 
 def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +242,7 @@ def check_names(model, names: Iterable[str]) -> None:
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
     plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
+    plain = with_grammar(unwrap(model, "model"), plain, checked("grammar", plain.pop("grammar", None)), plain.get("tokenizer"))
     configs = generation_configs(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.
     return plain | {name: None for name in CONFIGURED_SOURCES if configured(name, configs) is not None}

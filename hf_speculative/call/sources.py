@@ -13,6 +13,7 @@ from ..drafting.mtp import MtpHeadSource, MtpSource
 from ..drafting.source import DraftSource, OwnDrafterSource
 from ..drafting.texts import (
     AutoSource,
+    GrammarSource,
     GuessingSource,
     NgramSource,
     PromptLookupSource,
@@ -39,6 +40,7 @@ SOURCES: tuple[type[DraftSource], ...] = (
     SuffixSource,
     RecyclingSource,
     AutoSource,
+    GrammarSource,
     OwnDrafterSource,
 )
 
@@ -62,6 +64,19 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
         return cast(DraftSource, guesses)
     own = drafter if isinstance(drafter, DraftSource) else _one_source_of(argument, drafter, options)
     return own if guesses is None else HybridSource(cast(GuessingSource, guesses), own)
+
+
+def with_forced_tokens(source: DraftSource, has_grammar: bool) -> DraftSource:
+    """A source beside which tokens that a grammar forces are drafted, if the call has one.
+
+    Raises:
+        ValueError: there is none, and nothing else was asked for.
+    """
+    if not has_grammar and isinstance(source, GrammarSource):
+        raise ValueError("`draft_model='grammar'` drafts what a grammar forces: give `grammar=` as well.")
+    if not has_grammar or source.parts or isinstance(source, GuessingSource):  # guesses heed the grammar anyway
+        return source
+    return HybridSource(GrammarSource(GrammarSource.method), source)
 
 
 def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:

@@ -50,6 +50,10 @@ class Proposer:
         """The place after a token that another proposer has guessed."""
         return None
 
+    def allows(self, place, token: int) -> bool:
+        """Whether the target may choose this token after a place; guesses of others included."""
+        return True
+
     def prior(self, kind: Kind) -> float:
         """How often a guess of this kind is right, as long as none was seen."""
         raise NotImplementedError

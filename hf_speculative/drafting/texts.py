@@ -226,6 +226,16 @@ class PromptLookupSource(NgramSource):
         return (10,)
 
 
+@dataclass(frozen=True)
+class GrammarSource(GuessingSource):
+    given: str
+
+    method = "grammar"
+
+    def proposers(self, model: PreTrainedModel) -> list[Proposer]:
+        return []  # a `TreeDrafter` has `ForcedTokens` beside all others
+
+
 class SeveralSource(GuessingSource):
     """All that its `sources` guess, each guess by its chance."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
+from .forced import ForcedTokens
 from .nodes import draft_of
 from .proposers import Proposer
 
@@ -44,7 +45,8 @@ class TreeDrafter(Drafter):
     def __init__(
         self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None
     ):
-        self.proposers, self.max_depth = list(proposers), max_depth
+        self.forced = ForcedTokens()
+        self.proposers, self.max_depth = [*proposers, self.forced], max_depth
         self.num_successors = max(proposer.num_successors for proposer in self.proposers)
         self.chances = Chances(self._prior, {} if learned is None else learned)
 
@@ -86,6 +88,7 @@ class TreeDrafter(Drafter):
         """The likeliest `num_tokens[b]` nodes of each row, from which the round learns whether they are proposed or not."""
         self._learn_successors()
         self.lengths = [len(text) for text in batch.history]
+        self.forced.begin_round(batch)
         rooms = zip(num_tokens, batch.rooms, strict=True)
         self.grown = [self._grow(lane, batch, num, min(self.max_depth, room)) for lane, (num, room) in enumerate(rooms)]
         return self.grown
@@ -174,12 +177,16 @@ class TreeDrafter(Drafter):
             if place is None:
                 continue
             for kind, token, next_place in proposer.children(place):
-                if not 0 <= token < self.vocab_size:
+                if not 0 <= token < self.vocab_size or not self._is_allowed(places, token):
                     continue
                 if token not in kinds:
                     kinds[token], after[token] = [None] * len(places), (places, {})
                 kinds[token][i], after[token][1][i] = kind, next_place
         return {token: tuple(kind) for token, kind in kinds.items()}, after
+
+    def _is_allowed(self, places: list, token: int) -> bool:
+        pairs = zip(self.proposers, places, strict=True)
+        return all(place is None or proposer.allows(place, token) for proposer, place in pairs)
 
     def _places_after(self, after: tuple[list, dict[int, object]], token: int) -> list:
         places, known = after

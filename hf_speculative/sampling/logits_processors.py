@@ -11,15 +11,17 @@ of three treatments, in the order of the list:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
-from ..types import Batch
+from ..types import Batch, Guide
 from .copying import CannotCopy, clone
+from .grammar import AfterEachPrefix
 from .guidance import Guidance
 from .prefixes import Prefixes
 from .stateful import StatefulProcessors
@@ -53,7 +55,7 @@ class Processors:
         self.guidance: Guidance | None = None
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
-        with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS)]
+        with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS, GrammarProcessor)]
         self.memories = Memories(with_memory, batch_size)
         self.steps = [self._treatment(processor) for processor in processors]
 
@@ -75,6 +77,13 @@ class Processors:
         known = [one.flatten() for one in tokens if one is not None]
         return known if len(known) == len(tokens) else None
 
+    def guides(self, prompts: Sequence[list[int]]) -> Callable[[int], Guide | None]:
+        """What a grammar says of the tokens of each row, whose prompts these are."""
+        grammars = [step.processor for step in self.steps if isinstance(step, AfterEachPrefix)]
+        for grammar in grammars:
+            grammar.begin([len(prompt) for prompt in prompts])
+        return grammars[0].walks.get if grammars else lambda row: None
+
     @property
     def lookahead_unsupported_reason(self) -> CannotCopy | None:
         """Why drafts cannot be processed ahead of what is emitted; `None` if they can."""
@@ -89,6 +98,8 @@ class Processors:
         # By exact type: a subclass of a known processor may remember things.
         if type(processor) in CONTEXT_FREE:
             return ContextFree(processor)
+        if type(processor) is GrammarProcessor:
+            return AfterEachPrefix(processor)
         stateless = MEMORYLESS.get(type(processor))
         return stateless(processor) if stateless else StatefulProcessor(processor, self.memories)
 

@@ -216,6 +216,7 @@ class Engine:
         target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
         target.keeps_done = False
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
+        batch.guide_of = lambda row: running[row].guide if row in running else None  # type: ignore[method-assign]
         batch.shares_prefixes = target.shares_prefixes
         self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))

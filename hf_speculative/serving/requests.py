@@ -15,11 +15,12 @@ from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings
 from ..call.statistics import RowStatistics
 from ..generation import plain_generate_of
+from ..grammar.call import with_grammar
 from ..models import Inputs, device_of
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
-from ..types import Batch, Tree
+from ..types import Batch, Guide, Tree
 
 
 class Request:
@@ -31,6 +32,7 @@ class Request:
     Args:
         inputs: the call, as the target's own `generate` prepared it.
         sampler, stopping: of a call with this one row.
+        guide: of its grammar, if it has one.
         receive: takes new tokens, on the engine's thread.
         finish: is told the end, once: `None`, or the error that ended it.
 
@@ -51,10 +53,11 @@ class Request:
         stopping: CriteriaStopping,
         receive: Callable[[list[int]], None],
         finish: Callable[[BaseException | None], None],
+        guide: Guide | None = None,
     ):
         assert stopping.max_length is not None  # transformers' generate always sets one
         self.inputs, self.sampler, self.stopping, self.max_length = inputs, sampler, stopping, stopping.max_length
-        self.receive, self.finish = receive, finish
+        self.receive, self.finish, self.guide = receive, finish, guide
         self.ids = inputs.input_ids[0].tolist()
         self.tokens: list[int] = []
         self.statistics = RowStatistics()
@@ -119,7 +122,8 @@ def prepare_request(
         raise ValueError(f"`seed={seed}` is none of torch's: give a whole number of 64 bits.")
     input_ids = torch.tensor([list(prompt)], device=device_of(model))
     input_checks.check_known_ids(model, list(prompt), "the prompt")
-    options = replace(options, generate_kwargs=settings)
+    grammar, settings = settings.get("grammar"), {n: value for n, value in settings.items() if n != "grammar"}
+    options = replace(options, generate_kwargs=with_grammar(model, settings, grammar, options.config.tokenizer))
 
     def prepared(
         model: PreTrainedModel,
@@ -145,7 +149,7 @@ def prepare_request(
         batch = Batch(input_ids, [0], stopping.max_length or 0)
         sampler = make_sampler(config, model, batch, processors, generation_config)
         sampler.keeps_draft_probs = False
-        return Request(inputs, sampler, stopping, receive, finish)
+        return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
 
     kwargs = with_stop_strings(model, options)
     return plain_generate_of(model)(

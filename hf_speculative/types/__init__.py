@@ -5,6 +5,7 @@
 
 from .batch import NO_TOKEN, Batch, Draft, along_path
 from .columns import columns_from
+from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round, Verdict
 from .transfers import read_later, uploaded
@@ -16,6 +17,7 @@ __all__ = [
     "Batch",
     "Costs",
     "Draft",
+    "Guide",
     "NoDistribution",
     "Nodes",
     "Prefix",

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .columns import columns_from
+from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Verdict
 from .transfers import UNIT, in_units, uploaded
@@ -37,6 +38,7 @@ class Batch:
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
         branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
+        guide_of: what is known beforehand of the tokens of a row of the call; `None`: nothing.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
         shares_prefixes: rows that wait no longer need not read what a running one has cached (`CachedModel.shares_prefixes`).
@@ -54,6 +56,9 @@ class Batch:
     prefixes: Sequence[Prefix] = ()
     path: Tensor | None = None
     host_path: list[list[int]] | None = None
+
+    def guide_of(self, row: int) -> Guide | None:
+        return None
 
     def __init__(
         self, input_ids: Tensor, padding: Sequence[int], max_length: int, history: Sequence[Sequence[int]] | None = None

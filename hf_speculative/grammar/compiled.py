@@ -1,0 +1,125 @@
+"""Grammars compiled for a tokenizer by llguidance, which masks without a table and takes tokens back."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: the tag of structural tags, as xgrammar and vLLM write them
+STRUCTURAL_TAG = "structural_tag"
+_tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple, Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A grammar for the tokens of one model.
+
+    Attributes:
+        text: as llguidance takes it.
+        eos: tokens that end a text.
+        vocab_size: width of the model's logits.
+    """
+
+    text: str
+    tokenizer: "LLTokenizer"
+    eos: tuple[int, ...]
+    vocab_size: int
+
+    def matcher(self) -> "LLMatcher":
+        """One that has read nothing."""
+        from llguidance import LLMatcher
+
+        return LLMatcher(self.tokenizer, self.text)
+
+
+def compiled(
+    value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]
+) -> Grammar:
+    """Compile a `grammar`, as `hf_speculative.generate` takes it.
+
+    Raises:
+        ImportError: llguidance is missing.
+        TypeError: it is of another type.
+        ValueError: it is no grammar, needs what the engine lacks, allows no text; the tokenizer does not fit.
+    """
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise ImportError("`grammar` needs llguidance: pip install 'hf_speculative[grammar]'.") from error
+    text = _text(value)
+    own = _tokenizer(tokenizer, vocab_size, tuple(eos))
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own)
+    if is_wrong:
+        raise ValueError(f"`grammar` cannot be compiled: {messages[0].strip()}")
+    grammar = Grammar(text, own, tuple(eos), vocab_size)
+    if not any(grammar.matcher().compute_bitmask()):
+        raise ValueError("`grammar` allows no text at all: no token may come first.")
+    return grammar
+
+
+def _text(value: Any) -> str:
+    from llguidance import LLMatcher, StructTag, grammar_from
+
+    if hasattr(value, "model_json_schema"):  # a pydantic model
+        value = value.model_json_schema()
+    if isinstance(value, re.Pattern):
+        if value.flags & ~re.UNICODE or not isinstance(value.pattern, str):
+            raise ValueError(f"`grammar={value!r}` has flags: write them into the pattern, as in (?i).")
+        return LLMatcher.grammar_from_regex(value.pattern)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"`grammar` begins like JSON and is none: {error}.") from error
+    if isinstance(value, dict) and value.get("type") == STRUCTURAL_TAG:
+        return _of_tags(value, StructTag)
+    if isinstance(value, dict) and "grammars" in value:
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return LLMatcher.grammar_from_json_schema(value)
+    if isinstance(value, str):
+        return grammar_from("grammar", value)
+    raise TypeError(
+        f"`grammar` is of type {type(value).__name__}: give a JSON schema (a dict, its text, a pydantic model), a compiled "
+        "regular expression, or the text of a Lark grammar. Processors of other engines go into `logits_processor`."
+    )
+
+
+def _of_tags(value: dict[str, Any], kind: type) -> str:
+    """Free text in which a trigger begins one of some structures."""
+    tags = []
+    try:
+        for one in value["structures"]:
+            begins = (trigger for trigger in value["triggers"] if one["begin"].startswith(trigger))
+            if (trigger := next(begins, None)) is None:
+                raise ValueError(f"`grammar`: {one['begin']!r} begins with none of the triggers.")
+            tags.append(kind(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"]))
+    except KeyError as error:
+        raise ValueError(
+            f"`grammar`: a {STRUCTURAL_TAG} has triggers, and structures with begin, schema and end; {error} is missing."
+        ) from error
+    return kind.to_grammar(tags, assume_special=False)  # type: ignore[attr-defined]
+
+
+def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> "LLTokenizer":
+    """Read once, which takes a quarter of a second for 50,000 tokens."""
+    from llguidance.hf import from_tokenizer
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"`grammar` needs a fast tokenizer, and {type(tokenizer).__name__} is none.")
+    if len(tokenizer) > vocab_size:
+        raise ValueError(
+            f"`grammar`: the tokenizer has {len(tokenizer)} tokens and the model {vocab_size}: pass the model's own as "
+            "`tokenizer=`."
+        )
+    known = _tokenizers.setdefault(tokenizer, {})
+    if (vocab_size, eos) not in known:
+        known[vocab_size, eos] = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos))
+    return known[vocab_size, eos]

@@ -1,0 +1,101 @@
+"""The logits processor of a grammar: a function of the prefix, for one position of all rows or many of each."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from .compiled import Grammar
+
+BITS = 32
+
+
+class Walk:
+    """Where a row is in its grammar. Any prefix may be asked about; near ones are a step or a few back and forth.
+
+    Args:
+        start: tokens of the prompt, which the grammar is not about.
+    """
+
+    def __init__(self, grammar: Grammar, start: int = 0):
+        self.grammar, self.start = grammar, start
+        self.matcher = grammar.matcher()
+        self.tokens: list[int] = []
+        self.text: list[int] | None = None
+        self.masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def _go_to(self, tokens: list[int]) -> bool:
+        """Whether the grammar allows these tokens; if not, it stands after the last one that it does."""
+        same = min(len(self.tokens), len(tokens))
+        while self.tokens[:same] != tokens[:same]:
+            same -= 1
+        if same < len(self.tokens):
+            self.matcher.rollback(len(self.tokens) - same)
+            del self.tokens[same:]
+        if new := tokens[same:]:
+            self.tokens += new[: self.matcher.try_consume_tokens(new)]
+        return len(self.tokens) == len(tokens)
+
+    def mask(self, text: Sequence[int], path: tuple[int, ...] = ()) -> np.ndarray:
+        """One bit a token, in int32: whether it may follow the row's `text`, its prompt included, and then draft tokens."""
+        from llguidance.numpy import fill_next_token_bitmask
+
+        if text != self.text:
+            self.text, self.masks = [*text], {}
+        if path not in self.masks:
+            mask = np.full((1, -(-self.grammar.vocab_size // BITS)), -1, dtype=np.int32)
+            # Plain decoding gets beyond an end, and nowhere else, where the grammar does not go.
+            if self._go_to([*text[self.start :], *path]) or self.matcher.is_stopped():
+                fill_next_token_bitmask(self.matcher, mask, 0)
+            self.masks[path] = mask[0]
+        return self.masks[path]
+
+    def allows(self, text: Sequence[int], path: tuple[int, ...], token: int) -> bool:
+        return bool(int(self.mask(text, path)[token // BITS]) >> token % BITS & 1)
+
+    def forced(self, text: Sequence[int], path: tuple[int, ...]) -> list[int]:
+        """The tokens that follow whatever the model says, as its tokenizer would write them."""
+        if not self._go_to([*text[self.start :], *path]):
+            return []
+        return [self.grammar.eos[0]] if self.matcher.is_stopped() else self.matcher.compute_ff_tokens()
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Leaves each row the tokens that its grammar allows next. Made for one call of `generate`.
+
+    Args:
+        grammars: one for all rows, or one a prompt.
+    """
+
+    def __init__(self, grammars: Sequence[Grammar]):
+        self.grammars = tuple(grammars)
+        self.walks: dict[int, Walk] = {}
+        self.width: int | None = None
+
+    def begin(self, starts: Sequence[int]) -> None:
+        """The call's rows, by the tokens of their prompts; copies of one prompt stand together."""
+        share = len(starts) / len(self.grammars)
+        self.walks = {row: Walk(self.grammars[int(row / share)], start) for row, start in enumerate(starts)}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Mask `scores (batch, vocab)` after `input_ids (batch, width)`, the first of which are the prompts."""
+        if self.width is None:
+            self.width = input_ids.shape[1]
+            self.begin([0] * len(input_ids))
+        texts = input_ids[:, self.width :].tolist()
+        return masked(scores, [self.walks[row].mask(text) for row, text in enumerate(texts)])
+
+    def clone(self) -> "GrammarProcessor":
+        """One that has read nothing."""
+        return GrammarProcessor(self.grammars)
+
+    def __deepcopy__(self, memo) -> "GrammarProcessor":
+        return self.clone()
+
+
+def masked(scores: Tensor, masks: list[np.ndarray]) -> Tensor:
+    """`scores (n, vocab)` with minus infinity where the masks have no bit."""
+    bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
+    return scores.masked_fill(torch.from_numpy(bits == 0).to(scores.device), -torch.inf)
