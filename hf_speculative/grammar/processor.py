@@ -12,6 +12,33 @@ from .compiled import Grammar
 BITS = 32
 
 
+class Mask:
+    """Which tokens may come next.
+
+    Attributes:
+        ids: int64, those that may, or those that may not, whichever are fewer.
+        allows_ids: which of the two.
+    """
+
+    def __init__(self, bits: np.ndarray, vocab_size: int):
+        self.bits = bits
+        is_allowed = np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little").view(bool)
+        self.allows_ids = 2 * np.count_nonzero(is_allowed) < vocab_size
+        self.ids = torch.from_numpy(np.flatnonzero(is_allowed == self.allows_ids))
+
+    def allows(self, token: int) -> bool:
+        return bool(int(self.bits[token // BITS]) >> token % BITS & 1)
+
+    def apply(self, scores: Tensor) -> None:
+        """Set `scores (vocab,)` of tokens that may not come to minus infinity, in place."""
+        ids = self.ids.to(scores.device)
+        if not self.allows_ids:
+            scores.index_fill_(0, ids, -torch.inf)
+            return
+        allowed = scores[ids]
+        scores.fill_(-torch.inf).index_copy_(0, ids, allowed)
+
+
 class Walk:
     """Where a row is in its grammar. Any prefix may be asked about; near ones are a step or a few back and forth.
 
@@ -24,7 +51,7 @@ class Walk:
         self.matcher = grammar.matcher()
         self.tokens: list[int] = []
         self.text: list[int] | None = None
-        self.masks: dict[tuple[int, ...], np.ndarray] = {}
+        self.masks: dict[tuple[int, ...], Mask] = {}
 
     def _go_to(self, tokens: list[int]) -> bool:
         """Whether the grammar allows these tokens; if not, it stands after the last one that it does."""
@@ -38,22 +65,22 @@ class Walk:
             self.tokens += new[: self.matcher.try_consume_tokens(new)]
         return len(self.tokens) == len(tokens)
 
-    def mask(self, text: Sequence[int], path: tuple[int, ...] = ()) -> np.ndarray:
-        """One bit a token, in int32: whether it may follow the row's `text`, its prompt included, and then draft tokens."""
+    def mask(self, text: Sequence[int], path: tuple[int, ...] = ()) -> Mask:
+        """What may follow the row's `text`, its prompt included, and then `path`, draft tokens."""
         from llguidance.numpy import fill_next_token_bitmask
 
         if text != self.text:
             self.text, self.masks = [*text], {}
         if path not in self.masks:
-            mask = np.full((1, -(-self.grammar.vocab_size // BITS)), -1, dtype=np.int32)
+            bits = np.full((1, -(-self.grammar.vocab_size // BITS)), -1, dtype=np.int32)
             # Plain decoding gets beyond an end, and nowhere else, where the grammar does not go.
             if self._go_to([*text[self.start :], *path]) or self.matcher.is_stopped():
-                fill_next_token_bitmask(self.matcher, mask, 0)
-            self.masks[path] = mask[0]
+                fill_next_token_bitmask(self.matcher, bits, 0)
+            self.masks[path] = Mask(bits[0], self.grammar.vocab_size)
         return self.masks[path]
 
     def allows(self, text: Sequence[int], path: tuple[int, ...], token: int) -> bool:
-        return bool(int(self.mask(text, path)[token // BITS]) >> token % BITS & 1)
+        return self.mask(text, path).allows(token)
 
     def forced(self, text: Sequence[int], path: tuple[int, ...]) -> list[int]:
         """The tokens that follow whatever the model says, as its tokenizer would write them."""
@@ -84,8 +111,10 @@ class GrammarProcessor(LogitsProcessor):
         if self.width is None:
             self.width = input_ids.shape[1]
             self.begin([0] * len(input_ids))
-        texts = input_ids[:, self.width :].tolist()
-        return masked(scores, [self.walks[row].mask(text) for row, text in enumerate(texts)])
+        scores = scores.clone()
+        for row, text in enumerate(input_ids[:, self.width :].tolist()):
+            self.walks[row].mask(text).apply(scores[row])
+        return scores
 
     def clone(self) -> "GrammarProcessor":
         """One that has read nothing."""
@@ -94,8 +123,3 @@ class GrammarProcessor(LogitsProcessor):
     def __deepcopy__(self, memo) -> "GrammarProcessor":
         return self.clone()
 
-
-def masked(scores: Tensor, masks: list[np.ndarray]) -> Tensor:
-    """`scores (n, vocab)` with minus infinity where the masks have no bit."""
-    bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
-    return scores.masked_fill(torch.from_numpy(bits == 0).to(scores.device), -torch.inf)

@@ -1,9 +1,10 @@
 """A grammar, applied so that each position sees exactly its own prefix."""
 
-from ..grammar.processor import GrammarProcessor, masked
+from torch import Tensor
+
+from ..grammar.processor import GrammarProcessor
 from ..types import columns_from
 from .prefixes import Prefixes
-from torch import Tensor
 
 
 class AfterEachPrefix:
@@ -23,7 +24,6 @@ class AfterEachPrefix:
         drafted: list[list[int]] = [[]] * len(batch.rows)
         if num_tokens:
             drafted = batch.tokens.gather(1, columns_from(batch.lengths, num_tokens)).tolist()
-        masks = []
         for lane, (row, tokens) in enumerate(zip(batch.rows, drafted, strict=True)):
             paths: list[tuple[int, ...]] = [()]
             for node, token in enumerate(tokens):
@@ -31,6 +31,6 @@ class AfterEachPrefix:
                 paths.append((*paths[parent + 1], token))
             walk, text = self.processor.walks[row], batch.history[lane]
             # In the order of the paths a tree is walked once, each branch to its end.
-            found = {path: walk.mask(text, path) for path in sorted(paths[place] for place in positions)}
-            masks += [found[paths[place]] for place in positions]
-        return masked(scores.flatten(0, 1), masks).view_as(scores)
+            for place in sorted(positions, key=paths.__getitem__):
+                walk.mask(text, paths[place]).apply(scores[lane, place - prefixes.first])
+        return scores
