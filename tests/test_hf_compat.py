@@ -185,17 +185,12 @@ def test_batches_of_like_length():
     )
 
 
-def test_the_server():
-    pytest.importorskip("fastapi")
-    from hf_speculative.hf_compat import serving
-
-    for kind, methods in {
-        serving.DirectStreamer: ("put", "end", "cancel", "_enqueue"),
-        serving.BaseHandler: ("_validate_request", "_resolve_model", "_build_generation_config"),
-        serving.CompletionHandler: ("handle_request", "_non_streaming", "_build_chunk_sse"),
-        serving.ChatCompletionHandler: ("handle_request", "_non_streaming", "_build_chunk_sse"),
-    }.items():
-        assert not [name for name in methods if not hasattr(kind, name)], kind
+def test_parsing_of_answers():
+    template = {"defaults": {"role": "assistant"}, "fields": {"content": {"content": "text"}}}
+    parser = hf_compat.response_parser(template, "", None)
+    events = [*parser.initial_events, *parser.feed("hello"), *parser.finalize()[1]]
+    chunks = [event for event in events if event["type"] == "region_chunk"]
+    assert "".join(event["text"] for event in chunks) == "hello" and {event["field"] for event in chunks} == {"content"}
 
 
 def submodules(path: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """What of transformers and torch is private or moves between versions, each under a name of ours.
 
-A rename there breaks this room alone, and tests/test_hf_compat.py says what. Layers of draft heads lie in `layers.py`, the base
-classes of the server in `serving.py`, Trainer's in `training.py`, those of files in `compiled.py`.
+A rename there breaks this room alone, and tests/test_hf_compat.py says what. Layers of draft heads lie in `layers.py`, base
+classes of Trainer in `training.py`, those of files in `compiled.py`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ def updated_kwargs(model: PreTrainedModel, outputs, kwargs: dict[str, Any], **mo
 def is_given_by_user(cache) -> bool:
     """A prepared call's cache is the user's own `past_key_values`."""
     return bool(getattr(cache, "_is_user_defined", False))
+
+
+def response_parser(template: dict[str, Any], prefix: str, tools: list[dict] | None):
+    """Finds thoughts and tool calls in a text as it comes, after a prompt. Needs transformers 5.23."""
+    from transformers.utils.chat_parsing import ResponseParser
+
+    return ResponseParser(template, prefix=prefix, tools=tools)
 
 
 # ---- models

@@ -1,4 +1,5 @@
-"""A server on top of transformers' own: many requests in one loop, each with its own settings, seed, end and stream.
+"""A server with OpenAI's endpoints: many requests in one loop, each with its own settings, seed, end and stream.
 
-Here go the loop that takes requests as they come, what it needs of each of them, and how transformers' server reaches it.
+`engine.py` runs requests of text together, `one_at_a_time.py` all others. `protocol.py` checks what clients send, `served.py`
+has it run, `replies.py` makes text of tokens, `answers.py` and `responses.py` write it. `app.py` joins them.
 """

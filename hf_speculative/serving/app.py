@@ -1,32 +1,47 @@
-"""The web application: transformers' own, with our engine behind it, errors in OpenAI's shape, limits and metrics."""
+"""The web application: OpenAI's endpoints, on FastAPI."""
 
 import asyncio
 import logging
-import time
-import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.exceptions import HTTPException
 from transformers import PreTrainedModel
 
-from ..hf_compat.serving import X_REQUEST_ID, SystemOneHandler, TranscriptionHandler, build_server
+from .answers import Answer, TextAnswer
 from .engine import Closed, Engine, QueueFull
-from .handlers import Chat, Completions, OneModel, Responses
-from .manager import EngineManager, EngineState, words_of
+from .guard import MAX_BODY, Guard, error_body, error_of
 from .metrics import registry_of
+from .protocol import Chat, Checked, Completion, Sampling, Tokenize, parse
+from .replies import TOLD, Reply, teller, words_of
+from .responses import ResponseAnswer, Responses
+from .served import Served, UnknownModel
 
 logger = logging.getLogger(__name__)
-#: bytes of a request's body at most, by default
-MAX_BODY = 8 * 2**20
-#: in which a body has to be there, and at most between two parts of it
-BODY_SECONDS, IDLE_SECONDS = 30.0, 10.0
+ENDPOINTS: dict[str, tuple[type[Sampling], type]] = {
+    "/v1/chat/completions": (Chat, Answer),
+    "/v1/completions": (Completion, TextAnswer),
+    "/v1/responses": (Responses, ResponseAnswer),
+}
+#: requests under way where no engine says how many may wait
+MAX_REQUESTS = 1024
 
 
-def build_app(model: PreTrainedModel, processor, name: str, engine: Engine | None, max_body: int = MAX_BODY) -> FastAPI:
+def build_app(
+    model: PreTrainedModel,
+    processor,
+    name: str,
+    engine: Engine | None,
+    max_body: int = MAX_BODY,
+    api_key: str | None = None,
+    allow_origins: Sequence[str] = (),
+    max_tokens: int | None = None,
+) -> FastAPI:
     """The application.
 
     Args:
@@ -35,153 +50,126 @@ def build_app(model: PreTrainedModel, processor, name: str, engine: Engine | Non
         name: what clients call it.
         engine: what runs the requests; `None` for a model that no engine takes: one request at a time then.
         max_body: bytes of a request's body at most.
+        api_key: that requests have to show; `None`: none.
+        allow_origins: web pages that may ask from a browser (CORS), `"*"` for all.
+        max_tokens: of an answer, at most; `None`: as many as fit.
     """
-    manager = EngineManager(engine)
-    models, state = OneModel(name, model, processor), EngineState(model, manager)
-    app = build_server(
-        models,
-        Chat(models, state),
-        completion_handler=Completions(models, state),
-        response_handler=Responses(models, state),
-        transcription_handler=TranscriptionHandler(models, state),
-        systemone_handler=SystemOneHandler(models, state),
-        generation_state=state,
-    )
-    for kind, status in (
-        (ValueError, 400),
-        (TypeError, 400),
-        (KeyError, 400),
-        (QueueFull, 429),
-        (Closed, 503),
-        (Exception, 500),
-    ):
-        app.add_exception_handler(kind, _answering(status))
-    app.add_exception_handler(StarletteHTTPException, _of_http)
-    app.add_exception_handler(HTTPException, _of_http)
-    app.add_exception_handler(RequestValidationError, _of_validation)
-    _replace_routes(app, models)
+    served = Served(model, processor, name, engine, max_tokens)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(served.close)
+
+    app = FastAPI(title="hf_speculative", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for path, (kind, answer) in ENDPOINTS.items():
+        app.post(path)(_endpoint(served, kind, answer))
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> JSONResponse:
+        return JSONResponse(await asyncio.to_thread(_tokenized, served, await request.body()))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(served)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != served.name:
+            raise UnknownModel(f"the model {name!r} is not served here, {served.name!r} is")
+        return _model(served)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        return JSONResponse({"status": "ok" if served.is_alive else "dead"}, 200 if served.is_alive else 503)
+
     if engine is not None:
         registry = registry_of(engine, name)
 
-        @app.get("/metrics", include_in_schema=False)
-        @app.get("/metrics/", include_in_schema=False)
+        @app.get("/metrics")
+        @app.get("/metrics/")
         def metrics() -> Response:
             return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_middleware(Watched, manager=manager, max_body=max_body)
+    for error in (*TOLD, UnknownModel, HTTPException, Exception):
+        app.add_exception_handler(error, _answer_error)
+    max_requests = MAX_REQUESTS if engine is None else engine.max_lanes + engine.max_waiting
+    app.add_middleware(Guard, api_key=api_key, max_body=max_body, max_requests=max_requests)
+    if allow_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(allow_origins), allow_methods=["*"], allow_headers=["*"])
     return app
 
 
-def _replace_routes(app: FastAPI, models: OneModel) -> None:
-    """Of transformers' routes, those that load scripts from other sites go; `/load_model` checks its field."""
-    dropped = ("/load_model", "/docs", "/docs/oauth2-redirect", "/redoc")
-    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in dropped]
-
-    @app.post("/load_model")
-    async def load_model(body: dict) -> StreamingResponse:
-        model = body.get("model")
-        if not isinstance(model, str):
-            raise ValueError(f"`model={model!r}`: give the name of the model.")
-        name = models.process_model_name(model)  # raises before the answer has begun
-        return StreamingResponse(models.load_model_streaming(name), media_type="text/event-stream")
+def _model(served: Served) -> dict[str, Any]:
+    about = {"id": served.name, "object": "model", "created": 0, "owned_by": "hf_speculative"}
+    return about | {"max_model_len": served.max_length}
 
 
-def error_of(status: int, message: str, code: str | None = None) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    kinds = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    headers = {"retry-after": "1"} if status in (429, 503) else None
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    return JSONResponse(body, status_code=status, headers=headers)
-
-
-def _answering(status: int):
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        if status == 500:
-            logger.error("a request failed", exc_info=error)
-        if isinstance(error, KeyError):
-            return error_of(status, f"the request lacks the field {error}")
-        return error_of(status, words_of(error))
-
+def _tokenized(served: Served, raw: bytes) -> dict[str, Any]:
+    body = parse(Tokenize, raw)
+    served.check(body)
+    (prompt,) = served.prompts(body)
+    answer: dict[str, Any] = {"count": len(prompt.ids), "max_model_len": served.max_length, "tokens": prompt.ids}
+    if body.return_token_strs:
+        answer["token_strs"] = served.tokenizer.convert_ids_to_tokens(prompt.ids)
     return answer
 
 
-async def _of_http(request: Request, error: Any) -> JSONResponse:
-    code = "model_not_found" if error.status_code == 404 and "model" in str(error.detail) else None
-    status = 400 if error.status_code == 422 else error.status_code
-    return error_of(status, str(error.detail), code)
+def _endpoint(served: Served, kind: type[Sampling], answer_kind: type):
+    async def endpoint(request: Request) -> Response:
+        raw, queue = await request.body(), asyncio.Queue()  # type: ignore[var-annotated]
+        client, tell = request.scope["client_of_answers"], teller(queue)
+
+        def begin() -> tuple[Checked, list[Reply]]:
+            body = parse(kind, raw)
+            return body, served.begin(body, client, tell)
+
+        # On a thread: what reads, tokenises and compiles takes up to seconds, in which others are answered.
+        body, replies = await asyncio.to_thread(begin)
+        answer = answer_kind(body, served.name, served.tokenizer)
+        if body.stream:  # type: ignore[attr-defined]
+            return StreamingResponse(_stream(answer, replies, queue), media_type="text/event-stream")
+        for _ in replies:
+            event = await queue.get()
+            if event.reply.error is not None:
+                raise event.reply.error
+            answer.add(event)
+        return JSONResponse(answer.whole(replies))
+
+    return endpoint
 
 
-async def _of_validation(request: Request, error: Any) -> JSONResponse:
-    problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-    return error_of(400, f"the request's body cannot be read: {problems}")
+async def _stream(answer, replies: list[Reply], queue: asyncio.Queue) -> AsyncIterator[str]:
+    """Events of a stream, all that are there in one piece."""
+    if begun := answer.begin(replies):
+        yield begun
+    num_left = len(replies)
+    while num_left:
+        events = [await queue.get()]
+        while not queue.empty():
+            events.append(queue.get_nowait())
+        lines: list[str] = []
+        for event in events:
+            num_left -= event.is_end
+            if event.reply.error is not None:
+                lines.append(answer.failed(error_body(_status(event.reply.error), words_of(event.reply.error))))
+                num_left = 0
+                break
+            lines += answer.chunks(event, replies, is_last=not num_left)
+        if lines:
+            yield "".join(lines)
 
 
-class Watched:
-    """Reads a request's body, up to a limit and in bounded time, and tells the engine when its client is gone.
-
-    (Starlette notices that while it streams, but not while an answer is waited for.) Each request has an id of the server's; a
-    client's own `x-request-id` is a label, which its answer gets back.
-    """
-
-    def __init__(self, app, manager: EngineManager, max_body: int):
-        self.app, self.manager, self.max_body = app, manager, max_body
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self.app(scope, receive, send)
-            return
-        body, is_whole, until = b"", False, time.monotonic() + BODY_SECONDS
-        while not is_whole:
-            try:
-                patience = min(IDLE_SECONDS, until - time.monotonic())
-                message = await asyncio.wait_for(receive(), max(0.0, patience))
-            except asyncio.TimeoutError:
-                answer = error_of(408, "the request's body did not arrive in time")
-                answer.headers["connection"] = "close"
-                await answer(scope, receive, send)
-                return
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            is_whole = not message.get("more_body", False)
-            if len(body) > self.max_body:
-                answer = error_of(413, f"the request's body has more than {self.max_body} bytes")
-                await answer(scope, receive, send)
-                return
-        await self._answered(scope, body, receive, send)
-
-    async def _answered(self, scope, body: bytes, receive, send) -> None:
-        name, request_id = X_REQUEST_ID.encode(), str(uuid.uuid4()).encode()
-        label = dict(scope["headers"]).get(name, request_id)
-        scope["headers"] = _with(scope["headers"], name, request_id)
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-        is_gone = asyncio.Event()
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            is_gone.set()
-            self.manager.cancel(request_id.decode())
-
-        async def replayed():
-            if messages:
-                return messages.pop()
-            await is_gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def labelled(message) -> None:
-            if message["type"] == "http.response.start":
-                message = message | {"headers": _with(message.get("headers", []), name, label)}
-            await send(message)
-
-        watcher = asyncio.create_task(watch())
-        try:
-            await self.app(scope, replayed, labelled)
-        finally:
-            watcher.cancel()
+def _status(error: BaseException) -> int:
+    kinds = {UnknownModel: 404, QueueFull: 429, Closed: 503, **dict.fromkeys(TOLD, 400)}
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
 
 
-def _with(headers, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
-    """Headers in which `name` is there once."""
-    return [(key, other) for key, other in headers if key != name] + [(name, value)]
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        return error_of(error.status_code, str(error.detail))
+    if isinstance(error, UnknownModel):
+        return error_of(404, str(error), "model", "model_not_found")
+    if (status := _status(error)) == 500:
+        logger.error("a request failed", exc_info=error)
+    return error_of(status, words_of(error), getattr(error, "param", None))

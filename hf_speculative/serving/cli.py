@@ -1,6 +1,7 @@
 """The command `hf-speculative serve`."""
 
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +40,19 @@ class Options:
     name: str = setting("", "What clients call the model. Default: the last part of MODEL.")
     host: str = setting("localhost", "Address to listen on.", panel=SERVER)
     port: int = setting(8000, "Port to listen on.", least=0, most=65535, panel=SERVER)
+    api_key: str = setting(
+        "", "Key that clients have to show; $HF_SPECULATIVE_API_KEY says it unseen. Default: none.", panel=SERVER
+    )
+    allow_origin: str = setting(
+        "", "Web pages that may ask from a browser (CORS), with commas between them; * for all.", panel=SERVER
+    )
     max_lanes: int = setting(16, "Requests that run together; others wait in order.", least=1, panel=LIMITS)
     max_waiting: int = setting(1024, "Requests that may wait; more get status 429.", least=1, panel=LIMITS)
     max_length: int | None = setting(
         None, "Tokens of prompt and answer together. Default: the model's.", least=2, panel=LIMITS
+    )
+    max_tokens: int | None = setting(
+        None, "Tokens of an answer; more are refused. Default: as many as fit.", least=1, panel=LIMITS
     )
     max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
     machine: Machine = field(default_factory=Machine)
@@ -56,7 +66,7 @@ class Options:
 def serve(settings: Options, drafting: dict[str, Any]) -> None:
     """Serve a model with OpenAI's API, with drafts, many requests at a time.
 
-    On transformers' own server: chat completions, completions, responses, /v1/models, /health; and /metrics for Prometheus.
+    Chat completions, completions, responses, /v1/models, /tokenize, /health; and /metrics for Prometheus.
     Every request keeps its own settings. One with a seed gets the tokens that it would get alone.
 
     Nothing to download:  hf-speculative serve
@@ -71,6 +81,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
@@ -108,7 +119,16 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
             tokenizer=tokenizer,
             **as_keywords({"draft_model": "auto"} | drafts),
         )
-        app = build_app(target, processor, name, engine or None, settings.max_body)
+        app = build_app(
+            target,
+            processor,
+            name,
+            engine or None,
+            max_body=settings.max_body,
+            api_key=settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY"),
+            allow_origins=[origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()],
+            max_tokens=settings.max_tokens,
+        )
     if not is_ragged:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
     warn_of_host(console, host)

@@ -7,6 +7,7 @@ lane of a row that is done to the next one; between rounds, lanes are added whil
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -28,13 +29,13 @@ from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
 from ..types import Batch, Round
 from ..verification import SampledVerification
+from .logprobs import logprobs_of
 from .parked import Parked
 from .requests import Request, prepare_request
 from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, PerRequestTrees, Rows, Running
 
 #: where nothing says how long a text may get
 DEFAULT_MAX_LENGTH = 2**15
-#: nothing is drafted, so there is nothing to measure either
 
 
 class QueueFull(RuntimeError):
@@ -94,6 +95,7 @@ class Engine:
         self.ended: Counter[str] = Counter()
         self._numbers = count()
         self._waiting: deque[Request] = deque()
+        self._jobs: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._running: Running = {}
         self._changed = threading.Condition()
         self._parked: Parked | None = None
@@ -141,6 +143,7 @@ class Engine:
         receive: Callable[[list[int]], None],
         finish: Callable[[BaseException | None], None],
         seed: int | None = None,
+        num_top: int | None = None,
         **settings,
     ) -> Request:
         """Take a request; returns at once.
@@ -150,6 +153,7 @@ class Engine:
             receive: called with new tokens, on the engine's thread.
             finish: called once, with `None` or the error that ended the request, on the engine's thread.
             seed: of a sampled answer: the tokens are those of `torch.manual_seed(seed)` and plain `generate` on it alone.
+            num_top: keep log-probabilities of the new tokens and of so many likeliest ones, in `Request.logprobs`.
             **settings: keywords of `generate` for this request alone, `generation_config` among them.
 
         Raises:
@@ -158,6 +162,7 @@ class Engine:
         """
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
         request = prepare_request(self.model, self.options, prompt, settings, seed, receive, finish, self.max_length)
+        request.num_top = num_top
         with self._changed:
             if self._is_closed:
                 raise Closed("the server is shutting down")
@@ -166,6 +171,29 @@ class Engine:
             self._waiting.append(request)
             self._changed.notify()
         return request
+
+    def call(self, function: Callable[[], Any]) -> Future:
+        """Run a function on the engine's thread, between two rounds, where nothing else uses the model."""
+        job: Future = Future()
+        with self._changed:
+            if self._is_closed:
+                raise Closed("the server is shutting down")
+            if len(self._jobs) >= self.max_waiting:
+                raise QueueFull(f"{len(self._jobs)} requests wait already: try again later")
+            self._jobs.append((job, function))
+            self._changed.notify()
+        return job
+
+    def _run_a_job(self) -> None:
+        if not self._jobs:
+            return
+        job, function = self._jobs.popleft()
+        if not job.set_running_or_notify_cancel():
+            return
+        try:
+            job.set_result(function())
+        except Exception as error:
+            job.set_exception(error)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take no more requests, and end those there are: as they would end, or at once."""
@@ -181,9 +209,10 @@ class Engine:
         """The engine's thread: a call of the loop for as long as there are requests, then sleep."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._jobs or self._is_closed)
+                if not self._waiting and not self._jobs:
                     return
+            self._run_a_job()
             first = self._take(self.max_lanes)
             if not first:  # all of them were cancelled
                 continue
@@ -234,6 +263,7 @@ class Engine:
         try:
             for round in rounds:
                 self._deliver(round, drafter)
+                self._run_a_job()
                 self._add_lanes(batch, target, drafter)
                 trees.begin_round()
         finally:
@@ -264,9 +294,11 @@ class Engine:
         rows = zip(
             round.rows, round.tokens, round.num_drafted, round.num_accepted, round.is_cut, round.done, strict=True
         )
-        for row, tokens, num_drafted, num_accepted, is_cut, is_done in rows:
+        for lane, (row, tokens, num_drafted, num_accepted, is_cut, is_done) in enumerate(rows):
             request = self._running[row]
             if not request.is_over:
+                if request.num_top is not None:
+                    request.logprobs += logprobs_of(round.logits[lane, : len(tokens)], tokens, request.num_top)
                 for statistics in (request.statistics, self.statistics):
                     statistics.add_round(num_drafted, num_accepted, is_cut)
                 request.tokens += tokens

@@ -21,6 +21,7 @@ from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
 from ..types import Batch, Guide, Tree
+from .logprobs import Logprob
 
 
 class Request:
@@ -39,6 +40,7 @@ class Request:
     Attributes:
         ids: the prompt.
         tokens: what was generated so far.
+        num_top: keep the log-probabilities of `tokens`, and of so many likeliest ones beside each, in `logprobs`; `None`: no.
         max_length: tokens of prompt and answer at most.
         statistics: counts of its drafts.
         num_cached: tokens of the prompt that were cached already, since another row began with them.
@@ -60,6 +62,8 @@ class Request:
         self.receive, self.finish, self.guide = receive, finish, guide
         self.ids = inputs.input_ids[0].tolist()
         self.tokens: list[int] = []
+        self.num_top: int | None = None
+        self.logprobs: list[Logprob] = []
         self.statistics = RowStatistics()
         self.num_cached = 0
         self.is_cancelled = False

@@ -1,0 +1,236 @@
+"""Bodies of answers in OpenAI's form: whole, or as chunks of a stream."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..call.statistics import RowStatistics
+from .logprobs import Logprob
+from .protocol import Sampling
+from .replies import Event, Part, Reply
+
+#: counts of drafts that answers tell of, in vLLM's names
+COUNTS = (
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "draft_acceptance_rate",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+)
+
+
+def sse(body: Any) -> str:
+    """An event of a stream."""
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "completion") -> dict[str, Any]:
+    """Tokens of prompts and answers; draft tokens go under OpenAI's name for predicted ones."""
+    prompts = {id(reply.prompt): reply for reply in replies}.values()  # `n` answers to one prompt
+    num_prompt, num_new = sum(len(one.prompt) for one in prompts), sum(len(one.tokens) for one in replies)
+    counts = [reply.run.statistics for reply in replies]
+    num_accepted = sum(one.num_accepted_draft_tokens for one in counts)
+    return {
+        f"{prompt}_tokens": num_prompt,
+        f"{answer}_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+        f"{prompt}_tokens_details": {"cached_tokens": sum(one.run.num_cached for one in prompts)},
+        f"{answer}_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": num_accepted,
+            "rejected_prediction_tokens": sum(one.num_draft_tokens for one in counts) - num_accepted,
+        },
+    }
+
+
+def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Counts of drafts, where an engine has kept them."""
+    counts = RowStatistics()
+    for reply in replies:
+        counts += reply.run.statistics
+    if not counts.num_new_tokens:
+        return {}
+    values = counts.to_dict()
+    return {"metrics": {"speculative_decoding": {name: values[name] for name in COUNTS}}}
+
+
+class Answer:
+    """`/v1/chat/completions`: an answer, or its stream.
+
+    Args:
+        body: the request.
+        model: its name.
+    """
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
+        self.body, self.model = body, model
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.token_text = lru_cache(4096)(lambda token: tokenizer.decode([token]))
+        self.parts: dict[int, list[Part]] = {}
+        self.logprobs: dict[int, list[Logprob]] = {}
+        self.num_calls: dict[int, int] = {}
+
+    # ---- whole
+
+    def add(self, event: Event) -> None:
+        self.parts.setdefault(event.reply.index, []).extend(event.parts)
+        self.logprobs.setdefault(event.reply.index, []).extend(event.logprobs)
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+        choices = [self._choice(reply, self.parts[reply.index], self.logprobs[reply.index]) for reply in replies]
+        return head | {"choices": choices, "usage": usage_of(replies)} | metrics_of(replies)
+
+    def _choice(self, reply: Reply, parts: list[Part], logprobs: list[Logprob]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": _joined(parts, "content") or None, "refusal": None}
+        if thoughts := _joined(parts, "reasoning_content"):
+            message["reasoning_content"] = thoughts
+        if calls := [value for kind, value in parts if kind == "tool_calls"]:
+            message["tool_calls"] = calls
+        elif message["content"] is None:
+            message["content"] = ""
+        return {
+            "index": reply.index,
+            "message": message,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": reply.finish_reason,
+        }
+
+    def _logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any] | None:
+        if self.body.num_top is None:
+            return None
+
+        def told(token: int, logprob: float) -> dict[str, Any]:
+            text = self.token_text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                told(one.token, one.logprob) | {"top_logprobs": [told(*other) for other in one.top]} for one in logprobs
+            ],
+            "refusal": None,
+        }
+
+    # ---- as a stream
+
+    def begin(self, replies: Sequence[Reply]) -> str:
+        return "".join(
+            self._chunk([{"index": reply.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+            for reply in replies
+        )
+
+    def chunks(self, event: Event, replies: Sequence[Reply], is_last: bool) -> Iterator[str]:
+        """What an event of a stream brings; `is_last`: of the last reply."""
+        reply = event.reply
+        yield from (self._chunk([choice]) for choice in self._deltas(reply, event.parts, event.logprobs))
+        if event.is_end:
+            asks_usage = self.body.stream_options is not None and self.body.stream_options.include_usage
+            counts = metrics_of(replies) if is_last else {}
+            yield self._chunk([self._end(reply)], {} if asks_usage else counts)
+            if is_last and asks_usage:
+                yield self._chunk([], {"usage": usage_of(replies)} | counts)
+            if is_last:
+                yield "data: [DONE]\n\n"
+
+    def failed(self, error: dict[str, Any]) -> str:
+        return sse(error)
+
+    def _end(self, reply: Reply) -> dict[str, Any]:
+        return {"index": reply.index, "delta": {}, "finish_reason": reply.finish_reason}
+
+    def _deltas(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        for kind, value in parts:
+            if kind == "tool_calls":
+                nth = self.num_calls[reply.index] = self.num_calls.get(reply.index, -1) + 1
+                deltas.append({"tool_calls": [{"index": nth} | value]})
+            elif deltas and kind in deltas[-1]:
+                deltas[-1][kind] += value
+            else:
+                deltas.append({kind: value})
+        if logprobs and not deltas:
+            deltas.append({"content": ""})
+        for nth, delta in enumerate(deltas):
+            choice = {"index": reply.index, "delta": delta, "finish_reason": None}
+            if self.body.num_top is not None:
+                choice["logprobs"] = self._logprobs(logprobs) if nth == 0 else None
+            yield choice
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any] | None = None) -> str:
+        head = {"id": self.id, "object": self.chunk_kind, "created": self.created, "model": self.model}
+        return sse(head | {"choices": choices} | (more or {}))
+
+
+class TextAnswer(Answer):
+    """`/v1/completions`"""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    body: Any
+
+    def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
+        super().__init__(body, model, tokenizer)
+        self.tokenizer = tokenizer
+        self.num_characters: dict[int, int] = {}
+
+    def _echoed(self, reply: Reply) -> tuple[str, list[Logprob]]:
+        """The prompt, where it is asked for; its first token has no log-probability."""
+        if not self.body.echo:
+            return "", []
+        first = Logprob(reply.prompt[0], float("nan"), [])
+        return self.tokenizer.decode(reply.prompt), [first, *(reply.prompt_logprobs or [])]
+
+    def _choice(self, reply: Reply, parts: list[Part], logprobs: list[Logprob]) -> dict[str, Any]:
+        text, before = self._echoed(reply)
+        return self._text(
+            reply,
+            text + _joined(parts, "content"),
+            self._text_logprobs(reply, [*before, *logprobs]),
+            reply.finish_reason,
+        )
+
+    def begin(self, replies: Sequence[Reply]) -> str:
+        echoed = [(reply, *self._echoed(reply)) for reply in replies]
+        return "".join(
+            self._chunk([self._text(reply, text, self._text_logprobs(reply, before))])
+            for reply, text, before in echoed
+            if text
+        )
+
+    def _deltas(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[dict[str, Any]]:
+        if parts or logprobs:
+            yield self._text(reply, _joined(parts, "content"), self._text_logprobs(reply, logprobs))
+
+    def _end(self, reply: Reply) -> dict[str, Any]:
+        return self._text(reply, "", None, reply.finish_reason)
+
+    @staticmethod
+    def _text(reply: Reply, text: str, logprobs: Any, finish_reason: str | None = None) -> dict[str, Any]:
+        return {"index": reply.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _text_logprobs(self, reply: Reply, logprobs: Sequence[Logprob]) -> dict[str, Any] | None:
+        if self.body.num_top is None:
+            return None
+        texts, offsets = [self.token_text(one.token) for one in logprobs], []
+        for text in texts:
+            offsets.append(self.num_characters.get(reply.index, 0))
+            self.num_characters[reply.index] = offsets[-1] + len(text)
+        top: list[Any] = []
+        for one in logprobs:  # the token itself last: of two that look alike, it counts
+            likeliest = [(self.token_text(token), value) for token, value in reversed(one.top)]
+            top.append(dict([*likeliest, (self.token_text(one.token), one.logprob)]))
+        values: list[Any] = [one.logprob for one in logprobs]
+        if values and values[0] != values[0]:
+            values[0] = top[0] = None
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+
+def _joined(parts: Sequence[Part], kind: str) -> str:
+    return "".join(value for name, value in parts if name == kind)

@@ -1,0 +1,43 @@
+"""Log-probabilities of tokens under the model as it is, before temperature and all other processors."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from ..models import device_of
+
+#: positions of a prompt that one pass reads
+CHUNK = 256
+
+
+class Logprob(NamedTuple):
+    """Of one token: its log-probability, and the likeliest tokens in its place with theirs."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Logprob]:
+    """Of `tokens`, each in the place that a row of `logits (n, vocab)` is for."""
+    scores = logits.float().log_softmax(-1)
+    own = scores.gather(1, torch.tensor([tokens], device=scores.device).T)[:, 0].tolist()
+    values, ids = scores.topk(num_top, -1)
+    likeliest = [list(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [Logprob(*found) for found in zip(tokens, own, likeliest, strict=True)]
+
+
+@torch.no_grad()
+def logprobs_of_prompt(model: PreTrainedModel, prompt: Sequence[int], num_top: int) -> list[Logprob]:
+    """Of a prompt's tokens but the first, which nothing comes before. Memory is bounded by `CHUNK` positions."""
+    ids = torch.tensor([list(prompt)], device=device_of(model))
+    cache, found = DynamicCache(config=model.config), []
+    for start in range(0, len(prompt) - 1, CHUNK):
+        following = prompt[start + 1 : start + 1 + CHUNK]
+        columns = ids[:, start : start + len(following)]
+        logits = model(input_ids=columns, past_key_values=cache, use_cache=True).logits[0]
+        found += logprobs_of(logits, following, num_top)
+    return found

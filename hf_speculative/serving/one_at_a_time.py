@@ -1,0 +1,114 @@
+"""Requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call.statistics import RowStatistics
+from ..models import device_of
+from .engine import QueueFull
+from .logprobs import Logprob
+from .prompts import Prompt
+from .protocol import BadRequest
+
+#: calls that may wait
+MOST_WAITING = 1024
+
+
+class Cancelled(Exception):
+    """Nobody waits for the call."""
+
+
+class Call:
+    """A call of `generate`, and the streamer that it tells of its tokens."""
+
+    def __init__(self, receive: Callable[[list[int]], None]):
+        self.receive = receive
+        self.statistics, self.num_cached = RowStatistics(), 0
+        self.logprobs: list[Logprob] = []
+        self.is_cancelled = self.has_prompt = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def put(self, tokens: torch.Tensor) -> None:
+        if self.is_cancelled:
+            raise Cancelled
+        if self.has_prompt:
+            self.receive(tokens.flatten().tolist())
+        self.has_prompt = True  # which comes first
+
+    def end(self) -> None:
+        pass
+
+
+class OneAtATime:
+    """Calls of one model, first come first served."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        self.model, self.tokenizer = model, tokenizer
+        self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
+        self.num_waiting = 0
+
+    @staticmethod
+    def check(num_top: int | None) -> None:
+        if num_top is not None:
+            raise BadRequest(
+                "`logprobs`: a request that runs alone, as with images, has none: leave it out.", "logprobs"
+            )
+
+    @staticmethod
+    def nothing() -> Call:
+        """A call that makes no tokens."""
+        return Call(lambda tokens: None)
+
+    def call(self, function: Callable[[], Any]) -> Future:
+        """Run a function in turn.
+
+        Raises:
+            QueueFull: too many wait already.
+        """
+        if self.num_waiting >= MOST_WAITING:
+            raise QueueFull(f"{self.num_waiting} requests wait already: try again later")
+        self.num_waiting += 1
+        job = self.pool.submit(function)
+        job.add_done_callback(lambda _: setattr(self, "num_waiting", self.num_waiting - 1))
+        return job
+
+    def submit(
+        self,
+        prompt: Prompt,
+        receive: Callable[[list[int]], None],
+        finish: Callable[[BaseException | None], None],
+        seed: int | None,
+        **settings,
+    ) -> Call:
+        """As `Engine.submit`, for a prompt of any kind; a seed is set for the call."""
+        call, device = Call(receive), device_of(self.model)
+        ids = torch.tensor([prompt.ids], device=device)
+        inputs = prompt.inputs or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
+        if hasattr(self.model, "has_talker"):
+            inputs["generation_mode"] = "text"
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                if not call.is_cancelled:
+                    if seed is not None:
+                        torch.manual_seed(seed)
+                    self.model.generate(**inputs, **settings, streamer=call, tokenizer=self.tokenizer)
+            except Cancelled:
+                pass
+            except Exception as caught:
+                error = caught
+            finish(error)
+
+        self.call(run)
+        return call
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)

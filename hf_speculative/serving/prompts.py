@@ -1,0 +1,107 @@
+"""Prompts: ids of texts and of messages, and what a processor makes of images and sounds."""
+
+import copy
+import json
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from .protocol import BadRequest, Message
+
+#: parts of a message that any model reads
+TEXT_PARTS = ("text", "input_text", "output_text")
+#: where images and sounds may come from: no files of this machine
+SOURCES = ("data:", "http://", "https://")
+#: what an engine takes; anything else is for `model.generate`
+OF_TEXTS = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+class Prompt(NamedTuple):
+    """Ids of a prompt; `inputs` holds all keywords of `generate` if there is more to it than text."""
+
+    ids: list[int]
+    inputs: dict[str, Any] | None = None
+
+
+def of_messages(messages: list[Message], processor, tools: list[dict] | None, **keywords) -> Prompt:
+    """What the chat template makes of messages.
+
+    Raises:
+        BadRequest: there is no template, it cannot be filled in, or a part is of a kind that the model does not read.
+    """
+    if not getattr(processor, "chat_template", None):
+        raise BadRequest("this model has no chat template for messages: ask for the completion of a text.")
+    reads_text_alone = isinstance(processor, PreTrainedTokenizerBase)
+    turns = [_turn(message, reads_text_alone) for message in messages]
+    keywords = {"add_generation_prompt": True} | keywords
+    try:
+        inputs = processor.apply_chat_template(
+            turns, tools=tools, tokenize=True, return_dict=True, return_tensors="pt", **keywords
+        )
+    except Exception as error:  # whatever a template or processor raises is about its messages
+        why = str(error) if isinstance(error, (TemplateError, ValueError)) else type(error).__name__
+        raise BadRequest(f"the chat template cannot be filled in: {why}", "messages") from error
+    ids = inputs["input_ids"][0].tolist()
+    return Prompt(ids, None if set(inputs) <= OF_TEXTS else dict(inputs))
+
+
+def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    turn |= {
+        name: value
+        for name in ("name", "tool_call_id", "reasoning_content")
+        if (value := getattr(message, name)) is not None
+    }
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    content = message.content or ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else [_part(part) for part in content]
+    if reads_text_alone:
+        if other := [part["type"] for part in parts if part["type"] != "text"]:
+            raise BadRequest(
+                f"a message holds a part of type {other[0]!r}, and this model reads text alone: leave it out.",
+                "messages",
+            )
+        turn["content"] = " ".join(part["text"] for part in parts)
+    else:
+        turn["content"] = parts
+    return turn
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates read a call's arguments as an object, which the API writes as a text."""
+    call = copy.deepcopy(call)
+    function = call.get("function")
+    if not isinstance(function, dict) or "name" not in function:
+        raise BadRequest("a message's tool call names no function.", "messages")
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            raise BadRequest("a message's tool call has arguments that are no JSON.", "messages") from None
+    return call
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    kind = part.get("type")
+    value = part.get("text" if kind in TEXT_PARTS else "image_url" if kind == "input_image" else str(kind))
+    if isinstance(value, dict):
+        data, form = value.get("data"), value.get("format")
+        value = f"data:audio/{form or 'wav'};base64,{data}" if kind == "input_audio" and data else value.get("url")
+    if not isinstance(value, str):
+        raise BadRequest(f"a message holds a part of type {kind!r} that cannot be read.", "messages")
+    if kind in TEXT_PARTS:
+        return {"type": "text", "text": value}
+    names = {
+        "image_url": "image",
+        "input_image": "image",
+        "input_audio": "audio",
+        "audio_url": "audio",
+        "video_url": "video",
+    }
+    if kind not in names:
+        raise BadRequest(f"a message holds a part of type {kind!r}, which no model here reads.", "messages")
+    if not value.startswith(SOURCES):
+        raise BadRequest(f"a part of type {kind!r} is given as a `data:` or `http(s)://` address.", "messages")
+    return {"type": names[kind], "url": value}

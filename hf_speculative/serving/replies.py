@@ -1,0 +1,180 @@
+"""Answers on their way: tokens become parts of a message on the thread that makes them, and are told to the event loop."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase
+
+from ..call.statistics import RowStatistics
+from ..types import NoDistribution
+from .engine import Closed, QueueFull
+from .logprobs import Logprob
+from .stops import HeldBack, without_stop
+from .tools import PlainText
+
+logger = logging.getLogger(__name__)
+#: errors whose words are for the client
+TOLD = (ValueError, TypeError, NoDistribution, QueueFull, Closed)
+#: of a message: "content", "reasoning_content" or "tool_calls", and what it holds
+Part = tuple[str, Any]
+
+
+def words_of(error: BaseException) -> str:
+    """What a client is told: nothing of this machine."""
+    return str(error) if isinstance(error, TOLD) else f"the request failed ({type(error).__name__})"
+
+
+class Run(Protocol):
+    """What runs for a reply: the engine's `Request`, or a call of `generate`."""
+
+    statistics: RowStatistics
+    num_cached: int
+    logprobs: list[Logprob]
+
+    def cancel(self) -> None: ...
+
+
+class Event(NamedTuple):
+    """News of a reply: parts that have come, or its end."""
+
+    reply: "Reply"
+    parts: Sequence[Part] = ()
+    logprobs: Sequence[Logprob] = ()
+    is_end: bool = False
+
+
+class Client:
+    """Who waits for the answers to one request; once they are gone, what runs for them is cancelled."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.is_gone = False
+
+    def add(self, run: Run) -> None:
+        self.runs.append(run)
+        if self.is_gone:
+            run.cancel()
+
+    def leave(self) -> None:
+        self.is_gone = True
+        for run in list(self.runs):
+            run.cancel()
+
+
+class Reply:
+    """One answer.
+
+    Args:
+        index: among the answers to a request.
+        prompt: its ids.
+        tokenizer: of the model.
+        tell: is given events, from any thread.
+        parser: finds thoughts and calls in the text.
+        stops: texts that end it; `ends`: tokens that do, which are no part of its text.
+        max_new_tokens: at most.
+        streams: parts are told as they come.
+    """
+
+    run: Run
+    error: BaseException | None = None
+    is_cut = False
+
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        tokenizer: PreTrainedTokenizerBase,
+        tell: Callable[[Event], None],
+        parser: PlainText,
+        stops: list[str],
+        ends: set[int],
+        max_new_tokens: int,
+        streams: bool,
+        skips_specials: bool,
+    ):
+        self.index, self.prompt, self.tokenizer, self.tell, self.parser = index, prompt, tokenizer, tell, parser
+        self.stops, self.ends, self.max_new_tokens, self.streams = stops, ends, max_new_tokens, streams
+        self.skips_specials = skips_specials and not parser.keeps_specials
+        self.lock = threading.Lock()
+        self.tokens: list[int] = []
+        self.prompt_logprobs: list[Logprob] | None = None
+        self.num_told = 0
+        self.has_called = False
+        self.held_back = HeldBack(stops) if stops else None
+        self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
+
+    def start(self, submit: Callable[[], Run]) -> Run:
+        """Have it run; what comes meanwhile waits until it is known what runs."""
+        with self.lock:
+            self.run = submit()
+        return self.run
+
+    def receive(self, tokens: list[int]) -> None:
+        """New tokens."""
+        self.tokens += tokens
+        if not self.streams:
+            return
+        with self.lock:
+            step, backend = self.decoder.step, self.tokenizer.backend_tokenizer
+            text = "".join(step(backend, token) or "" for token in tokens if token not in self.ends)
+            parts = self._parts(text if self.held_back is None else self.held_back.add(text))
+            new = self._new_logprobs()
+        if parts or new:
+            self.tell(Event(self, parts, new))
+
+    def finish(self, error: BaseException | None) -> None:
+        """The end of it."""
+        self.error = error
+        if error is not None and not isinstance(error, TOLD):
+            logger.error("a request failed", exc_info=error)
+        with self.lock:
+            parts: list[Part] = []
+            if error is None:
+                rest = self._rest()
+                parts = self._parts(rest) + self._seen(self.parser.end())
+            new = self._new_logprobs()
+        self.tell(Event(self, parts, new, is_end=True))
+
+    def _rest(self) -> str:
+        """The text that was not told yet: up to a text or token that ends it."""
+        whole = self.tokenizer.decode(
+            self.tokens[: len(self.tokens) - self.is_ended], skip_special_tokens=self.skips_specials
+        )
+        text = without_stop(whole, self.stops)
+        self.is_cut = len(text) < len(whole)
+        if not self.streams:
+            return text
+        return self.held_back.rest() if self.held_back else ""
+
+    def _new_logprobs(self) -> Sequence[Logprob]:
+        new = self.run.logprobs[self.num_told :]
+        self.num_told += len(new)
+        return new
+
+    def _parts(self, text: str) -> list[Part]:
+        return self._seen(self.parser.feed(text)) if text else []
+
+    def _seen(self, parts: list[Part]) -> list[Part]:
+        self.has_called |= any(kind == "tool_calls" for kind, _ in parts)
+        return parts
+
+    @property
+    def is_ended(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1] in self.ends
+
+    @property
+    def finish_reason(self) -> str:
+        if self.has_called:
+            return "tool_calls"
+        is_full = len(self.tokens) >= self.max_new_tokens and not self.is_ended and not self.is_cut
+        return "length" if is_full else "stop"
+
+
+def teller(queue: asyncio.Queue) -> Callable[[Event], None]:
+    """Puts events into a queue of the running loop, from any thread."""
+    loop = asyncio.get_running_loop()
+    return lambda event: loop.call_soon_threadsafe(queue.put_nowait, event)  # type: ignore[func-returns-value, return-value]

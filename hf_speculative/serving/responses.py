@@ -1,0 +1,243 @@
+"""`/v1/responses`: its requests as messages, its answers as items."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from transformers import PreTrainedTokenizerBase
+
+from .answers import metrics_of, sse, usage_of
+from .protocol import Checked, Message, NamedTool, ResponseFormat, Text, Tool, WithTools
+from .replies import Event, Part, Reply
+
+
+def _nested(value: Any) -> Any:
+    """Tools and choices of tools as chat completions have them."""
+    if isinstance(value, list):
+        return [_nested(one) for one in value]
+    if isinstance(value, dict) and "name" in value and "type" in value:
+        return {"type": value["type"], "function": {name: one for name, one in value.items() if name != "type"}}
+    return value
+
+
+def _format(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
+        return {"type": "json_schema", "json_schema": {name: one for name, one in value.items() if name != "type"}}
+    return value
+
+
+class TextSettings(Checked):
+    format: Annotated[ResponseFormat, BeforeValidator(_format)] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Checked):
+    effort: Text | None = None
+    summary: None = None
+
+
+class Responses(WithTools):
+    """A request; without a state on the server, clients send the whole conversation."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    text: TextSettings | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[Tool], BeforeValidator(_nested)] | None = None
+    tool_choice: Annotated[Any, BeforeValidator(_nested)] = None
+    truncation: Literal["disabled"] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    background: Literal[False] | None = None
+    n: Literal[1] | None = None
+    messages: list[Message] = Field(default=[], init=False, exclude=True)
+
+    @model_validator(mode="after")
+    def _as_chat(self) -> "Responses":
+        choice = self.tool_choice
+        if isinstance(choice, dict):
+            self.tool_choice = NamedTool.model_validate(choice)
+        elif choice not in (None, "none", "auto", "required"):
+            raise ValueError(f"`tool_choice={choice!r}`: give 'none', 'auto', 'required' or a function")
+        if self.max_tokens is not None:
+            raise ValueError("`max_tokens`: this endpoint calls it `max_output_tokens`")
+        self.max_tokens = self.max_output_tokens
+        self.messages = [Message.model_validate(one) for one in _messages(self.input, self.instructions)]
+        return self
+
+    @property
+    def response_format(self) -> ResponseFormat | None:
+        return self.text.format if self.text else None
+
+    @property
+    def reasoning_effort(self) -> str | None:
+        return self.reasoning.effort if self.reasoning else None
+
+    def texts(self) -> Any:
+        return [self.input, self.instructions]
+
+
+def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> Iterator[dict[str, Any]]:
+    if instructions:
+        yield {"role": "system", "content": instructions}
+    if isinstance(found, str) or not all("role" in one or one.get("type") in ITEMS for one in found):
+        yield {"role": "user", "content": found}
+        return
+    turn: dict[str, Any] = {}  # of the assistant, made of several items
+    for item in found:
+        kind = item.get("type", "message")
+        is_assistants = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
+        if turn and (not is_assistants or (kind != "function_call" and "content" in turn)):
+            yield turn
+            turn = {}
+        if is_assistants and not turn:
+            turn = {"role": "assistant"}
+        if kind == "reasoning":
+            turn["reasoning_content"] = "".join(part["text"] for part in item.get("content") or [])
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            turn.setdefault("tool_calls", []).append(
+                {"id": item.get("call_id"), "type": "function", "function": function}
+            )
+        elif kind == "function_call_output":
+            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+        elif is_assistants:
+            turn["content"] = item.get("content")
+        else:
+            yield {"role": item.get("role"), "content": item.get("content")}
+    if turn:
+        yield turn
+
+
+#: kinds of items beside messages
+ITEMS = ("reasoning", "function_call", "function_call_output")
+
+
+class ResponseAnswer:
+    """Items of an answer, and the events of their stream."""
+
+    def __init__(self, body: Responses, model: str, tokenizer: PreTrainedTokenizerBase):
+        self.body, self.model = body, model
+        self.id, self.created, self.num_events = f"resp_{uuid.uuid4().hex}", time.time(), 0
+        self.items: list[dict[str, Any]] = []
+        self.open: dict[str, Any] | None = None
+
+    def add(self, event: Event) -> None:
+        for _ in self._events(event.parts):
+            pass
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        for _ in self._close():
+            pass
+        return self._response(replies)
+
+    def begin(self, replies: Sequence[Reply]) -> str:
+        empty = self._response([], "in_progress")
+        return self._event("response.created", response=empty) + self._event("response.in_progress", response=empty)
+
+    def chunks(self, event: Event, replies: Sequence[Reply], is_last: bool) -> Iterator[str]:
+        yield from self._events(event.parts)
+        if event.is_end:
+            yield from self._close()
+            response = self._response(replies)
+            yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: dict[str, Any]) -> str:
+        told = {"code": "server_error", "message": error["error"]["message"]}
+        return self._event("response.failed", response=self._response([], "failed") | {"error": told})
+
+    def _response(self, replies: Sequence[Reply], status: str | None = None) -> dict[str, Any]:
+        body, is_cut = self.body, bool(replies) and replies[0].finish_reason == "length"
+        choice = body.tool_choice
+        response: dict[str, Any] = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status or ("incomplete" if is_cut else "completed"),
+            "model": self.model,
+            "output": list(self.items),
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "max_output_tokens": body.max_output_tokens,
+            "tool_choice": {"type": "function", "name": choice.function.name}
+            if hasattr(choice, "function")
+            else choice or "auto",
+            "tools": [
+                {"type": "function", "strict": None, "parameters": None} | tool.function.model_dump()
+                for tool in body.tools or []
+            ],
+        }
+        if replies:
+            response |= {"usage": usage_of(replies, "input", "output")} | metrics_of(replies)
+        return response
+
+    # ---- events
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        event = {"type": kind, "sequence_number": self.num_events} | fields
+        self.num_events += 1
+        return f"event: {kind}\n{sse(event)}"
+
+    def _events(self, parts: Sequence[Part]) -> Iterator[str]:
+        for kind, value in parts:
+            if kind == "tool_calls":
+                yield from self._close()
+                yield from self._call(value)
+                continue
+            wanted = "reasoning" if kind == "reasoning_content" else "message"
+            if self.open is None or self.open["type"] != wanted:
+                yield from self._close()
+                yield from self._open(wanted)
+            assert self.open is not None
+            self.open["content"][0]["text"] += value
+            name = "reasoning_text" if wanted == "reasoning" else "output_text"
+            more: dict[str, Any] = {} if wanted == "reasoning" else {"logprobs": []}
+            yield self._event(f"response.{name}.delta", **self._place(), content_index=0, delta=value, **more)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+    def _open(self, kind: str) -> Iterator[str]:
+        item: dict[str, Any] = {
+            "id": f"{kind[:3]}_{uuid.uuid4().hex}",
+            "type": kind,
+            "status": "in_progress",
+            "content": [],
+        }
+        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item |= more
+        self.items.append(item)
+        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=item)
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.open = item | {"content": [part]}
+        self.items[-1] = self.open
+        yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+
+    def _close(self) -> Iterator[str]:
+        item, self.open = self.open, None
+        if item is None:
+            return
+        item["status"], part = "completed", item["content"][0]
+        more: dict[str, Any] = {} if item["type"] == "reasoning" else {"logprobs": []}
+        yield self._event(f"response.{part['type']}.done", **self._place(), content_index=0, text=part["text"], **more)
+        yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+
+    def _call(self, call: dict[str, Any]) -> Iterator[str]:
+        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call["id"], **call["function"]}
+        self.items.append(item | {"arguments": "", "status": "in_progress"})
+        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
+        self.items[-1] = item | {"status": "completed"}
+        text = item["arguments"]
+        yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
+        yield self._event("response.function_call_arguments.done", **self._place(), arguments=text, name=item["name"])
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=self.items[-1])

@@ -1,0 +1,228 @@
+"""The model that is served: from the body of a request to answers that are on their way."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..call.generation_settings import setting_of
+from ..models import num_logits
+from . import tools
+from .engine import DEFAULT_MAX_LENGTH, Engine
+from .logprobs import logprobs_of_prompt
+from .one_at_a_time import OneAtATime
+from .penalties import Penalties
+from .prompts import Prompt, of_messages
+from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, WithTools, texts_of
+from .replies import Client, Event, Reply
+from .responses import Responses
+from .stops import StopTexts
+
+#: new tokens where a request names no number
+DEFAULT_NEW_TOKENS = 1024
+#: characters of a prompt for each token that fits: more are refused unread
+CHARACTERS_PER_TOKEN = 32
+
+
+class UnknownModel(LookupError):
+    """Another model than the one served."""
+
+
+class Served:
+    """The model with its tokenizer and what runs its requests. All methods block: call them beside the event loop.
+
+    Args:
+        name: what clients call it.
+        processor: its tokenizer or processor.
+        engine: runs requests of text together; `None`: one call of `generate` at a time.
+        max_tokens: of an answer, at most; `None`: as many as fit.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None = None
+    ):
+        self.model, self.processor, self.name, self.engine, self.max_tokens = model, processor, name, engine, max_tokens
+        self.tokenizer: PreTrainedTokenizerBase = getattr(processor, "tokenizer", processor)
+        self.alone = OneAtATime(model, self.tokenizer)
+        self.max_length = DEFAULT_MAX_LENGTH if engine is None else engine.max_length
+        eos = setting_of(model, {}, "eos_token_id")
+        self.eos: list[int] = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        self.pad = setting_of(model, {}, "pad_token_id")
+
+    def check(self, body: Sampling | Tokenize) -> None:
+        """What costs nothing to say.
+
+        Raises:
+            UnknownModel, BadRequest: it is for another model, or cannot fit.
+        """
+        if body.model and body.model != self.name:
+            raise UnknownModel(f"the model {body.model!r} is not served here, {self.name!r} is")
+        num_characters, most = sum(map(len, texts_of(body.texts()))), CHARACTERS_PER_TOKEN * self.max_length
+        if num_characters > most:
+            raise BadRequest(
+                f"the prompt has {num_characters:,} characters, and more than {most:,} cannot fit: shorten it."
+            )
+        wanted = getattr(body, "max_tokens", None)
+        if wanted and self.max_tokens and wanted > self.max_tokens:
+            raise BadRequest(f"`max_tokens={wanted}`: this server gives at most {self.max_tokens}.", "max_tokens")
+
+    def prompts(self, body: Sampling | Tokenize) -> list[Prompt]:
+        """The prompts of a request, as ids."""
+        if isinstance(body, Completion):
+            return [Prompt(self._ids(one, body.add_special_tokens)) for one in body.prompt]
+        if isinstance(body, Tokenize) and body.prompt is not None:
+            return [Prompt(self._ids(body.prompt, body.add_special_tokens))]
+        assert isinstance(body, (Chat, Responses, Tokenize))
+        keywords = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            keywords["reasoning_effort"] = body.reasoning_effort
+        if isinstance(body, Tokenize):
+            keywords["add_generation_prompt"] = body.add_generation_prompt
+        return [of_messages(body.messages or [], self.processor, self._tools(body), **keywords)]
+
+    def _ids(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        keywords = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return self.tokenizer(prompt, **keywords)["input_ids"]
+
+    @staticmethod
+    def _tools(body: WithTools | Tokenize) -> list[dict[str, Any]] | None:
+        if not body.tools or getattr(body, "tool_choice", None) == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in body.tools]
+
+    def begin(self, body: Sampling, client: Client, tell: Callable[[Event], None]) -> list[Reply]:
+        """Answers to a request, each on its way.
+
+        Raises:
+            UnknownModel, QueueFull, Closed: it cannot be taken.
+            ValueError, TypeError: what the model or `generate` refuses.
+        """
+        self.check(body)
+        prompts, num = self.prompts(body), body.n or 1
+        grammar, is_call = self._grammar(body)
+        replies, indices = [], count()
+        try:
+            for prompt in prompts:
+                scored = None
+                if getattr(body, "echo", False) and body.num_top is not None:
+                    scored = self._prompt_logprobs(prompt.ids, body.num_top)
+                for i in range(num):
+                    reply = self._reply(next(indices), prompt, body, grammar, is_call, tell)
+                    reply.prompt_logprobs = scored
+                    replies.append(reply)
+                    self._submit(reply, prompt, body, grammar, i, client)
+        except BaseException:
+            client.leave()
+            raise
+        return replies
+
+    def _grammar(self, body: Sampling) -> tuple[Any, bool]:
+        """What answers keep to, and whether that is a call."""
+        if not isinstance(body, (Chat, Responses)):
+            return None, False
+        form = body.response_format.grammar() if body.response_format else None
+        of_tools = tools.grammar_of(body, tools.OPEN in self._template)
+        if form is not None and of_tools is not None:
+            raise BadRequest("a form of the answer and tools that are kept to exclude each other: send one of them.")
+        return (form if of_tools is None else of_tools), tools.must_call(body)
+
+    @property
+    def _template(self) -> str:
+        return str(getattr(self.processor, "chat_template", None) or "")
+
+    def _parser(self, body: Sampling, prompt: Prompt, grammar: Any, is_call: bool) -> tools.PlainText:
+        if is_call:
+            return tools.OneCall()
+        if not isinstance(body, WithTools) or isinstance(grammar, dict):
+            return tools.PlainText()
+        template = getattr(self.tokenizer, "response_template", None)
+        if template is None and (tools.OPEN in self._template or "</think>" in self._template):
+            template = tools.HERMES
+        given = self._tools(body)
+        return tools.Parsed(template, self.tokenizer.decode(prompt.ids), given) if template else tools.PlainText()
+
+    def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar, is_call: bool, tell) -> Reply:
+        room = max(1, self.max_length - len(prompt.ids))
+        most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
+        ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else self.eos)}
+        return Reply(
+            index,
+            prompt.ids,
+            self.tokenizer,
+            tell,
+            self._parser(body, prompt, grammar, is_call),
+            body.stop or [],
+            ends,
+            most,
+            bool(body.stream),
+            body.skip_special_tokens is not False,
+        )
+
+    def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar, nth: int, client: Client) -> None:
+        if body.max_tokens == 0:  # nothing but the prompt
+            reply.max_new_tokens, reply.run = 0, self.alone.nothing()
+            return reply.finish(None)
+        seed = None if body.seed is None else body.seed + nth
+        settings = self._settings(body, prompt, reply) | ({} if grammar is None else {"grammar": grammar})
+        engine = self.engine
+        if engine is None or prompt.inputs is not None:
+            self.alone.check(body.num_top)
+            run = reply.start(lambda: self.alone.submit(prompt, reply.receive, reply.finish, seed, **settings))
+        else:
+            run = reply.start(
+                lambda: engine.submit(prompt.ids, reply.receive, reply.finish, seed, body.num_top, **settings)
+            )
+        client.add(run)
+        return None
+
+    def _settings(self, body: Sampling, prompt: Prompt, reply: Reply) -> dict[str, Any]:
+        """Keywords of `generate`."""
+        settings: dict[str, Any] = {"max_new_tokens": reply.max_new_tokens}
+        for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
+            if (value := getattr(body, name)) is not None:
+                settings[name] = value
+        if settings.get("top_k") == -1:  # vLLM's word for all
+            settings["top_k"] = 0
+        if body.temperature is not None:  # as the API has it: a temperature above 0 samples
+            settings |= (
+                {"do_sample": True, "temperature": body.temperature} if body.temperature else {"do_sample": False}
+            )
+        if body.min_tokens:
+            settings["min_new_tokens"] = min(body.min_tokens, reply.max_new_tokens)
+        if body.ignore_eos or body.stop_token_ids:
+            settings["eos_token_id"] = sorted(reply.ends) or [-1]  # -1 is no token
+        if body.logit_bias:
+            settings["sequence_bias"] = {(self._known(int(key)),): bias for key, bias in body.logit_bias.items()}
+        if body.frequency_penalty or body.presence_penalty:
+            penalties = Penalties(len(prompt.ids), body.frequency_penalty or 0.0, body.presence_penalty or 0.0)
+            settings["logits_processor"] = [penalties]
+        if body.stop:
+            settings["stopping_criteria"] = [StopTexts(self.tokenizer.backend_tokenizer, body.stop)]
+        return settings
+
+    def _known(self, token: int) -> int:
+        if token >= (size := num_logits(self.model)):
+            raise BadRequest(
+                f"`logit_bias` names the token {token}, and the model has {size}: leave it out.", "logit_bias"
+            )
+        return token
+
+    def _prompt_logprobs(self, ids: list[int], num_top: int):
+        if len(ids) > self.max_length:
+            raise BadRequest(f"the prompt has {len(ids)} tokens, more than the {self.max_length} that fit: shorten it.")
+        if unknown := [i for i in ids if i >= num_logits(self.model)]:
+            raise BadRequest(f"the prompt holds the token {unknown[0]}, which the model does not have.", "prompt")
+        call = self.alone.call if self.engine is None else self.engine.call
+        return call(lambda: logprobs_of_prompt(self.model, ids, num_top)).result()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.engine is None or self.engine.is_alive
+
+    def close(self) -> None:
+        self.alone.close()
+        if self.engine is not None:
+            self.engine.close()

@@ -1,0 +1,154 @@
+"""Tools: the grammar of a call that has to be made, and calls found in what a model says."""
+
+import json
+import uuid
+from typing import Any
+
+from ..hf_compat import response_parser
+from .protocol import BadRequest, NamedTool, WithTools
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+#: how models of the Hermes kind (Qwen 2 and 3 among them) write their calls and thoughts
+HERMES: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": rf"\s*{OPEN}",
+            "close": CLOSE,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>)", "content": "text"},
+    },
+}
+#: a text up to and with the tag that begins a call, and one without it
+FREE = rf"""
+opened[lazy]: /(?s:.*){OPEN}/
+free: FREE
+FREE: ~/(?s:.*){OPEN}(?s:.*)/
+"""
+#: calls are written as `json.dumps` writes them: spaces without end are no call
+COMPACT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def must_call(body: WithTools) -> bool:
+    """The answer is a call and nothing else."""
+    return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+
+
+def grammar_of(body: WithTools, has_tags: bool) -> Any:
+    """What an answer with tools keeps to; `None`: the model may say anything.
+
+    Args:
+        has_tags: the model's template writes calls between tags; otherwise a call is bare JSON.
+
+    Raises:
+        BadRequest: a tool is asked for that there is not, or tools that are strict have no form that could be kept to.
+    """
+    choice, tools = body.tool_choice, [tool.function for tool in body.tools or []]
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.function.name]
+    if must_call(body) and not tools:
+        raise BadRequest(f"`tool_choice` needs a tool that is not among `tools`: {choice!r}.", "tool_choice")
+    is_kept_to = body.parallel_tool_calls is False or any(tool.strict for tool in tools)
+    if choice == "none" or not tools or not (must_call(body) or is_kept_to):
+        return None
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = {"x-guidance": COMPACT} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
+    if not has_tags:
+        if must_call(body):
+            return schema
+        raise BadRequest(
+            "this model's template has no form for calls, so `strict` tools need `tool_choice`: 'required' or a name.",
+            "tools",
+        )
+    call = f'call: "\\n" json "\\n{CLOSE}"\njson: %json {json.dumps(schema)}\n'
+    if must_call(body):
+        return f'start: "{OPEN}" call\n{call}'
+    return f"start: (opened call){'?' if body.parallel_tool_calls is False else '*'} free{FREE}{call}"
+
+
+def tool_call(name: str, arguments: Any) -> dict[str, Any]:
+    """A call as answers hold it."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
+
+
+class PlainText:
+    """Finds nothing in a text."""
+
+    keeps_specials = False
+
+    def feed(self, text: str) -> list[tuple[str, Any]]:
+        """Parts of the message, as they come: "content", "reasoning_content" or "tool_calls", and what it holds."""
+        return [("content", text)] if text else []
+
+    def end(self) -> list[tuple[str, Any]]:
+        return []
+
+
+class OneCall(PlainText):
+    """A text that a grammar has made a call; one that was cut off is told as content."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def feed(self, text: str) -> list[tuple[str, Any]]:
+        self.text += text
+        return []
+
+    def end(self) -> list[tuple[str, Any]]:
+        try:
+            found = json.loads(self.text.strip().removeprefix(OPEN).removesuffix(CLOSE))
+            return [("tool_calls", tool_call(found["name"], found["arguments"]))]
+        except (ValueError, KeyError, TypeError):
+            return super().feed(self.text)
+
+
+class Parsed(PlainText):
+    """A text in the form that a response template describes.
+
+    Args:
+        template: of the tokenizer, or `HERMES`.
+        prompt: the text before, which may have begun the answer.
+    """
+
+    def __init__(self, template: dict[str, Any], prompt: str, tools: list[dict] | None):
+        self.keeps_specials = template is not HERMES
+        self.parser = response_parser(template, prompt, tools)
+        self.begun = self._parts(self.parser.initial_events)
+
+    def feed(self, text: str) -> list[tuple[str, Any]]:
+        begun, self.begun = self.begun, []
+        return begun + self._parts(self.parser.feed(text))
+
+    def end(self) -> list[tuple[str, Any]]:
+        try:
+            return self.feed("") + self._parts(self.parser.finalize()[1])
+        except (ValueError, RuntimeError):  # cut off inside a call
+            return []
+
+    @staticmethod
+    def _parts(events: list[dict]) -> list[tuple[str, Any]]:
+        parts: list[tuple[str, Any]] = []
+        for event in events:
+            field = "reasoning_content" if event.get("field") in REASONING else event.get("field")
+            if event["type"] == "region_chunk" and not event.get("dirty") and event.get("text"):
+                if field in ("content", "reasoning_content"):
+                    parts.append((field, event["text"]))
+            elif event["type"] == "region_close" and field == "tool_calls":
+                found = event["value"]["function"]
+                parts.append(("tool_calls", tool_call(found["name"], found.get("arguments", {}))))
+        return parts
