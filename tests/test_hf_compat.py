@@ -186,8 +186,9 @@ def test_batches_of_like_length():
 
 
 def test_parsing_of_answers():
-    template = {"defaults": {"role": "assistant"}, "fields": {"content": {"content": "text"}}}
-    parser = hf_compat.response_parser(template, "", None)
+    fields = {"content": {"content": "text", "close": "<end>"}}
+    template = {"defaults": {"role": "assistant"}, "start_anchor": "<start>", "fields": fields}
+    parser = hf_compat.response_parser(template, "<start>", None)
     events = [*parser.initial_events, *parser.feed("hello"), *parser.finalize()[1]]
     chunks = [event for event in events if event["type"] == "region_chunk"]
     assert "".join(event["text"] for event in chunks) == "hello" and {event["field"] for event in chunks} == {"content"}

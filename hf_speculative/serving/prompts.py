@@ -56,16 +56,15 @@ def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     content = message.content or ""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else [_part(part) for part in content]
-    if reads_text_alone:
-        if other := [part["type"] for part in parts if part["type"] != "text"]:
-            raise BadRequest(
-                f"a message holds a part of type {other[0]!r}, and this model reads text alone: leave it out.",
-                "messages",
-            )
-        turn["content"] = " ".join(part["text"] for part in parts)
-    else:
-        turn["content"] = parts
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not reads_text_alone:
+        turn["content"] = [_part(part) for part in parts]
+        return turn
+    if other := [kind for part in parts if (kind := part.get("type")) not in TEXT_PARTS]:
+        raise BadRequest(
+            f"a message holds a part of type {other[0]!r}, and this model reads text alone: leave it out.", "messages"
+        )
+    turn["content"] = " ".join(_part(part)["text"] for part in parts)
     return turn
 
 

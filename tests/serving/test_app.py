@@ -14,8 +14,7 @@ import torch
 import uvicorn
 from fastapi.testclient import TestClient
 
-from hf_speculative.serving import app as app_module
-from hf_speculative.serving import patience, stops
+from hf_speculative.serving import guard, patience, stops
 from hf_speculative.serving.app import build_app
 from tests.support import tiny, tongues
 from tests.support.served import PATIENCE, alone, running
@@ -60,8 +59,9 @@ def text_alone(target, tokenizer, prompt, seed=0, **settings):
 
 
 def events(response):
-    lines = [line for line in response.iter_lines() if line]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    *lines, last = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert last == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
 def streamed(client, body):
@@ -78,7 +78,7 @@ def streamed(client, body):
             {"max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "seed": 5},
             {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
         ),
-        ({"max_tokens": 9, "frequency_penalty": 0.5}, {"max_new_tokens": 9, "repetition_penalty": 1.5}),
+        ({"max_tokens": 9, "repetition_penalty": 1.5}, {"max_new_tokens": 9, "repetition_penalty": 1.5}),
     ],
 )
 def test_completions(body, settings, client, target, tokenizer):
@@ -109,7 +109,7 @@ def test_chat_and_stop(client, target, tokenizer):
 
 
 def test_an_answer_of_no_length_fits(client):
-    """transformers' default of 1,024 new tokens is no reason to refuse a prompt."""
+    """The default of 1,024 new tokens is no reason to refuse a prompt."""
     usage = client.post("/v1/completions", json={"prompt": "hello"}).json()["usage"]
     assert usage["total_tokens"] <= 100
 
@@ -124,6 +124,7 @@ def test_models_health_and_metrics(client):
     assert float(lines['vllm:request_success_total{finished_reason="length",model_name="tiny"}']) == 1
 
 
+HELLO = {"role": "user", "content": "hello"}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
 
 
@@ -131,24 +132,27 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     ("path", "body", "status", "words"),
     [
         ("completions", {"prompt": "x", "max_tokens": 200}, 400, "more than the 100 that fit"),
-        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "give a whole number, 1 or more"),
+        ("completions", {"prompt": "x", "max_tokens": 0}, 400, "give 1 or more"),
         ("completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
         ("completions", {"prompt": "x", "temperature": "hot"}, 400, "hot"),
         ("completions", {"prompt": "x", "seed": "five"}, 400, "seed"),
-        ("completions", {"prompt": "x", "temperature": 1, "seed": 2**64}, 400, "64 bits"),
-        ("completions", {"prompt": "x", "n": 2}, 400, "`n=2` is not supported"),
-        ("completions", {"prompt": "x", "logprobs": 3}, 400, "logprobs"),
+        ("completions", {"prompt": "x", "temperature": 1, "seed": 2**64}, 400, "seed"),
+        ("completions", {"prompt": "x", "best_of": 2}, 400, "`best_of=2`"),
+        ("completions", {"prompt": ["x"] * 9, "n": 15}, 400, "more than 128 answers"),
         ("completions", {"prompt": "x", "nonsense": 1}, 400, "nonsense"),
-        ("completions", {"prompt": ["x", "y"]}, 400, "prompt"),
+        ("completions", {"prompt": [["x"]]}, 400, "prompt"),
+        ("completions", {"prompt": [300]}, 400, "300"),
+        ("completions", {"prompt": [300], "echo": True, "logprobs": 1}, 400, "300"),
         ("completions", {"prompt": ""}, 400, "empty"),
         ("completions", {"prompt": "x", "model": "other"}, 404, "'tiny' is"),
         ("completions", {"prompt": "x" * 3000}, 413, "2000 bytes"),
-        ("chat/completions", {"messages": [], "response_format": {"type": "json_object"}}, 400, "response_format"),
-        ("chat/completions", {}, 400, "messages"),
+        ("chat/completions", {"messages": [HELLO], "functions": []}, 400, "functions"),
+        ("chat/completions", {}, 400, "`messages` is missing"),
+        ("responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
         ("chat/completions", {"messages": [IMAGE]}, 400, "'image_url', and this model reads text alone"),
         ("completions", b"{", 400, ""),
-        ("completions", b'{"prompt": "a\\ud800"}', 400, "send valid Unicode"),
-        ("completions", b'{"prompt": "x", "temperature": 1e400}', 400, "`temperature=inf`: give 0 for the likeliest"),
+        ("completions", b'{"prompt": "a\\ud800"}', 400, "hex escape"),
+        ("completions", b'{"prompt": "x", "temperature": 1e400}', 400, "`temperature=inf`"),
     ],
 )
 def test_errors_have_the_shape_of_the_api(path, body, status, words, client):
@@ -159,7 +163,7 @@ def test_errors_have_the_shape_of_the_api(path, body, status, words, client):
     assert "/" not in response.json()["error"]["message"]  # no path of this machine
 
 
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", {"messages": []}), ("responses", {"input": "x"})])
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", {"messages": [HELLO]}), ("responses", {"input": "x"})])
 def test_a_model_without_a_chat_template_completes_texts(path, body, client, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", None)
     response = client.post(f"/v1/{path}", json=body)
@@ -236,9 +240,11 @@ NOT_HONOURED = {
     "top_p": [0, True],
     "stream": ["yes"],
     "max_tokens": [5.5],
-    "frequency_penalty": [1e308, -1],
+    "frequency_penalty": [1e308, -2.1],
     "logit_bias": [{"x": 1}, {"5": 101}, {"9" * 50: 1}, {"\uff15": 1}],
     "temperature": [1e-320, -1],
+    "stop_token_ids": [[-1], 5],
+    "guided_json": [{}],
     "suffix": ["x"],
 }
 
@@ -276,7 +282,7 @@ def test_logit_bias(path, client, tokenizer):
 
 @pytest.mark.parametrize("of_engine", [True, False])
 def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, client, target, tokenizer):
-    """Streamed or not, whatever pieces they come in, and by transformers' own manager, too."""
+    """Streamed or not, whatever pieces they come in, and without an engine, too."""
     whole = text_alone(target, tokenizer, "hello", max_new_tokens=30)
     if not of_engine:
         client = TestClient(build_app(target, tokenizer, "tiny", None))
@@ -309,9 +315,8 @@ def test_ids_of_clients_are_labels(client, target, tokenizer):
 def test_routes(client):
     assert client.get("/docs").status_code == 404 and client.get("/redoc").status_code == 404
     assert "vllm:generation_tokens" in client.get("/metrics", follow_redirects=False).text
-    assert client.post("/load_model", json={"model": "tiny"}).text.startswith('data: {"status": "ready"')
-    assert client.post("/load_model", json={"model": "other"}).status_code == 404
-    assert client.post("/load_model", json={"model": 5}).status_code == 400
+    assert client.post("/load_model", json={"model": "tiny"}).status_code == 404
+    assert client.get("/v1/models/tiny").json()["id"] == "tiny" and client.get("/v1/models/x").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
@@ -337,8 +342,8 @@ def test_others_are_answered_while_a_prompt_is_read(path, client, tokenizer, mon
 @pytest.fixture
 def address(target, tokenizer, engine, monkeypatch):
     """Of a real server, which is impatient."""
-    monkeypatch.setattr(app_module, "IDLE_SECONDS", 0.3)
-    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
     monkeypatch.setattr(patience, "HEADER_SECONDS", 0.3)
     config = uvicorn.Config(
         build_app(target, tokenizer, "tiny", engine), port=0, http=patience.PatientProtocol, log_level="error"

@@ -1,0 +1,352 @@
+"""The endpoints as OpenAI's client reads them: forms, tools, log-probabilities, several answers."""
+
+import copy
+import json
+import threading
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from openai import OpenAI
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+
+from hf_speculative.serving import protocol, tools
+from hf_speculative.serving.app import build_app
+from hf_speculative.serving.penalties import Penalties
+from tests.support import tiny, tongues
+from tests.support.served import PATIENCE, alone, running
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}{{ tools if tools }}"
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
+#: spaces without end are JSON, too: the tiny model likes them
+TIGHT = SCHEMA | {"x-guidance": {"whitespace_flexible": False}}
+PARAMETERS = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.llama(vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = copy.deepcopy(tongues.byte_level(300))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def client(target, tokenizer):
+    draft = tiny.noisy_copy(target)
+    with (
+        running(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=3, max_length=120) as engine,
+        TestClient(build_app(target, tokenizer, "tiny", engine), raise_server_exceptions=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def openai(client):
+    return OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)
+
+
+def ask(client, path, body, kind):
+    """An answer that has the form of OpenAI's."""
+    response = client.post(f"/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    return kind.model_validate(response.json(), strict=False)
+
+
+def test_several_answers_are_those_of_their_seeds(client, target, tokenizer):
+    body = {"prompt": ["hello", tokenizer("x")["input_ids"]], "n": 2, "seed": 3, "temperature": 1, "max_tokens": 6}
+    answer = ask(client, "completions", body, Completion)
+    settings = {"do_sample": True, "temperature": 1.0, "max_new_tokens": 6}
+    expected = [
+        tokenizer.decode(alone(target, tokenizer(prompt)["input_ids"], seed, **settings), skip_special_tokens=True)
+        for prompt in ("hello", "x")
+        for seed in (3, 4)
+    ]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    num_prompt = len(tokenizer("hello")["input_ids"]) + 1
+    assert answer.usage.prompt_tokens == num_prompt and answer.usage.completion_tokens == 24
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+
+
+def test_logprobs_are_the_models_own(client, target, tokenizer):
+    """Of prompt and answer, by one pass over both, whatever the temperature."""
+    body = {"prompt": "hello", "echo": True, "logprobs": 2, "max_tokens": 9, "temperature": 0.5, "seed": 1}
+    (choice,) = ask(client, "completions", body, Completion).choices
+    ids = tokenizer("hello")["input_ids"]
+    ids = ids + alone(target, ids, 1, do_sample=True, temperature=0.5, max_new_tokens=9)
+    with torch.no_grad():
+        scores = target(torch.tensor([ids])).logits[0].log_softmax(-1)
+    found = choice.logprobs
+    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    expected = [scores[i, token].item() for i, token in enumerate(ids[1:])]
+    torch.testing.assert_close(torch.tensor(found.token_logprobs[1:]), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    best = [scores[i].max().item() for i in range(len(ids) - 1)]
+    assert [max(top.values()) for top in found.top_logprobs[1:]] == pytest.approx(best, abs=1e-4)
+    assert found.tokens == [tokenizer.decode([token]) for token in ids]
+    assert choice.text.startswith("hello") and found.text_offset[0] == 0
+    only = {"prompt": [ids], "echo": True, "logprobs": 1, "max_tokens": 0}
+    (choice,) = ask(client, "completions", only, Completion).choices
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logprobs_of_a_chat_streamed_and_whole(temperature, client, target, tokenizer):
+    body = {
+        "messages": HELLO,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "max_tokens": 8,
+        "temperature": temperature,
+        "seed": 2,
+    }
+    (choice,) = ask(client, "chat/completions", body, ChatCompletion).choices
+    assert len(choice.logprobs.content) == 8 and all(len(one.top_logprobs) == 3 for one in choice.logprobs.content)
+    chunks = streamed(client, "chat/completions", body)
+    pieces = [
+        one for chunk in chunks for c in chunk["choices"] if c.get("logprobs") for one in c["logprobs"]["content"]
+    ]
+    assert [one["token"] for one in pieces] == [one.token for one in choice.logprobs.content]
+    ids = alone(
+        target, tokenizer("hello")["input_ids"], 2, max_new_tokens=8, **({"do_sample": True} if temperature else {})
+    )
+    assert [one.token for one in choice.logprobs.content] == [tokenizer.decode([i]) for i in ids]
+
+
+def streamed(client, path, body):
+    with client.stream("POST", f"/v1/{path}", json=body | {"stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data")]
+    assert path == "responses" or lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_usage_of_a_stream_comes_where_it_is_asked_for(client):
+    body = {"messages": HELLO, "max_tokens": 4, "stream_options": {"include_usage": True}}
+    *chunks, last = streamed(client, "chat/completions", body)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 4 and "metrics" in last
+    for chunk in [*chunks, last]:
+        ChatCompletionChunk.model_validate(chunk)
+    assert not any("usage" in chunk for chunk in streamed(client, "chat/completions", body | {"stream_options": None}))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_is_kept_to(stream, openai):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": TIGHT, "strict": True}}
+    answer = openai.chat.completions.create(
+        model="tiny", messages=HELLO, response_format=form, max_tokens=60, stream=stream, temperature=1, seed=1
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+    assert json.loads(text) == {"a": "b"}
+    text = {"format": {"type": "json_schema", "name": "x", "schema": TIGHT, "strict": True}}
+    answer = openai.responses.create(model="tiny", input="hello", text=text, max_output_tokens=60)
+    assert json.loads(answer.output_text) == {"a": "b"} and answer.status == "completed"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+@pytest.mark.parametrize("tag", ["", tools.OPEN])
+def test_a_call_that_has_to_be_made(tag, choice, openai, client, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE + f"{{# {tag} #}}")
+    other = {"type": "function", "function": {"name": "other", "parameters": PARAMETERS}}
+    asked = {"messages": HELLO, "tools": [TOOL, other], "max_tokens": 100}
+    answer = openai.chat.completions.create(model="tiny", tool_choice=choice, **asked)
+    (call,) = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+    assert json.loads(call.function.arguments)["x"] in (1, 2)
+    assert call.function.name == "look" if isinstance(choice, dict) else call.function.name in ("look", "other")
+    chunks = streamed(client, "chat/completions", asked | {"tool_choice": choice})
+    (delta,) = [d for chunk in chunks for c in chunk["choices"] if (d := c["delta"]).get("tool_calls")]
+    assert delta["tool_calls"][0]["function"] == call.function.model_dump() and delta["tool_calls"][0]["index"] == 0
+
+
+def test_calls_of_responses(client, openai):
+    body = {"input": "hello", "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS, "strict": True}]}
+    body |= {"tool_choice": {"type": "function", "name": "look"}, "max_output_tokens": 100}
+    answer = ask(client, "responses", body, Response)
+    assert [item.type for item in answer.output] == ["function_call"] and answer.tool_choice.name == "look"
+    events = list(openai.responses.create(model="tiny", stream=True, **body))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output[0].arguments == answer.output[0].arguments
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_strict_tools_need_a_form(client, tokenizer, monkeypatch):
+    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    body = {"messages": HELLO, "tools": [tool], "max_tokens": 4}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400 and "`strict` tools need `tool_choice`" in response.text
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE + f"{{# {tools.OPEN} #}}")
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+def test_the_grammar_of_calls_that_may_be_made(is_single):
+    llguidance = pytest.importorskip("llguidance")
+    from hf_speculative.embedded import embedded_pair
+
+    tokenizer = llguidance.hf.from_tokenizer(embedded_pair()[2])
+    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    asked = {"messages": HELLO, "tools": [tool]} | ({"parallel_tool_calls": False} if is_single else {})
+    grammar = llguidance.LLMatcher.grammar_from_lark(tools.grammar_of(protocol.Chat.model_validate(asked), True))
+
+    def allowed(text):
+        matcher = llguidance.LLMatcher(tokenizer, grammar)
+        ids = tokenizer.tokenize_str(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    call = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
+    assert allowed("a < b") and allowed("") and allowed(f"Let me see. {call}") and allowed(call)
+    assert allowed(f"{call}\n{call}") is not is_single
+    assert (
+        not allowed(call.replace("look", "jump")) and not allowed(call.replace("1", "3")) and not allowed("<tool_call>")
+    )
+
+
+def test_thoughts_and_calls_are_found_as_they_come():
+    parser = tools.Parsed(tools.HERMES, "<|im_start|>assistant\n<think>\n", None)
+    pieces = [
+        "so ",
+        "hm</thi",
+        "nk>\n\nhello ",
+        "<tool_",
+        'call>\n{"name": "f", "argu',
+        'ments": {"x": 1}}\n</tool_call>',
+    ]
+    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
+    texts = {kind: "".join(v for k, v in parts if k == kind) for kind in ("content", "reasoning_content")}
+    assert texts["reasoning_content"].strip() == "so hm" and texts["content"].strip() == "hello"
+    (call,) = [value for kind, value in parts if kind == "tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
+
+
+def test_a_conversation_of_responses_becomes_messages():
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "a tree"},
+        {"type": "message", "role": "assistant", "content": "A tree."},
+        {"role": "user", "content": "thanks"},
+    ]
+    from hf_speculative.serving.responses import Responses
+
+    body = Responses.model_validate({"input": items, "instructions": "be brief"})
+    assert [message.role for message in body.messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert body.messages[2].reasoning_content == "hm" and body.messages[2].tool_calls[0]["function"]["name"] == "look"
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "stop_token_ids", "min_tokens"])
+def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, tokenizer, monkeypatch):
+    ids = tokenizer("hello")["input_ids"]
+    tokens = alone(target, ids, max_new_tokens=12)
+    end = tokens[4]
+    at = tokens.index(end)
+    body = {"prompt": "hello", "max_tokens": 12, "logprobs": 0}
+    if name == "stop_token_ids":
+        (choice,) = ask(client, "completions", body | {name: [end]}, Completion).choices
+        assert choice.text == tokenizer.decode(tokens[:at]) and choice.finish_reason == "stop"
+        return
+    served = client.app.middleware_stack  # the engine's model ends at `end` from here on
+    assert served is not None
+    monkeypatch.setattr(target.generation_config, "eos_token_id", end)
+    expected = tokens if name == "ignore_eos" else alone(target, ids, max_new_tokens=12, min_new_tokens=at + 2)
+    body |= {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": at + 2}
+    (choice,) = ask(client, "completions", body, Completion).choices
+    assert choice.logprobs.tokens == [tokenizer.decode([token]) for token in expected]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "settings"),
+    [
+        ("top_k", 3, {"top_k": 3}),
+        ("top_k", -1, {"top_k": 0}),
+        ("min_p", 0.9, {"min_p": 0.9}),
+        ("repetition_penalty", 3, {"repetition_penalty": 3.0}),
+    ],
+)
+def test_fields_of_vllm_that_change_a_distribution(field, value, settings, client, target, tokenizer):
+    ids = tokenizer("hello")["input_ids"]
+    expected = tokenizer.decode(alone(target, ids, 5, do_sample=True, max_new_tokens=9, **settings))
+    body = {"prompt": "hello", "max_tokens": 9, "temperature": 1, "seed": 5, field: value, "skip_special_tokens": False}
+    assert ask(client, "completions", body, Completion).choices[0].text == expected
+
+
+def test_penalties_count_the_answer_alone(client, target, tokenizer):
+    scores = Penalties(2, 0.5, 1.0)(torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5))
+    assert scores.tolist() == [[0, 0, -2, -1.5, 0]]
+    body = {"prompt": "hello", "max_tokens": 20, "frequency_penalty": 2, "presence_penalty": 1}
+    ids = tokenizer("hello")["input_ids"]
+    expected = alone(target, ids, max_new_tokens=20, logits_processor=[Penalties(len(ids), 2.0, 1.0)])
+    assert ask(client, "completions", body, Completion).choices[0].text == tokenizer.decode(expected)
+
+
+def test_tokenize(client, tokenizer):
+    ids = tokenizer("hello")["input_ids"]
+    for body in ({"prompt": "hello"}, {"messages": HELLO}):
+        assert client.post("/tokenize", json=body).json() == {"count": len(ids), "max_model_len": 120, "tokens": ids}
+    assert client.post("/tokenize", json={}).status_code == 400
+
+
+def test_keys_origins_and_limits(target, tokenizer):
+    app = build_app(
+        target, tokenizer, "tiny", None, api_key="secret", allow_origins=["https://a.example"], max_tokens=5
+    )
+    with TestClient(app) as client:
+        body = {"prompt": "x", "max_tokens": 2}
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            response = client.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
+        assert client.get("/v1/models").status_code == 401 and client.get("/health").status_code == 200
+        client.headers["authorization"] = "Bearer secret"
+        response = client.post("/v1/completions", json=body, headers={"origin": "https://a.example"})
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "https://a.example"
+        response = client.post("/v1/completions", json=body | {"max_tokens": 6})
+        assert response.status_code == 400 and "at most 5" in response.text
+        assert client.post("/v1/completions", json={"prompt": "x"}).json()["usage"]["completion_tokens"] <= 5
+
+
+def test_no_more_requests_than_may_be_under_way(target, tokenizer, monkeypatch):
+    """Those that are read and tokenised count, too: each holds its body."""
+    read, may_go_on, has_begun = type(tokenizer).__call__, threading.Event(), threading.Event()
+
+    def slow(self, *args, **kwargs):
+        has_begun.set()
+        assert may_go_on.wait(PATIENCE)
+        return read(self, *args, **kwargs)
+
+    with (
+        running(target, tokenizer=tokenizer, max_lanes=1, max_waiting=1) as engine,
+        TestClient(build_app(target, tokenizer, "tiny", engine)) as client,
+    ):
+        monkeypatch.setattr(type(tokenizer), "__call__", slow)
+        body, statuses = {"prompt": "x", "max_tokens": 2}, []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(client.post("/v1/completions", json=body).status_code))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        assert has_begun.wait(PATIENCE)
+        while (found := client.post("/v1/completions", json=body | {"model": "other"}).status_code) == 404:
+            pass
+        assert found == 429
+        may_go_on.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert statuses == [200, 200]
+
+
+def test_files_of_this_machine_are_no_images():
+    from hf_speculative.serving.prompts import _part
+
+    with pytest.raises(protocol.BadRequest, match="`data:` or `http"):
+        _part({"type": "image_url", "image_url": {"url": "/etc/passwd"}})
+    assert _part({"type": "input_image", "image_url": "data:,x"}) == {"type": "image", "url": "data:,x"}
