@@ -40,7 +40,10 @@ def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "co
         f"{prompt}_tokens": num_prompt,
         f"{answer}_tokens": num_new,
         "total_tokens": num_prompt + num_new,
-        f"{prompt}_tokens_details": {"cached_tokens": sum(one.run.num_cached for one in prompts)},
+        f"{prompt}_tokens_details": {
+            "cached_tokens": sum(one.run.num_cached for one in prompts),
+            "cache_write_tokens": 0,
+        },
         f"{answer}_tokens_details": {
             "reasoning_tokens": 0,
             "accepted_prediction_tokens": num_accepted,
@@ -223,9 +226,11 @@ class TextAnswer(Answer):
             offsets.append(self.num_characters.get(reply.index, 0))
             self.num_characters[reply.index] = offsets[-1] + len(text)
         top: list[Any] = []
-        for one in logprobs:  # the token itself last: of two that look alike, it counts
-            likeliest = [(self.token_text(token), value) for token, value in reversed(one.top)]
-            top.append(dict([*likeliest, (self.token_text(one.token), one.logprob)]))
+        for one in logprobs:
+            top.append({})
+            for token, value in [*one.top, (one.token, one.logprob)]:  # of two that look alike, the likelier one
+                text = self.token_text(token)
+                top[-1][text] = max(value, top[-1].get(text, value))
         values: list[Any] = [one.logprob for one in logprobs]
         if values and values[0] != values[0]:
             values[0] = top[0] = None
