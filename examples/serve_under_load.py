@@ -4,7 +4,7 @@
     python examples/serve_under_load.py --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --clients 64
 
 Each server is started in turn, warmed up, and asked by the `openai` package. Greedy answers are compared with `model.generate`
-on each prompt alone. Needs `pip install 'hf_speculative[serving]' openai`.
+on each prompt alone. Needs `pip install 'hf_speculative[serving]' 'transformers[serving]'`.
 """
 
 import asyncio
