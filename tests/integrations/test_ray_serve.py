@@ -1,0 +1,64 @@
+"""Two replicas on one machine, of which one is killed under load."""
+
+import asyncio
+import os
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+
+ray = pytest.importorskip("ray")
+serve = pytest.importorskip("ray.serve", reason="pip install 'ray[serve]'", exc_type=ImportError)
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PORT, BODY = 8123, {"prompt": "def main():\n", "max_tokens": 48}
+
+
+def build():
+    from hf_speculative.embedded import embedded_pair
+    from hf_speculative.serving.app import build_app
+    from hf_speculative.serving.engine import Engine
+
+    target, draft, tokenizer = embedded_pair()
+    return build_app(target, tokenizer, "tiny", Engine(target, tokenizer=tokenizer, draft_model=draft, max_lanes=2))
+
+
+@pytest.fixture
+def url():
+    from hf_speculative.integrations.ray_serve import deployment
+
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    serve.start(http_options={"port": PORT})
+    serve.run(deployment(build, num_replicas=2))
+    yield f"http://localhost:{PORT}"
+    serve.shutdown()
+    ray.shutdown()
+
+
+def replicas():
+    names = [(one, " ".join(one.cmdline())) for one in psutil.Process().children(recursive=True)]
+    return [one for one, name in names if "ServeReplica" in name and "Replica" in name.split(":")[-1]]
+
+
+def test_no_request_is_lost_whose_answer_had_not_begun(url):
+    async def under_load():
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            asked = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(24)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) < len(asked)
+            found = replicas()
+            assert len(found) == 2
+            os.kill(found[0].pid, signal.SIGKILL)
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(under_load())
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    until = time.monotonic() + 120
+    while len(replicas()) < 2:
+        assert time.monotonic() < until, "a new replica takes its place"
+        time.sleep(0.5)
+    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=120) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]" and len(lines) > 3
