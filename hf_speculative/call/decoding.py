@@ -16,6 +16,7 @@ from ..hf_compat import is_given_by_user
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
 from ..models import Inputs, note_decoded
+from ..sampling.copying import CannotCopy
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -40,7 +41,7 @@ from .statistics import Statistics, Stopwatch, publish
 
 
 class Declined(Exception):
-    """A plain call that needs transformers' own steps; nothing has been run yet."""
+    """A call that needs transformers' own steps; nothing has been run yet."""
 
 
 class CannotRefill(Exception):
@@ -130,7 +131,8 @@ class SpeculativeDecoding:
             try:
                 parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
             except (TypeError, ValueError) as error:
-                if self.is_plain:
+                # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
+                if self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy)):
                     raise Declined from error
                 raise
             if streamer is not None:

@@ -36,9 +36,8 @@ def with_grammar(
         raise ValueError("`grammar` needs the text: pass the model's `tokenizer=` as well.")
     ids = next((kwargs[name] for name in ("input_ids", "inputs") if isinstance(kwargs.get(name), Tensor)), None)
     several = isinstance(value, (list, tuple))
-    if several and (not value or (ids is not None and len(ids) != len(value))):
-        prompts = "some number of" if ids is None else len(ids)
-        raise ValueError(f"`grammar` lists {len(value)} grammars for {prompts} prompts: give one for all, or one each.")
+    if several and ids is not None and len(ids) != len(value):
+        raise ValueError(f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one for all, or one each.")
     eos = _end_tokens(model, kwargs, tokenizer)
     found: dict[str, Grammar] = {}
     grammars = []

@@ -39,9 +39,7 @@ class Grammar:
         return LLMatcher(self.tokenizer, self.text)
 
 
-def compiled(
-    value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]
-) -> Grammar:
+def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]) -> Grammar:
     """Compile a `grammar`, as `hf_speculative.generate` takes it.
 
     Raises:
@@ -86,10 +84,7 @@ def _text(value: Any) -> str:
         return LLMatcher.grammar_from_json_schema(value)
     if isinstance(value, str):
         return grammar_from("grammar", value)
-    raise TypeError(
-        f"`grammar` is of type {type(value).__name__}: give a JSON schema (a dict, its text, a pydantic model), a compiled "
-        "regular expression, or the text of a Lark grammar. Processors of other engines go into `logits_processor`."
-    )
+    raise TypeError(f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`.")
 
 
 def _of_tags(value: dict[str, Any], kind: type) -> str:
