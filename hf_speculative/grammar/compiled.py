@@ -51,7 +51,10 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
         from llguidance import LLMatcher
     except ImportError as error:
         raise ImportError("`grammar` needs llguidance: pip install 'hf_speculative[grammar]'.") from error
-    text = _text(value)
+    try:
+        text = _text(value)
+    except RecursionError as error:
+        raise ValueError("`grammar` is nested too deeply.") from error
     own = _tokenizer(tokenizer, vocab_size, tuple(eos))
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own)
     if is_wrong:
@@ -84,7 +87,9 @@ def _text(value: Any) -> str:
         return LLMatcher.grammar_from_json_schema(value)
     if isinstance(value, str):
         return grammar_from("grammar", value)
-    raise TypeError(f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`.")
+    raise TypeError(
+        f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`."
+    )
 
 
 def _of_tags(value: dict[str, Any], kind: type) -> str:

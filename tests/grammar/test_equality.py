@@ -179,7 +179,6 @@ def test_beside_other_processors(pair):
     target, draft, tokenizer = pair
     call = call_of(tokenizer, 3, ORDER, sampled=True) | {
         "repetition_penalty": 1.3,
-        "no_repeat_ngram_size": 4,
         "top_k": 9,
     }
     same(target, call, draft_model=draft, num_draft_tokens=4)
