@@ -192,7 +192,7 @@ def test_batches_attached_models_and_pipelines(pair):
     settings = {name: call[name] for name in ("max_new_tokens", "pad_token_id", "do_sample", "grammar")}
     rows = hs.generate_batches(target, PROMPTS, batch_size=3, tokenizer=tokenizer, draft_model=draft, **settings)
     singles = [
-        texts_of(tokenizer, one, expected(target, one))[0] for one in map(lambda i: call_one(tokenizer, i), range(4))
+        texts_of(tokenizer, one, expected(target, one))[0] for one in (call_one(tokenizer, i) for i in range(4))
     ]
     assert [row.text for row in rows] == singles
     before = state_of(target)
