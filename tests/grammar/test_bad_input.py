@@ -8,11 +8,17 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from tests.grammar.test_equality import ORDER, call_of
-from tests.grammar.test_equality import pair as pair
-from tests.support import tiny
+from tests.support import grammars, tiny
+from tests.support.grammars import ORDER, call_of
 
 pytest.importorskip("llguidance")
+
+
+@pytest.fixture
+def pair():
+    return grammars.pair()
+
+
 TAG = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<g>", "schema": {}, "end": "</g>"}]}
 DEEP: dict = {"type": "string"}
 for _ in range(2000):
@@ -61,8 +67,8 @@ def test_without_a_grammar(pair):
 
 
 def test_tokenizers(pair, target):
-    """None, a slow one, one of another model, one without an end."""
-    own, _, tokenizer = pair
+    """None, and one of another model."""
+    _, _, tokenizer = pair
     inputs = tiny.prompts(1) | {"grammar": ORDER, "max_new_tokens": 3}
     with pytest.raises(ValueError, match="`grammar` needs the text: pass the model's `tokenizer=`"):
         hs.generate(target, **inputs)

@@ -13,11 +13,17 @@ import hf_speculative as hs
 from hf_speculative.embedded import HEAD
 from hf_speculative.grammar.compiled import compiled
 from hf_speculative.grammar.processor import GrammarProcessor
+from tests.support import grammars
 from tests.support.distributions import assert_samples
+from tests.support.grammars import ORDER, PROMPTS, call_of
 from tests.support.plain import state_of
 
 pytest.importorskip("llguidance")
-COMPACT = {"whitespace_flexible": False}
+
+
+@pytest.fixture
+def pair():
+    return grammars.pair()
 
 
 class Order(BaseModel):
@@ -26,18 +32,6 @@ class Order(BaseModel):
     is_paid: bool
 
 
-ORDER = {
-    "type": "object",
-    "x-guidance": COMPACT,
-    "properties": {
-        "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 99},
-        "preferred_contact_method": {"enum": ["email", "telephone", "letter"]},
-        "is_newsletter_subscriber": {"type": "boolean"},
-        "note": {"type": "string", "maxLength": 12},
-    },
-    "required": ["customer_identification_number", "preferred_contact_method", "is_newsletter_subscriber", "note"],
-    "additionalProperties": False,
-}
 TAGS = {
     "type": "structural_tag",
     "triggers": ["<f"],
@@ -53,18 +47,6 @@ GRAMMARS = {
     "tags": TAGS,
     "llguidance": {"grammars": [{"lark_grammar": 'start: "a" | "bc"'}]},
 }
-PROMPTS = ["record = json.loads('''", "# an order as JSON\norder = ", "def customer():\n    return ", "DATA = "]
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return hs.embedded_pair()
-
-
-def call_of(tokenizer, num_prompts, grammar, sampled=False):
-    inputs = tokenizer(PROMPTS[:num_prompts], return_tensors="pt", padding=True, padding_side="left")
-    how = {"do_sample": True, "temperature": 0.9, "top_p": 0.95} if sampled else {"do_sample": False}
-    return {**inputs, "max_new_tokens": 80, "pad_token_id": 0, "grammar": grammar, **how}
 
 
 def texts_of(tokenizer, call, rows):
@@ -191,9 +173,7 @@ def test_batches_attached_models_and_pipelines(pair):
     plain = [texts_of(tokenizer, one := call_of(tokenizer, 4, ORDER), expected(target, one))[i] for i in range(4)]
     settings = {name: call[name] for name in ("max_new_tokens", "pad_token_id", "do_sample", "grammar")}
     rows = hs.generate_batches(target, PROMPTS, batch_size=3, tokenizer=tokenizer, draft_model=draft, **settings)
-    singles = [
-        texts_of(tokenizer, one, expected(target, one))[0] for one in (call_one(tokenizer, i) for i in range(4))
-    ]
+    singles = [texts_of(tokenizer, one, expected(target, one))[0] for one in (call_one(tokenizer, i) for i in range(4))]
     assert [row.text for row in rows] == singles
     before = state_of(target)
     hs.attach(target, draft)

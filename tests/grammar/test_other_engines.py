@@ -8,12 +8,17 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
-from tests.grammar.test_equality import ORDER, call_of
-from tests.grammar.test_equality import pair as pair
+from tests.support import grammars
+from tests.support.grammars import ORDER, call_of
 
 llguidance = pytest.importorskip("llguidance")
 from llguidance import numpy as bits  # noqa: E402
 from llguidance.hf import from_tokenizer  # noqa: E402
+
+
+@pytest.fixture
+def pair():
+    return grammars.pair()
 
 
 class AsDocumented(LogitsProcessor):
