@@ -1,7 +1,5 @@
 """What the files of a draft head hold, from a folder or the Hub; never its code."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +39,7 @@ class HeadFiles:
     fields: dict[str, Any]
 
     @classmethod
-    def of(cls, name: str | Path, kwargs: dict[str, Any]) -> HeadFiles:
+    def of(cls, name: str | Path, kwargs: dict[str, Any]) -> "HeadFiles":
         """Those of `name`, from where `kwargs` of `from_pretrained` say."""
         places = {key: kwargs[key] for key in cls.PLACES if key in kwargs and key != "trust_remote_code"}
         fields, _ = PreTrainedConfig.get_config_dict(name, **places)

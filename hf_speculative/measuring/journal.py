@@ -1,7 +1,5 @@
 """Results, written at once: one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -39,7 +37,7 @@ class Row:
     statistics: RowStatistics | None = None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Row:
+    def from_dict(cls, values: dict[str, Any]) -> "Row":
         counts = values["statistics"]
         return cls(**values | {"statistics": counts and RowStatistics.from_dict(counts)})
 
@@ -98,7 +96,7 @@ class Call:
         return Work(self.num_new_tokens - self.num_first_tokens, self.seconds - self.first_seconds)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Call:
+    def from_dict(cls, values: dict[str, Any]) -> "Call":
         counts = values["statistics"]
         rows = [Row.from_dict(row) for row in values["rows"]]
         return cls(**values | {"rows": rows, "statistics": counts and Statistics.from_dict(counts)})
@@ -187,7 +185,7 @@ class Journal:
         ]
 
     @classmethod
-    def read(cls, path: Path) -> Journal:
+    def read(cls, path: Path) -> "Journal":
         """The file of an evaluation, finished or not. A last line that a kill cut off is left out.
 
         Raises:
@@ -262,7 +260,7 @@ class Recorder:
             journal.write(path)
             self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *exception) -> None:

@@ -1,7 +1,5 @@
 """What a user sees while an evaluation runs."""
 
-from __future__ import annotations
-
 from tqdm.auto import tqdm
 
 from ..call.statistics import Statistics
@@ -15,7 +13,7 @@ class Shown:
         self.bar = tqdm(total=total, unit="call", disable=not is_shown, dynamic_ncols=True)
         self.statistics = Statistics()
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> "Shown":
         return self
 
     def __exit__(self, *exception) -> None:

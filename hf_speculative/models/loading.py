@@ -1,7 +1,5 @@
 """Models given by name: which class loads them, and whether their files fill it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 The reference are steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 

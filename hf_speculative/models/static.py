@@ -5,8 +5,6 @@ seen. Attention looks at a number of slots from a short ladder, not at exactly t
 columns and slots, serve a whole generation; what a round accepted changes no shape.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Hashable

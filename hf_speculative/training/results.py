@@ -1,7 +1,5 @@
 """What came out of a run of training."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,7 +117,7 @@ class Trained:
                 )
 
     @classmethod
-    def read(cls, folder: Path) -> Trained:
+    def read(cls, folder: Path) -> "Trained":
         """What an earlier run left in `folder`.
 
         Raises:
