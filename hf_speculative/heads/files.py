@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, cached_file
 
+from ..names import LOADING, OF_REPOSITORY
+
 
 @dataclass(frozen=True)
 class HeadFiles:
@@ -23,16 +25,7 @@ class HeadFiles:
         fields: its `config.json`.
     """
 
-    PLACES: ClassVar[tuple[str, ...]] = (
-        "cache_dir",
-        "force_download",
-        "local_files_only",
-        "proxies",
-        "revision",
-        "subfolder",
-        "token",
-        "trust_remote_code",
-    )
+    PLACES: ClassVar[tuple[str, ...]] = (*LOADING, *OF_REPOSITORY, "subfolder")
 
     name: str
     places: dict[str, Any]
