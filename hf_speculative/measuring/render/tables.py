@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...reports.formats import number, percent, significant, times
+from ...reports.formats import number, percent, significant
 from ..recommendation import Recommendation
 from ..results import Evaluation
 from ..settings import Setting
@@ -170,7 +170,7 @@ def speedup_by_place(found: Sequence[Section]) -> Table:
 
 
 def _quantile(speedups: list[Speedup], share: float) -> str:
-    return times(float(np.quantile([speedup.median for speedup in speedups], share)))
+    return f"{np.quantile([speedup.median for speedup in speedups], share):.2f}x"
 
 
 def identical(evaluation: Evaluation, totals: Totals) -> str:
