@@ -1,7 +1,5 @@
 """Options that commands share: checking, loading, explaining them. Importing this imports nothing heavy."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -225,7 +223,7 @@ def loadable(name: str) -> str:
     return place_of_example(name)
 
 
-def load_named(option: str, name: str, machine: Machine) -> PreTrainedModel:
+def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
     """The model that an option names."""
     import torch
 
@@ -238,7 +236,7 @@ def load_named(option: str, name: str, machine: Machine) -> PreTrainedModel:
 
 def load_embedded(
     machine: Machine, head: bool = False
-) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
     """The embedded target, its draft model or draft head, and their tokenizer."""
     import torch
 
@@ -267,7 +265,7 @@ def _tables(option: str, name: str) -> Any:
         return TablesSource(Tables.load(place)) if holds_tables(place) else None
 
 
-def load_target(option: str, name: str, machine: Machine) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The same with its tokenizer."""
     from transformers import AutoTokenizer
 
@@ -283,7 +281,7 @@ def load_pair(
     options: tuple[str, str] = ("--model", "--draft-model"),
     needs_draft: bool = True,
     head: bool = False,
-) -> tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
     """What `--model` and `--draft-model` name; without models, the embedded pair.
 
     Args:

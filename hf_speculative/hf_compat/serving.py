@@ -18,22 +18,3 @@ from transformers.cli.serving.utils import (
 )
 from transformers.cli.serving.utils import _GenerationCancelled as GenerationCancelled
 from transformers.cli.serving.utils import _StreamError as StreamError
-
-__all__ = [
-    "X_REQUEST_ID",
-    "BaseGenerateManager",
-    "BaseHandler",
-    "ChatCompletionHandler",
-    "CompletionHandler",
-    "DirectStreamer",
-    "GenerateManager",
-    "GenerationCancelled",
-    "GenerationState",
-    "Modality",
-    "ModelManager",
-    "ResponseHandler",
-    "StreamError",
-    "SystemOneHandler",
-    "TranscriptionHandler",
-    "build_server",
-]

@@ -70,7 +70,7 @@ class Options:
         Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
     )
     report: Path | None = setting(
-        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with plots and texts."
+        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars and texts."
     )
     json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
     csv_file: Path | None = setting(None, "Write a line for each prompt under each setting to this CSV file.", "--csv")
