@@ -31,6 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(READY): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	touch $@
 
 # In a folder that only its tests look into: transformers imports torchao wherever it is installed, which fills stderr

@@ -2,7 +2,8 @@
 
 python examples/ray_batch_inference.py --prompts prompts.jsonl --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --num-gpus 1
 
-Without any argument: a few prompts for the embedded pair, in two actors on this machine. Every node needs the package. An actor
+Without any argument: a few prompts for the embedded pair, in two actors on this machine. Every node needs the package and
+`ray_predictor.py`. An actor
 has as many threads as CPUs (`--num-cpus`).
 """
 
@@ -14,9 +15,9 @@ from typing import Annotated
 
 import ray
 import typer
+from ray_predictor import SpeculativePredictor
 
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.integrations.ray_data import SpeculativePredictor
 
 COUNTS = ("num_new_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
@@ -79,8 +80,12 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
     options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
     if options is None:
         return _plain(model, plain_generate, kwargs, attached_config)
-    with modes_of_a_call(model, options.source.draft_model):
-        return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
+    try:
+        with modes_of_a_call(model, options.source.draft_model):
+            return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
+    except Declined as error:
+        warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
+        return plain_generate(**kwargs)
 
 
 def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):

@@ -1,7 +1,5 @@
 """The seams of the loop, one class a stage, with signatures and defaults; the rooms hold the implementations."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
@@ -288,12 +286,12 @@ class Drafter:
     def prefill(self, batch: Batch) -> None:
         """Read the prompts of `batch` ahead of time; their rows are then copied by `select`."""
 
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: "Schedule", sampler: Sampler) -> Draft:
         """Propose up to `num_tokens[b]` tokens for row b. The loop asks only if one of them is above 0."""
         raise NotImplementedError
 
     def propose_beside(
-        self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler, guesses: Guesses
+        self, batch: Batch, num_tokens: list[int], schedule: "Schedule", sampler: Sampler, guesses: Guesses
     ) -> Draft:
         """Likewise where there are `guesses` too, which this drafter need not use."""
         return self.propose(batch, num_tokens, schedule, sampler)

@@ -10,6 +10,10 @@ from pathlib import Path
 REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 #: joins the names of methods that guess together
 AND = "+"
+#: keywords of `from_pretrained` that say how files come here, whatever the repository
+LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
+#: and those that are about one repository: its version, and whether its code may run
+OF_REPOSITORY = ("revision", "trust_remote_code")
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 #: the embedded models, as commands name them
 EMBEDDED = {

@@ -16,6 +16,7 @@ from ..hf_compat import is_given_by_user
 from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
 from ..models import Inputs, note_decoded
+from ..sampling.copying import CannotCopy
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
@@ -40,7 +41,7 @@ from .statistics import Statistics, Stopwatch, publish
 
 
 class Declined(Exception):
-    """A plain call that needs transformers' own steps; nothing has been run yet."""
+    """A call that needs transformers' own steps; nothing has been run yet."""
 
 
 class CannotRefill(Exception):
@@ -130,7 +131,8 @@ class SpeculativeDecoding:
             try:
                 parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
             except (TypeError, ValueError) as error:
-                if self.is_plain:
+                # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
+                if self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy)):
                     raise Declined from error
                 raise
             if streamer is not None:
@@ -191,7 +193,7 @@ class SpeculativeDecoding:
         drafter = ranks.drafter(drafter)
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
-        batch.guide_of = processors.guides(batch.history)  # type: ignore[method-assign]
+        batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
         sampler = make_sampler(options.config, model, batch, processors, config)
         self._let_rows_wait(batch, target, drafter, sampler)
         rule = make_rule(options.config, sampler, drafter)

@@ -12,6 +12,7 @@ from .option_types import (
     Drafts,
     Flag,
     FlagOr,
+    Grammars,
     HasMethods,
     Instance,
     Name,
@@ -88,11 +89,6 @@ _TOKENIZER = Instance(("transformers:PreTrainedTokenizerBase",), "a transformers
 _GENERATOR = Instance(("torch:Generator",), "a torch.Generator")
 _STREAMER = HasMethods(("put", "end"), "an object with the methods `put` and `end`, as a transformers streamer is")
 _CONFIG = Instance(("hf_speculative:SpeculativeConfig",), "a hf_speculative.SpeculativeConfig")
-_GRAMMAR = Instance(
-    ("builtins:dict", "builtins:str", "re:Pattern", "os:PathLike", "builtins:type", "builtins:list", "builtins:tuple"),
-    "a JSON schema (a dict, its text, a pydantic model), a compiled regular expression, the text of a Lark grammar, a file with "
-    "one of these, or a list with one of these for each prompt",
-)
 _CORPUS = Name(
     instance=Instance(
         ("hf_speculative:SuffixStore", "os:PathLike", "builtins:list", "builtins:tuple"),
@@ -111,7 +107,8 @@ GROUPS = {
                "What guesses ahead: a smaller model, a draft head, a drafter of your own, or a method that needs none. "
                "`suffix` copies what followed the same tokens in the text, in earlier answers, in a corpus. `recycling` tries "
                "what the target found likely after the same token. `ngram` is prompt lookup. `auto` is `recycling` and "
-               "`suffix`, or the target's own MTP layers. `grammar` is what the call's grammar forces alone. A list joins several.",
+               "`suffix`, or the target's own MTP layers. A list joins several. "
+               "`grammar` is only what the call's `grammar` forces.",
                aliases=("assistant_model",), is_source=True, page="choose-a-draft.md"),
         Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
                "Draft with the target's own first layers, so many of them.", is_source=True, page="self-drafting.md"),
@@ -196,9 +193,9 @@ GROUPS = {
                page="optimize.md"),
     ),
     "One call": (
-        Option("grammar", _GRAMMAR, (CALL,), "none",
-               "What the text has to be: a JSON schema, a regular expression, a Lark grammar. Tokens that are forced are drafted "
-               "without a model.", without_draft=HANDED_ON, page="structured-output.md"),
+        Option("grammar", Grammars(), (CALL,), "none",
+               "What the answer has to be: a JSON schema, a regular expression, a Lark grammar. Tokens that it forces are "
+               "drafted without a model.", without_draft=HANDED_ON, page="structured-output.md"),
         Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
                "Ranks wait for each other before each forward.", without_draft=HANDED_ON, page="distributed.md"),
         Option("streamer", _STREAMER, (CALL,), "none",

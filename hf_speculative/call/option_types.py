@@ -5,6 +5,8 @@ Importing this imports nothing heavy, for `--help` is made from it: classes are 
 
 import difflib
 import numbers
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -133,6 +135,26 @@ class Instance:
     def checked(self, name: str, value):
         if not isinstance(value, self.classes):
             raise wrong_type(name, value, self.text)
+        return value
+
+
+@dataclass(frozen=True)
+class Grammars:
+    """One for all prompts, or a list with one for each; `grammar/compiled.py` says whether they are any."""
+
+    text: ClassVar[str] = (
+        "a JSON schema (a dict, its text, a pydantic model), a compiled regular expression, the text of a Lark grammar, or a "
+        "file with a schema or grammar"
+    )
+    written_as: ClassVar[None] = None
+
+    def checked(self, name: str, value):
+        several = isinstance(value, (list, tuple))
+        for one in value if several else [value]:
+            if not isinstance(one, (dict, str, re.Pattern, os.PathLike)) and not hasattr(one, "model_json_schema"):
+                raise wrong_type(name, one, self.text)
+        if several and not value:
+            raise ValueError(f"`{name}={value!r}` lists none: give {self.text}.")
         return value
 
 

@@ -242,7 +242,9 @@ def check_names(model, names: Iterable[str]) -> None:
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call without a draft, as transformers' `generate` takes it."""
     plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
-    plain = with_grammar(unwrap(model, "model"), plain, checked("grammar", plain.pop("grammar", None)), plain.get("tokenizer"))
+    plain = with_grammar(
+        unwrap(model, "model"), plain, checked("grammar", plain.pop("grammar", None)), plain.get("tokenizer")
+    )
     configs = generation_configs(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.
     return plain | {name: None for name in CONFIGURED_SOURCES if configured(name, configs) is not None}

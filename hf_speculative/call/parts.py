@@ -14,7 +14,8 @@ from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits,
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
-from ..schedules import SCHEDULE_NAMES, AlignRows, ConfidenceStop, Constant
+from ..schedules import SCHEDULE_NAMES, AlignRows, ConfidenceStop
+from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch
 from ..verification import BlockVerification, Measured, SampledVerification, rule_for
 from . import checks
@@ -62,14 +63,27 @@ def make_schedule(options: Options) -> Schedule:
     return options.source.around(schedule, options.num_draft_tokens, options.length_is_default)
 
 
+class WithinReach(WrappedSchedule):
+    """`schedule`, in rounds in which processors take what is ahead of the text; nothing is drafted in others."""
+
+    def __init__(self, schedule: Schedule, processors: Processors):
+        super().__init__(schedule)
+        self.processors = processors
+
+    @property
+    def reason(self) -> str | None:  # type: ignore[override]
+        why = self.processors.lookahead_unsupported_reason
+        return self.schedule.reason if why is None else str(why)
+
+    def plan(self, batch: Batch) -> list[int]:
+        return self.schedule.plan(batch) if self.processors.draft_may_follow else [0] * len(batch.rows)
+
+
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
-    """`schedule`, or one that drafts nothing where processors have to be called once a token and in order."""
-    if processors.lookahead_unsupported_reason is None:
-        return schedule
-    warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
-    nothing = Constant(0)
-    nothing.reason = str(processors.lookahead_unsupported_reason)
-    return nothing
+    """`schedule`, or less where processors have to be called once a token and in order."""
+    if processors.lookahead_unsupported_reason is not None:
+        warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
+    return WithinReach(schedule, processors) if processors.have_memory else schedule
 
 
 def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:

@@ -1,7 +1,5 @@
 """Options that commands share: checking, loading, explaining them. Importing this imports nothing heavy."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -35,6 +33,10 @@ def help_line(name: str, also: str | None = None) -> str:
     parts = [option.help, f"One of {', '.join(names)}." if names else ""]
     parts.append(f"By default {option.default}." if also is None else also)
     return " ".join(filter(None, parts)).replace("`", "")
+
+
+#: help of the option of that name
+GRAMMAR = "What the text has to be: a .json file with a JSON schema, a .lark file, or the text of a grammar."
 
 
 def option(name: str, *flags: str, default: Any = None, also: str | None = None, **about: Any) -> Any:
@@ -221,7 +223,7 @@ def loadable(name: str) -> str:
     return place_of_example(name)
 
 
-def load_named(option: str, name: str, machine: Machine) -> PreTrainedModel:
+def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
     """The model that an option names."""
     import torch
 
@@ -234,7 +236,7 @@ def load_named(option: str, name: str, machine: Machine) -> PreTrainedModel:
 
 def load_embedded(
     machine: Machine, head: bool = False
-) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
     """The embedded target, its draft model or draft head, and their tokenizer."""
     import torch
 
@@ -263,7 +265,7 @@ def _tables(option: str, name: str) -> Any:
         return TablesSource(Tables.load(place)) if holds_tables(place) else None
 
 
-def load_target(option: str, name: str, machine: Machine) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The same with its tokenizer."""
     from transformers import AutoTokenizer
 
@@ -279,7 +281,7 @@ def load_pair(
     options: tuple[str, str] = ("--model", "--draft-model"),
     needs_draft: bool = True,
     head: bool = False,
-) -> tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]:
+) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
     """What `--model` and `--draft-model` name; without models, the embedded pair.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from ..call.statistics import without_nan
 from ..measuring.recommendation import Recommendation
 from ..measuring.results import Evaluation
-from ..measuring.totals import FEWEST_TOKENS, Totals
+from ..measuring.totals import FEWEST_TOKENS
 from .doctor import Examination
 
 #: names of decoding, and whether it samples
@@ -38,11 +38,6 @@ class Advice:
         evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
         temperatures = (t for t in evaluation.temperatures if bool(t) == samples)
         return next((found for t in temperatures if (found := evaluation.recommendation(t)) is not None), None)
-
-    def best(self, decoding: str, batch_size: int = 1) -> Totals | None:
-        """The source with the highest speedup; `None` where none could be measured."""
-        found = self.recommendation(decoding, batch_size)
-        return None if found is None else self.evaluations[batch_size].totals(found.best)
 
     def pays_at(self, batch_size: int) -> bool | None:
         """Some source is clearly faster than plain decoding, greedy or sampled; `None` if it is too close to tell."""

@@ -5,8 +5,6 @@ The residual's flag has different defaults. Either mistake runs without an error
 PR#43671, sglang PR#25454). So the indices one off, both ways, and the flag flipped are tried on the same text.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ class Reading:
     first_kept: float
 
     @classmethod
-    def of(cls, fields: dict[str, Any], totals: Totals) -> Reading:
+    def of(cls, fields: dict[str, Any], totals: Totals) -> "Reading":
         """From what was counted under a setting."""
         counts = totals.statistics
         rates = counts.per_position_acceptance_rate if counts is not None else []

@@ -11,8 +11,6 @@ and asks again. That is one small all-reduce a forward. A hook on the model asks
 prompts, trials of what fits.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +43,7 @@ class ForwardBarrier(AbstractContextManager):
     def __init__(self, models: list[PreTrainedModel], device: torch.device):
         self.models, self.device = models, device
 
-    def __enter__(self) -> ForwardBarrier:
+    def __enter__(self) -> "ForwardBarrier":
         self.hooks = []
         for index, model in enumerate(self.models):
             hook = functools.partial(self._wait_for_turn, index)

@@ -36,16 +36,16 @@ def with_grammar(
         raise ValueError("`grammar` needs the text: pass the model's `tokenizer=` as well.")
     ids = next((kwargs[name] for name in ("input_ids", "inputs") if isinstance(kwargs.get(name), Tensor)), None)
     several = isinstance(value, (list, tuple))
-    if several and (not value or (ids is not None and len(ids) != len(value))):
-        prompts = "some number of" if ids is None else len(ids)
-        raise ValueError(f"`grammar` lists {len(value)} grammars for {prompts} prompts: give one for all, or one each.")
+    if several and ids is not None and len(ids) != len(value):
+        raise ValueError(
+            f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one for all, or one each."
+        )
     eos = _end_tokens(model, kwargs, tokenizer)
-    found: dict[str, Grammar] = {}
-    grammars = []
+    found: dict[int, Grammar] = {}  # one that is there for several prompts is compiled once
     for one in value if several else [value]:
-        if (key := repr(one)) not in found:
-            found[key] = compiled(_read(one), tokenizer, num_logits(model), eos)
-        grammars.append(found[key])
+        if id(one) not in found:
+            found[id(one)] = compiled(_read(one), tokenizer, num_logits(model), eos)
+    grammars = [found[id(one)] for one in (value if several else [value])]
     given = kwargs.get("logits_processor") or []
     return kwargs | {"logits_processor": [*given, GrammarProcessor(grammars)]}
 

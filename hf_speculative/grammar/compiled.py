@@ -39,9 +39,7 @@ class Grammar:
         return LLMatcher(self.tokenizer, self.text)
 
 
-def compiled(
-    value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]
-) -> Grammar:
+def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]) -> Grammar:
     """Compile a `grammar`, as `hf_speculative.generate` takes it.
 
     Raises:
@@ -53,7 +51,10 @@ def compiled(
         from llguidance import LLMatcher
     except ImportError as error:
         raise ImportError("`grammar` needs llguidance: pip install 'hf_speculative[grammar]'.") from error
-    text = _text(value)
+    try:
+        text = _text(value)
+    except RecursionError as error:
+        raise ValueError("`grammar` is nested too deeply.") from error
     own = _tokenizer(tokenizer, vocab_size, tuple(eos))
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own)
     if is_wrong:
@@ -87,8 +88,7 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return grammar_from("grammar", value)
     raise TypeError(
-        f"`grammar` is of type {type(value).__name__}: give a JSON schema (a dict, its text, a pydantic model), a compiled "
-        "regular expression, or the text of a Lark grammar. Processors of other engines go into `logits_processor`."
+        f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`."
     )
 
 

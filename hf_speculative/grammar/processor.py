@@ -122,4 +122,3 @@ class GrammarProcessor(LogitsProcessor):
 
     def __deepcopy__(self, memo) -> "GrammarProcessor":
         return self.clone()
-

@@ -4,8 +4,6 @@ transformers' `MuseGlimmerAssistantModel` is such a head, and runs those that ha
 what others add: a draft vocabulary of their own, DFlash 2's convolutions and selector, DSpark's Markov and confidence heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import torch
@@ -44,7 +42,7 @@ class Block:
     final_logit_softcapping: float | None = None
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> Block:
+    def of(cls, config: PreTrainedConfig) -> "Block":
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)})
 
     @property

@@ -1,5 +1,6 @@
 """The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -28,7 +29,7 @@ from .dflash_written import (
     z_lab_unsupported_reason,
 )
 from .eagle3_config import speculators_config
-from .layout import Layout, Published
+from .layout import Layout
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
@@ -54,9 +55,11 @@ class DFlashLayout(Layout):
 
     Attributes:
         names: fields that files call otherwise than `DFlashHeadConfig`.
+        no_place: what of a DFlash head the layout has no place for.
     """
 
     names: ClassVar[dict[str, str]] = {}
+    no_place: ClassVar[Callable[..., str | None]]
 
     def fields(self) -> dict[str, Any]:
         """Fields of `DFlashHeadConfig` beside those of the layers."""
@@ -80,6 +83,10 @@ class DFlashLayout(Layout):
         )
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
+
+    @classmethod
+    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
+        return cls.no_place(config) if is_dflash(config) else super().writing_unsupported_reason(config)
 
     def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
         return DFlashHead if isinstance(config, DFlashHeadConfig) else MuseGlimmerAssistantModel
@@ -132,6 +139,7 @@ class ZLabLayout(DFlashLayout):
     """
 
     name = "z-lab"
+    no_place, published = staticmethod(z_lab_unsupported_reason), staticmethod(for_z_lab)
     ARCHITECTURES = (
         "DFlashDraftModel",
         "DFlash2DraftModel",
@@ -195,19 +203,12 @@ class ZLabLayout(DFlashLayout):
         first, last = 1, num_target_layers - 3
         return [round(first + i * (last - first) / (num_layers - 1)) for i in range(num_layers)]
 
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return z_lab_unsupported_reason(config) if is_dflash(config) else super().writing_unsupported_reason(config)
-
-    @classmethod
-    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
-        return for_z_lab(config, tensors)
-
 
 class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     name = "speculators"
+    no_place, published = staticmethod(speculators_unsupported_reason), staticmethod(for_speculators)
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -239,16 +240,6 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     def _or(self, name: str, default):
         value = self.value(name)
         return default if value is None else value
-
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return (
-            speculators_unsupported_reason(config) if is_dflash(config) else super().writing_unsupported_reason(config)
-        )
-
-    @classmethod
-    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
-        return for_speculators(config, tensors)
 
 
 class SavedDFlashLayout(Layout):

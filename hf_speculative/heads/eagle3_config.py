@@ -1,6 +1,6 @@
 """The config of EAGLE-3 and P-EAGLE heads, by the names that speculators gives its fields."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -14,7 +14,53 @@ NUM_DEPTHS = 8
 LAYER_TYPES = ("llama", "qwen3")
 
 
-class Eagle3Config(PreTrainedConfig):
+class SpeculatorsConfig(PreTrainedConfig):
+    """What configs of heads in speculators' layouts have in common: a config of their layers, and fields about their use.
+
+    Attributes:
+        layers_by_default: the type of the layers where their config does not say it, as in speculators.
+        published_fields: how they are written beside that.
+    """
+
+    model_type = "speculators"
+    sub_configs = {"transformer_layer_config": AutoConfig}  # noqa: RUF012
+    layers_by_default: ClassVar[str] = "qwen3"
+
+    speculators_config: Any = None
+    transformer_layer_config: Any = None
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        layers = self.transformer_layer_config or {}
+        if isinstance(layers, dict):
+            fields = dict(layers)
+            layers = AutoConfig.for_model(fields.pop("model_type", self.layers_by_default), **fields)
+        self.transformer_layer_config = layers
+        if self.speculators_config is None:
+            self.speculators_config = speculators_config(self.speculators_model_type)
+        super().__post_init__(**kwargs)
+
+    @property
+    def published_fields(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
+        return self.transformer_layer_config
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._published(super().to_dict())
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        layers = {"transformer_layer_config": self.transformer_layer_config.to_diff_dict()}
+        return self._published(super().to_diff_dict() | layers)
+
+    def _published(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """As speculators writes them: without a `model_type`, which AutoConfig would not know."""
+        fields.pop("model_type", None)
+        return fields | self.published_fields
+
+
+class Eagle3Config(SpeculatorsConfig):
     """Config of an EAGLE-3 head, its fields by the names that speculators gives them.
 
     Args:
@@ -35,12 +81,9 @@ class Eagle3Config(PreTrainedConfig):
     """
 
     model_type = "eagle3"
-    sub_configs = {"transformer_layer_config": AutoConfig}  # noqa: RUF012
 
     speculators_model_type: str = "eagle3"
     speculators_version: str = SPECULATORS_VERSION
-    speculators_config: Any = None
-    transformer_layer_config: Any = None
     draft_vocab_size: int = 32000
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -51,19 +94,10 @@ class Eagle3Config(PreTrainedConfig):
     embed_requires_grad: bool = False
     has_embed_tokens: bool = True
     mask_token_id: int | None = None
-    tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        layers = self.transformer_layer_config
-        if layers is None:
-            layers = {}
-        if isinstance(layers, dict):
-            fields = dict(layers)
-            layers = AutoConfig.for_model(fields.pop("model_type", "qwen3"), **fields)  # speculators' default
-        self.transformer_layer_config = layers
-        if self.speculators_config is None:
-            self.speculators_config = speculators_config(self.speculators_model_type)
         super().__post_init__(**kwargs)
+        layers = self.transformer_layer_config
         if layers.model_type not in LAYER_TYPES:
             raise ValueError(
                 f"`transformer_layer_config.model_type={layers.model_type!r}`: EAGLE-3 heads can be run with layers of type "
@@ -109,23 +143,10 @@ class Eagle3Config(PreTrainedConfig):
         """Which of the `hidden_states` of a target of so many layers are read."""
         return tuple(self.eagle_aux_hidden_state_layer_ids or default_layers(num_layers))
 
-    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
-        return self.transformer_layer_config
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._published(super().to_dict())
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        layers = {"transformer_layer_config": self.transformer_layer_config.to_diff_dict()}
-        return self._published(super().to_diff_dict() | layers)
-
-    def _published(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """As speculators writes them: without a `model_type`, which AutoConfig would not know."""
-        fields.pop("model_type", None)
-        return fields | {
-            "architectures": ["PEagleDraftModel" if self.is_parallel else "Eagle3DraftModel"],
-            "tie_word_embeddings": False,
-        }
+    @property
+    def published_fields(self) -> dict[str, Any]:
+        kind = "PEagleDraftModel" if self.is_parallel else "Eagle3DraftModel"
+        return {"architectures": [kind], "tie_word_embeddings": False}
 
 
 def speculators_config(

@@ -1,7 +1,5 @@
 """What the files of a draft head hold, from a folder or the Hub; never its code."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, cached_file
 
+from ..names import LOADING, OF_REPOSITORY
+
 
 @dataclass(frozen=True)
 class HeadFiles:
@@ -25,23 +25,14 @@ class HeadFiles:
         fields: its `config.json`.
     """
 
-    PLACES: ClassVar[tuple[str, ...]] = (
-        "cache_dir",
-        "force_download",
-        "local_files_only",
-        "proxies",
-        "revision",
-        "subfolder",
-        "token",
-        "trust_remote_code",
-    )
+    PLACES: ClassVar[tuple[str, ...]] = (*LOADING, *OF_REPOSITORY, "subfolder")
 
     name: str
     places: dict[str, Any]
     fields: dict[str, Any]
 
     @classmethod
-    def of(cls, name: str | Path, kwargs: dict[str, Any]) -> HeadFiles:
+    def of(cls, name: str | Path, kwargs: dict[str, Any]) -> "HeadFiles":
         """Those of `name`, from where `kwargs` of `from_pretrained` say."""
         places = {key: kwargs[key] for key in cls.PLACES if key in kwargs and key != "trust_remote_code"}
         fields, _ = PreTrainedConfig.get_config_dict(name, **places)

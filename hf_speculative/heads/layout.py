@@ -1,6 +1,7 @@
 """From the files of a head to a model: what a layout of files says of itself."""
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -156,11 +157,16 @@ class Layout:
             if name in expected and expected[name] != shape
         ]
         kinds = {"missing": missing, "unexpected": unknown, "of another shape": others}
-        if misfits := [f"{kind}: {_listed(sorted(names))}" for kind, names in kinds.items() if names]:
+        if misfits := misfits_of(kinds):
             raise ValueError(
                 f"{self.files.name} does not hold the tensors of the head that its config.json describes "
-                f"({'; '.join(misfits)}): give the draft as it was published."
+                f"({misfits}): give the draft as it was published."
             )
+
+
+def misfits_of(kinds: Mapping[str, Collection[str]]) -> str:
+    """Names of tensors by what is wrong with them, in words; empty where nothing is."""
+    return "; ".join(f"{kind}: {_listed(sorted(names))}" for kind, names in kinds.items() if names)
 
 
 def _listed(names: list[str]) -> str:

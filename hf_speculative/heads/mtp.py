@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
 from ..hf_compat import attention_name, set_attention_name
-from .eagle3_config import speculators_config
+from .eagle3_config import SpeculatorsConfig
 from .layout import Layout
 
 
-class MtpHeadConfig(PreTrainedConfig):
+class MtpHeadConfig(SpeculatorsConfig):
     """Config of an MTP head, its fields by the names that speculators gives them.
 
     Args:
@@ -22,23 +22,13 @@ class MtpHeadConfig(PreTrainedConfig):
     """
 
     model_type = "mtp_head"
-    sub_configs = {"transformer_layer_config": AutoConfig}  # noqa: RUF012
+    layers_by_default = "qwen2"
 
     speculators_model_type: str = "mtp"
     speculators_version: str | None = None
-    speculators_config: Any = None
-    transformer_layer_config: Any = None
     num_nextn_predict_layers: int = 1
-    tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
-        layers = self.transformer_layer_config or {}
-        if isinstance(layers, dict):
-            fields = dict(layers)
-            layers = AutoConfig.for_model(fields.pop("model_type", "qwen2"), **fields)  # speculators' default
-        self.transformer_layer_config = layers
-        if self.speculators_config is None:
-            self.speculators_config = speculators_config("mtp")
         super().__post_init__(**kwargs)
         if self.num_nextn_predict_layers != 1:
             raise ValueError(
@@ -50,9 +40,6 @@ class MtpHeadConfig(PreTrainedConfig):
         """As many as the head was trained to draft."""
         return self.speculators_config["proposal_methods"][0]["speculative_tokens"]
 
-    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
-        return self.transformer_layer_config
-
     def one_layer(self) -> PreTrainedConfig:
         """The config of a model that is this layer: in hybrids, one of those that attend to everything."""
         config = copy.deepcopy(self.transformer_layer_config)
@@ -61,18 +48,9 @@ class MtpHeadConfig(PreTrainedConfig):
             config.layer_types = ["full_attention"]
         return config
 
-    def to_dict(self) -> dict[str, Any]:
-        return _published(super().to_dict())
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        layers = {"transformer_layer_config": self.transformer_layer_config.to_diff_dict()}
-        return _published(super().to_diff_dict() | layers)
-
-
-def _published(fields: dict[str, Any]) -> dict[str, Any]:
-    """As speculators writes them: without a `model_type`, which AutoConfig would not know."""
-    fields.pop("model_type", None)
-    return fields | {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    @property
+    def published_fields(self) -> dict[str, Any]:
+        return {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
 
 
 class MtpHead(PreTrainedModel):

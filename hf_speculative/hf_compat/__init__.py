@@ -4,8 +4,6 @@ A rename there breaks this room alone, and tests/test_hf_compat.py says what. La
 classes of Trainer in `training.py`, those of files in `compiled.py`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of torch's AOTInductor."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,14 +4,3 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
-
-__all__ = [
-    "GradientCheckpointingLayer",
-    "LlamaDecoderLayer",
-    "LlamaRMSNorm",
-    "LlamaRotaryEmbedding",
-    "MuseGlimmerAssistantDecoderLayer",
-    "Qwen3DecoderLayer",
-    "Qwen3RMSNorm",
-    "Qwen3RotaryEmbedding",
-]

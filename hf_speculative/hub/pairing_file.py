@@ -3,8 +3,6 @@
 transformers does not read that file: `AutoModelForCausalLM.from_pretrained` loads the target alone, as before.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -95,7 +93,7 @@ class Pairing:
         return self.parts[0]
 
     @classmethod
-    def load(cls, repo: str, revision: str | None = None, **loading) -> Pairing | None:
+    def load(cls, repo: str, revision: str | None = None, **loading) -> "Pairing | None":
         """The pairing of a folder or Hub repository; None if it has no such file.
 
         Raises:
@@ -112,7 +110,7 @@ class Pairing:
             raise ValueError(f"{FILE_NAME} of {repo}: {error}") from error
 
     @classmethod
-    def from_dict(cls, values: Any) -> Pairing:
+    def from_dict(cls, values: Any) -> "Pairing":
         if not isinstance(values, dict):
             raise TypeError(f"a JSON object is needed, not a value of type {type(values).__name__}.")
         known = (*PLACES, *SETTINGS)

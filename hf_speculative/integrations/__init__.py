@@ -1,1 +1,1 @@
-"""Where other libraries run generation: transformers' Trainer, lm-eval, Ray Data. One module or folder each."""
+"""Where other libraries run generation: transformers' Trainer, lm-eval. One folder each."""

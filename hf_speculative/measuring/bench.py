@@ -49,22 +49,19 @@ def _of_draft(name: str, **more: Any) -> Options:
     return lambda length: {"draft_model": name, "num_draft_tokens": length, **more}
 
 
-def _of_rival(name: str) -> Options:
-    return lambda length: {"rival": name, "num_draft_tokens": length}
-
-
-def _of_method(name: str) -> Options:
-    return lambda length: {"draft_model": name}
-
-
 METHODS = {
     method.name: method
     for method in (
-        Method("assisted", "transformers' assisted generation; batch 1 only", (_of_rival("assisted"),), needs="draft"),
+        Method(
+            "assisted",
+            "transformers' assisted generation; batch 1 only",
+            (lambda length: {"rival": "assisted", "num_draft_tokens": length},),
+            needs="draft",
+        ),
         Method("draft", "the draft model", (_of_draft("draft"),), needs="draft"),
         Method("head", "the embedded pair's EAGLE-3 head", (_of_draft("head"),), needs="head"),
         *(
-            Method(name, f"no draft model, `draft_model={name!r}`", (_of_method(name),), takes_length=False)
+            Method(name, f"no draft model, `draft_model={name!r}`", (_of_draft(name),), takes_length=False)
             for name in DRAFTS.methods
         ),
         Method(

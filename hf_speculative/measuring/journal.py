@@ -1,9 +1,6 @@
 """Results, written at once: one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -39,7 +36,7 @@ class Row:
     statistics: RowStatistics | None = None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Row:
+    def from_dict(cls, values: dict[str, Any]) -> "Row":
         counts = values["statistics"]
         return cls(**values | {"statistics": counts and RowStatistics.from_dict(counts)})
 
@@ -98,7 +95,7 @@ class Call:
         return Work(self.num_new_tokens - self.num_first_tokens, self.seconds - self.first_seconds)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Call:
+    def from_dict(cls, values: dict[str, Any]) -> "Call":
         counts = values["statistics"]
         rows = [Row.from_dict(row) for row in values["rows"]]
         return cls(**values | {"rows": rows, "statistics": counts and Statistics.from_dict(counts)})
@@ -140,7 +137,7 @@ class Failure:
     message: str
 
 
-Entry: TypeAlias = "Call | BadRow | Difference | Failure"
+Entry: TypeAlias = Call | BadRow | Difference | Failure
 
 
 @dataclass
@@ -187,7 +184,7 @@ class Journal:
         ]
 
     @classmethod
-    def read(cls, path: Path) -> Journal:
+    def read(cls, path: Path) -> "Journal":
         """The file of an evaluation, finished or not. A last line that a kill cut off is left out.
 
         Raises:
@@ -207,7 +204,7 @@ class Journal:
                 if kind == "scores":
                     journal.scores = values
                 else:
-                    journal.add(KINDS[kind](values))
+                    journal.add(Call.from_dict(values) if kind == "call" else KINDS[kind](**values))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not the file of an evaluation, which `--results` names: name another."
@@ -228,24 +225,12 @@ class Journal:
 KEPT = "the file has all that was decoded before, and the same call continues it once there is room"
 
 #: what the lines of a file hold, by their key
-KINDS: dict[str, Callable[[dict], Entry]] = {
-    "call": Call.from_dict,
-    "bad_row": lambda values: BadRow(**values),
-    "difference": lambda values: Difference(**values),
-    "failure": lambda values: Failure(**values),
-}
+KINDS: dict[str, type[Entry]] = {"call": Call, "bad_row": BadRow, "difference": Difference, "failure": Failure}
 
 
 def _line(entry: Entry) -> dict[str, Any]:
-    match entry:
-        case Call():
-            return {"call": entry.to_dict()}
-        case BadRow():
-            return {"bad_row": asdict(entry)}
-        case Difference():
-            return {"difference": asdict(entry)}
-        case Failure():
-            return {"failure": asdict(entry)}
+    (key,) = (key for key, kind in KINDS.items() if isinstance(entry, kind))
+    return {key: entry.to_dict() if isinstance(entry, Call) else asdict(entry)}
 
 
 def _dumped(line: dict[str, Any]) -> str:
@@ -262,7 +247,7 @@ class Recorder:
             journal.write(path)
             self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *exception) -> None:

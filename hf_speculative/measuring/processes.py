@@ -1,7 +1,5 @@
 """Several processes that share one evaluation, each with its own batches: `accelerate launch -m hf_speculative eval ...`."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +29,7 @@ class Processes:
     shares_model: bool = False
 
     @classmethod
-    def of(cls, model) -> Processes:
+    def of(cls, model) -> "Processes":
         """As launched: alone, one of several, or a rank of a sharded model; such ranks all decode the same.
 
         Raises:

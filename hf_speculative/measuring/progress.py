@@ -1,41 +1,25 @@
 """What a user sees while an evaluation runs."""
 
-from __future__ import annotations
-
 from tqdm.auto import tqdm
 
 from ..call.statistics import Statistics
 from .journal import Call
 
 
-class Shown:
+class Shown(tqdm):
     """The progress bar: calls done, with the acceptance so far. The speed is told at the end, by medians."""
 
     def __init__(self, is_shown: bool, total: int):
-        self.bar = tqdm(total=total, unit="call", disable=not is_shown, dynamic_ncols=True)
+        super().__init__(total=total, unit="call", disable=not is_shown, dynamic_ncols=True)
         self.statistics = Statistics()
-
-    def __enter__(self) -> Shown:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.bar.close()
-
-    def skip(self, num_calls: int) -> None:
-        """Calls that an earlier run has done."""
-        self.bar.n = self.bar.initial = num_calls
-
-    def say(self, what: str) -> None:
-        """What comes next."""
-        self.bar.set_description(what)
 
     def count(self, call: Call) -> None:
         """A call is done."""
         if call.statistics is not None:
             self.statistics += call.statistics
             self.statistics.rows.clear()
-        self.bar.update()
+        self.update()
         counts = self.statistics
         if counts.num_draft_tokens:
             told = f"accepted {counts.draft_acceptance_rate:.0%}, {counts.mean_acceptance_length:.2f} tokens a step"
-            self.bar.set_postfix_str(told, refresh=False)
+            self.set_postfix_str(told, refresh=False)

@@ -1,7 +1,5 @@
 """Which setting to use, as far as the figures tell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -36,7 +34,7 @@ class Recommendation:
         plain: Setting,
         lead: Callable[[Setting, Setting], Speedup | None],
         spread_name: str = INTERVAL,
-    ) -> Recommendation:
+    ) -> "Recommendation":
         """From the speedups of the drafts of one temperature, at least one.
 
         Args:

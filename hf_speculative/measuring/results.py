@@ -1,7 +1,5 @@
 """What an evaluation found: totals by setting, and which setting to use."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,7 +42,7 @@ class Evaluation:
                 self.calls[call.setting][call.batch] = call
 
     @classmethod
-    def load(cls, path: str | Path) -> Evaluation:
+    def load(cls, path: str | Path) -> "Evaluation":
         """The evaluation in a file that `evaluate(results=path)` wrote, finished or not."""
         return cls(Journal.read(Path(path)))
 

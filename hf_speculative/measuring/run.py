@@ -194,11 +194,11 @@ def _run(
     repeats = plan.header["repeats"]
     shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.say, shown.count)
+        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.set_description, shown.count)
         if skip_failing:
             runner.check()
         missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}
-        shown.skip(len(mine) * len(plan.settings) * repeats - sum(map(len, missing.values())))
+        shown.n = shown.initial = len(mine) * len(plan.settings) * repeats - sum(map(len, missing.values()))
         first, last = list(missing)[:2], list(missing)[-1:]
         for setting in dict.fromkeys(setting for calls in missing.values() for setting, _ in calls):
             runner.warm_up(setting, [batches[batch][1] for batch in dict.fromkeys((*first, *last))])

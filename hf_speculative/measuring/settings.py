@@ -1,7 +1,5 @@
 """The settings that are compared: plain decoding, sources of drafts with their options, and rivals, at several temperatures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -158,7 +156,7 @@ class Setting:
         return not self.temperature or bool(self.options.get("reproducible"))
 
     @property
-    def baseline(self) -> Setting:
+    def baseline(self) -> "Setting":
         """Plain decoding at the same temperature."""
         return Setting(temperature=self.temperature)
 

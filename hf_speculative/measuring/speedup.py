@@ -4,8 +4,6 @@ The same work is done both ways, one close after the other, several times. Each 
 speedup is their median. If the machine was busy for a while, few of the ratios change, but a ratio of totals would.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +70,7 @@ class Speedup:
     num_pairs: int
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Work, Work]], spread: Spread) -> Speedup | None:
+    def of(cls, pairs: Iterable[tuple[Work, Work]], spread: Spread) -> "Speedup | None":
         """From pairs of this way and the other; `None` without any that took time.
 
         Args:

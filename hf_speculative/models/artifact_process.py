@@ -1,7 +1,5 @@
 """The process that `artifacts.start` begins: `python -m hf_speculative.models.artifact_process FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names anothe
 with the reason in its place, so that nobody tries again; delete it to do so.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

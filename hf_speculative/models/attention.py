@@ -5,8 +5,6 @@ head: the whole context, in each layer and pass. Here the query heads of a group
 for a single query (`pack_gqa`).
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 

@@ -4,8 +4,6 @@ A packed weight may turn plain at any moment, for whoever looks at it (`packed_p
 all weights, and is not run again: who has it runs eagerly, until the next call binds another one.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Mapping, Sequence

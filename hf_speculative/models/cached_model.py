@@ -1,7 +1,5 @@
 """What the loop asks of a model with its cache."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary

@@ -4,8 +4,6 @@ The seam is thin so that the logic around it is tested without a GPU: see tests/
 the operations it saw on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

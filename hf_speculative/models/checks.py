@@ -1,7 +1,5 @@
 """Models that no cache of ours fits are refused by name: the argument, the reason, the way out."""
 
-from __future__ import annotations
-
 from torch import nn
 from transformers import PreTrainedModel
 

@@ -1,7 +1,5 @@
 """Which kind of cache a model gets: decided once, before the first pass, and never wrongly."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Name all that compiled passes depend on, weights apart: code, versions, processor, config, shapes and modules."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

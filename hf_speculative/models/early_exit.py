@@ -7,8 +7,6 @@ lower half what it has not seen (the last draft token, or the prompt) and then t
 a token.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """How passes on the ragged path are run: eagerly, compiled ahead of time, or compiled and captured in the process."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Hashable, Iterable
 

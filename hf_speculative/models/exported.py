@@ -5,8 +5,6 @@ which torch would compile apart: that this is right is tried out before a file i
 Packed layers are compiled as products of their packed weights.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

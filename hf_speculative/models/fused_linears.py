@@ -1,7 +1,5 @@
 """Layers that read the same input, such as queries, keys and values: packed as one weight, so that their products are one."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """What transformers' `generate` prepares for a model before its first pass: ids, masks, positions, encoder outputs, cache."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Models given by name: which class loads them, and whether their files fill it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +16,9 @@ from transformers import (
 
 from .. import names
 from ..heads import layout_of, load_head
+from ..heads.layout import misfits_of
 from ..hf_compat import loads
-
-#: keywords of `from_pretrained` that say how files come here, whatever the repository
-LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
-#: and those that are about one repository: its version, and whether its code may run
-OF_REPOSITORY = ("revision", "trust_remote_code")
-#: so many keys of each kind are named in an error
-MAX_NAMED = 4
+from ..names import LOADING, OF_REPOSITORY
 
 
 def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
@@ -49,19 +42,13 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
     # A mismatched key comes with both of its shapes.
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     kinds = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
-    misfits = [f"{kind}: {_listed(sorted(keys))}" for kind, keys in kinds.items() if keys]
-    if misfits:
+    if misfits := misfits_of(kinds):
         raise ValueError(
             f"{name} does not hold the weights of the class {type(model).__name__}, which its config names "
-            f"({'; '.join(misfits)}): it would compute something else than what was trained. Give another model; if this is "
+            f"({misfits}): it would compute something else than what was trained. Give another model; if this is "
             "meant, load it by transformers and save it anew, or pass the loaded model."
         )
     return model.eval()
-
-
-def _listed(keys: list[str]) -> str:
-    more = len(keys) - MAX_NAMED
-    return ", ".join(keys[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def check_name(name: str | Path, **kwargs) -> None:

@@ -1,7 +1,5 @@
 """Which slots of a ragged cache each query sees."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +38,7 @@ class AttentionLayers:
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def masks(
-        self, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None = None
+        self, queries: Tensor, cache: "RaggedCache", dtype: torch.dtype, nodes: "Nodes | None" = None
     ) -> Tensor | dict[str, Tensor]:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
 
@@ -55,7 +53,9 @@ class AttentionLayers:
             return self._mask("chunked_attention", queries, cache, dtype, nodes)
         return self._mask("full_attention", queries, cache, dtype, nodes)
 
-    def _mask(self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None) -> Tensor:
+    def _mask(
+        self, kind: str, queries: Tensor, cache: "RaggedCache", dtype: torch.dtype, nodes: "Nodes | None"
+    ) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=queries.device)
         if first:

@@ -1,7 +1,5 @@
 """What sources of drafts keep with a model from call to call: answers, and what they learned."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any

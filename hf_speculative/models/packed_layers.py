@@ -9,8 +9,6 @@ exception is a head that shares its weight with the embedding, which needs rows:
 the plain weight before each use (`Stamp`).
 """
 
-from __future__ import annotations
-
 import platform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The parameters of a layer whose weight is packed: the plain weight is back, bit for bit, as soon as anybody reads it."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +29,7 @@ class Stamp:
     sample: Tensor
 
     @staticmethod
-    def of(weight: Tensor) -> Stamp:
+    def of(weight: Tensor) -> "Stamp":
         step = max(1, weight.numel() // NUM_SAMPLES)
         return Stamp(version_of(weight), weight.data_ptr(), weight.detach().flatten()[::step].clone())
 

@@ -1,7 +1,5 @@
 """What of a model is packed: linear layers, those that read the same input as one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@
 next call begins. See docs/optimize.md.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

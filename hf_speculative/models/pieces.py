@@ -4,8 +4,6 @@ Layers that are equal but for their weights are one function: a file holds one l
 one. How a model calls its layers is watched, not known: see `pieces_of`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -126,7 +124,7 @@ class Before(nn.Module):
     def shapes(self) -> tuple:
         return (self.whole.shapes()[:NUM_PLACES],)
 
-    def for_compiler(self) -> Before:
+    def for_compiler(self) -> "Before":
         return Before(self.whole.for_compiler(), self.watch, self.groups)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -181,7 +179,7 @@ class Layer(nn.Module):
         dims = dims_of_a_pass()
         return (tuple({dim: times * dims[name] for dim, (name, times) in sizes.items()} for sizes in self.sizes),)
 
-    def for_compiler(self) -> Layer:
+    def for_compiler(self) -> "Layer":
         layer = exchanged(self.layer, traced(self.layer))  # type: ignore[type-var]
         return Layer(layer, self.call, self.num_layers, self.samples)
 
@@ -224,7 +222,7 @@ class After(nn.Module):
         dims = dims_of_a_pass()
         return {0: dims["batch"], 1: dims["width"]}, {0: dims["num_kept"]}
 
-    def for_compiler(self) -> After:
+    def for_compiler(self) -> "After":
         return After(self.whole.for_compiler(), self.watch, self.states)
 
     def forward(self, states: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

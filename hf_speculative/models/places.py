@@ -1,7 +1,5 @@
 """Where the columns of a pass go, in which each row feeds its own tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Caches are allocated once for calls of a like shape; one idle cache a model, of 
 cache, a captured one with the cache that it was captured over.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,9 +36,9 @@ class ModelResources:
     """
 
     state: tuple
-    idle: RaggedCache | None = None
+    idle: "RaggedCache | None" = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
-    artifacts: dict[tuple[int, ...], BoundPass | PassOfPieces] = field(default_factory=dict)
+    artifacts: "dict[tuple[int, ...], BoundPass | PassOfPieces]" = field(default_factory=dict)
     twin: PreTrainedModel | None = None
 
 
@@ -69,7 +67,7 @@ def release_artifact(model: PreTrainedModel) -> None:
             _kept[model].artifacts.clear()
 
 
-def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache:
+def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":
     """The model's idle cache, which nobody else gets, or a new one."""
     entry = kept(model)
     with _lock:
@@ -78,7 +76,7 @@ def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache
     return cache
 
 
-def give_back(model: PreTrainedModel, cache: RaggedCache) -> None:
+def give_back(model: PreTrainedModel, cache: "RaggedCache") -> None:
     """The call is over: the next one may have the cache, if the model is as it was when this one took it."""
     with _lock:
         entry = _kept.get(model)

@@ -3,8 +3,6 @@
 The reference are steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
@@ -22,16 +20,7 @@ from .universal import UniversalModel
 from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
 
 #: what a model raises that does not run through a cache of ours at all
-DOES_NOT_RUN = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    IndexError,
-    AssertionError,
-    NotImplementedError,
-)
+DOES_NOT_RUN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 #: windows up to this long are tried with a text that is longer
 LONGEST_WINDOW = 1024
 #: columns of a prompt of ids alone that the universal path is tried on, and its rows

@@ -1,7 +1,5 @@
 """A call's prompt as the host knows it."""
 
-from __future__ import annotations
-
 from itertools import compress
 
 import torch

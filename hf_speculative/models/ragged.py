@@ -6,8 +6,6 @@ those that were kept then move up. Rows of equal length need none of this: they 
 and the model builds the masks that it builds in plain `generate`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 

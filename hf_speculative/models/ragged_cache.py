@@ -4,8 +4,6 @@ Token t of a row lives in slot t, whatever its padding. A pass writes its entrie
 is a smaller length, without a copy. Rows that leave free their lanes, which others may take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +24,7 @@ class RaggedLayer(CacheLayerMixin):
 
     is_croppable = True
 
-    def __init__(self, cache: RaggedCache, sliding_window: int | None = None):
+    def __init__(self, cache: "RaggedCache", sliding_window: int | None = None):
         super().__init__()
         self.cache = cache
         self.is_sliding = sliding_window is not None
@@ -101,7 +99,7 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
             self.cache.captured.clear()
 
-    def copy(self, other: RaggedLayer, lanes: list[int], end: int) -> None:
+    def copy(self, other: "RaggedLayer", lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
         if other.is_initialized:
             keys, values = (part[uploaded(lanes, part.device), :, :end] for part in other.filled())
@@ -109,7 +107,7 @@ class RaggedLayer(CacheLayerMixin):
                 self.lazy_initialization(keys, values)
             self.keys[: len(lanes), :, :end], self.values[: len(lanes), :, :end] = keys, values
 
-    def take(self, other: RaggedLayer, lanes: list[int], end: int) -> None:
+    def take(self, other: "RaggedLayer", lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row i of `other` become those of row `lanes[i]`."""
         if self.is_initialized:
             index = uploaded(lanes, self.keys.device)

@@ -3,8 +3,6 @@
 Both paths keep them by position, so that there is nothing to roll back: what a later pass feeds again, it writes again.
 """
 
-from __future__ import annotations
-
 from weakref import WeakKeyDictionary
 
 import torch

@@ -1,7 +1,5 @@
 """How transformers' own caches are taken back to an earlier column. One class a way; both leave nothing behind."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection
 

@@ -4,8 +4,6 @@ Early exit and hidden-state drafters run parts of a model. Exchanging modules in
 by every other thread that runs the model; a shallow copy is private to the call, and holds no second copy of a weight.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that several processes run together: tensor and pipeline parallel ones, and those sharded by FSDP or ZeRO-3."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hidden states that a pass gives beside its logits, as transformers counts and captures them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

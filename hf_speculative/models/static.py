@@ -5,8 +5,6 @@ seen. Attention looks at a number of slots from a short ladder, not at exactly t
 columns and slots, serve a whole generation; what a round accepted changes no shape.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Hashable
@@ -45,27 +43,22 @@ def ragged_pass(
     layers: AttentionLayers,
     dtype: torch.dtype,
     keep: dict[str, int],
-    input_ids: Tensor,
-    first: Tensor,
-    seen: Tensor,
-    bounds: Tensor,
-    slots: Tensor,
-    root: Tensor,
-    depths: Tensor,
-    ancestors: Tensor,
+    *tensors: Tensor,
 ) -> Tensor:
     """One pass as a function of tensors; its logits `(batch, q, vocab)`, or fewer columns of them.
 
     Args:
         keep: how many columns of logits, as the model takes it.
+        tensors: these, in this order:
         input_ids: `(batch, q)`.
         first: `(batch,)` the slot of each row's first column; columns whose slot is below `seen (batch,)` are filler.
         bounds: `(2,)` the spare slot, and the last position any row can have.
         slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
         root, depths, ancestors: of a tree, as `Nodes` takes them; a chain has `no_nodes`.
     """
+    input_ids, first, seen, bounds, slots, *tree = tensors
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-    cache.end, nodes = slots.shape[0], Nodes(root, depths, ancestors)
+    cache.end, nodes = slots.shape[0], Nodes(*tree)
     return model(
         input_ids=input_ids,
         attention_mask=layers.masks(queries, cache, dtype, nodes),

@@ -1,7 +1,5 @@
 """What is compiled ahead of time: one pass of a model, as a function of tensors, for any number of rows, columns and slots."""
 
-from __future__ import annotations
-
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -35,7 +33,7 @@ class TracedLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: TracedCache, keys: Tensor, values: Tensor):
+    def __init__(self, cache: "TracedCache", keys: Tensor, values: Tensor):
         super().__init__()
         self.cache, self.keys, self.values, self.is_initialized = cache, keys, values, True
 
@@ -187,10 +185,10 @@ class TracedPass(nn.Module):
         return logits.argmax(-1)
 
     @abstractmethod
-    def of(self, model: PreTrainedModel) -> TracedPass:
+    def of(self, model: PreTrainedModel) -> "TracedPass":
         """The same of another model."""
 
-    def for_compiler(self) -> TracedPass:
+    def for_compiler(self) -> "TracedPass":
         """The same, with packed layers as products of their input and a parameter that lies as the packed weight does."""
         return self.of(exchanged(self.model, traced(self.model)))
 
@@ -209,7 +207,7 @@ class Pass(TracedPass):
         self.recorded = recorded
         self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def of(self, model: PreTrainedModel) -> Pass:
+    def of(self, model: PreTrainedModel) -> "Pass":
         return Pass(model, self.recorded)
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -279,7 +277,7 @@ class HeadPass(TracedPass):
 
     widths = ("known", "known", "drafted", "drafted")
 
-    def of(self, model: PreTrainedModel) -> HeadPass:
+    def of(self, model: PreTrainedModel) -> "HeadPass":
         return HeadPass(model)
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -8,8 +8,6 @@ shortest row, and the others feed again what they had more: right filler is invi
 draft nothing until the others have caught up (`schedules.AlignRows`), which bounds what is fed twice.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -208,16 +208,6 @@ def look() -> dict[str, Any]:
         "font_mono": ["ui-monospace", "Menlo", "Consolas", "monospace"],
     }
     theme = gr.themes.Default(primary_hue="green", neutral_hue="zinc", **fonts)
-    theme.set(
-        button_primary_background_fill="#18794e",
-        button_primary_background_fill_hover="#14532d",
-        button_primary_background_fill_dark="#18794e",
-        button_primary_text_color="#fff",
-        block_info_text_color="#60646c",
-        block_info_text_color_dark="#a0a4ab",
-        slider_color="#18794e",
-        slider_color_dark="#3dd68c",
-    )
     style = (Path(__file__).parent / drawing.STYLE).read_text(encoding="utf-8")
     return {"theme": theme, "css": style, "footer_links": [], "ssr_mode": False}
 

@@ -3,8 +3,6 @@
 The loop knows nothing of it. Of each distribution only the tokens that count are kept, so that a long text stays small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -120,7 +118,7 @@ class WatchedLength(Constant):
         super().__init__(num_tokens)
         self.scores: list[Tensor] = []
 
-    def __deepcopy__(self, memo) -> WatchedLength:
+    def __deepcopy__(self, memo) -> "WatchedLength":
         return self  # a call has a copy of its own, which would be watched by nobody
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> None:

@@ -1,10 +1,6 @@
 """How figures are written: empty where there is none."""
 
 
-def times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}x"
-
-
 def percent(value: float | None, digits: int = 0) -> str:
     return "" if value is None or value != value else f"{100 * value:.{digits}f} %"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
 
 from . import files
 
@@ -54,8 +53,3 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup
     )
-
-
-def inline(svg: str) -> Markup:
-    """A picture as part of the page; of our own making, never a user's text."""
-    return Markup(svg)

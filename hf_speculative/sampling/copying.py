@@ -25,6 +25,10 @@ SHARED = (
 )
 #: others take out of these what a part puts in: a copy would be filled in vain
 CHANNELS = (queue.Queue,)
+#: methods by which engines of grammars copy their matchers
+COPIERS = ("fork", "deep_copy")
+#: packages whose objects without such a method are tables, which generation does not change
+ENGINES = ("xgrammar", "llguidance")
 #: what a copy leaves as it is, and what it never looks into
 ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
 
@@ -36,7 +40,8 @@ class CannotCopy(TypeError):
 def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] | None = None) -> list:
     """Independent copies of processors or criteria, copied together, so that what they share their copies share, too.
 
-    A part with a `clone()` method makes its own copy, anything else is copied deeply, but for what is `SHARED`.
+    A part with a `clone()` method makes its own copy, and so does a matcher of a grammar engine inside a part. Anything else is
+    copied deeply, but for what is `SHARED`.
 
     Args:
         argument: what the user gave them as.
@@ -52,7 +57,7 @@ def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] 
     copies = []
     for part in parts:
         try:
-            memo |= {id(value): value for value in _shared(part, known=memo)}
+            memo |= _known(part, memo)
             copies.append(copy.deepcopy(part, memo))
         except Exception as error:
             raise CannotCopy(
@@ -62,9 +67,9 @@ def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] 
     return copies
 
 
-def _shared(part, known: dict[int, Any]) -> list:
-    """What is reachable from `part` that copies share with it."""
-    found, seen, todo = [], set(known), [part]
+def _known(part, known: dict[int, Any]) -> dict[int, Any]:
+    """What is reachable from `part` that copies share with it, or that copies itself, by its id: what a copy holds."""
+    found, seen, todo = {}, set(known), [part]
     while todo:
         value = todo.pop()
         if id(value) in seen:
@@ -72,8 +77,22 @@ def _shared(part, known: dict[int, Any]) -> list:
         seen.add(id(value))
         if isinstance(value, CHANNELS):
             raise TypeError(f"{type(value).__name__}, which others read")
+        copier = next((getattr(value, name) for name in COPIERS if hasattr(type(value), name)), None)
         if isinstance(value, SHARED):
-            found.append(value)
+            found[id(value)] = value
+        elif copier is not None and not isinstance(value, ATOMS):
+            found[id(value)] = copier()
+        elif value is not part and _is_table(value):
+            found[id(value)] = value
         elif not isinstance(value, ATOMS):
             todo += gc.get_referents(value)
     return found
+
+
+def _is_table(value) -> bool:
+    kind = type(value)
+    return (
+        isinstance(value, types.ModuleType)
+        or kind.__module__.split(".")[0] in ENGINES
+        or kind.__name__ == "LLTokenizer"  # which calls itself a builtin
+    )

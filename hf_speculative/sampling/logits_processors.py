@@ -5,12 +5,14 @@ are at different lengths, and the draft looks ahead at tokens that may never be 
 of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
-* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `stateless.py`;
+* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `stateless.py`, and
+  so does a grammar, see `grammar.py`;
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, partial
 
@@ -90,6 +92,11 @@ class Processors:
         return self.memories.lookahead_unsupported_reason
 
     @property
+    def draft_may_follow(self) -> bool:
+        """Processors with a memory are first called, and copied, in a round without a draft."""
+        return self.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
+
+    @property
     def keeps_rows_together(self) -> bool:
         """All rows have to start together: guidance has a cache with one length for all of them."""
         return self.guidance is not None
@@ -123,8 +130,8 @@ class Processors:
         prefixes = Prefixes(batch, scores.shape[1], ahead, tree=batch.tree)
         if not self.have_memory:
             return self._apply(prefixes, scores)
-        columns = []
-        for i in self.memories.positions(prefixes, is_draft):
+        columns: list[Tensor] = []
+        for i in self.memories.positions(prefixes, is_draft, columns):
             columns.append(self._apply(prefixes.at(i), scores[:, i : i + 1]))
         return torch.cat(columns, 1)
 
@@ -168,9 +175,10 @@ class StatefulProcessor:
         processed, batch_size = torch.empty_like(scores), self.memories.batch_size
         tokens = prefixes.last(prefixes.longest)
         for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.host_widths(), strict=True)):
-            ids = tokens[lane, :, prefixes.longest - width :].expand(batch_size, -1)
-            processor = self.memories.of_row[row].current[self.index]
-            processed[lane, 0] = processor(ids, scores[lane].repeat(batch_size, 1))[row]
+            memory, processed[lane] = self.memories.of_row[row], scores[lane]
+            if memory.is_reachable:
+                ids = tokens[lane, :, prefixes.longest - width :].expand(batch_size, -1)
+                processed[lane, 0] = memory.current[self.index](ids, scores[lane].repeat(batch_size, 1))[row]
         return processed
 
 
@@ -181,21 +189,29 @@ class Memory:
         committed: as after the last emitted token.
         current: as after the last position.
         after: snapshots, one a position; none if the set is never copied, which `rollback(num_calls)` takes back instead.
+        is_reachable: the tokens before this position are allowed. What is not, a processor is never shown: it may raise.
     """
+
+    is_reachable = True
 
     def __init__(self, copies: list, memories: Memories):
         self.committed, self.memories = copies, memories
         self.num_calls = 0
 
     def begin_pass(self) -> None:
+        self.is_reachable = True
         self._take_back(self.num_calls)
         self.current = self.committed if self.memories.keeps_set else clone(self.committed)
         self.after: list[list] = []
 
     def end_position(self, is_draft: bool) -> None:
-        self.num_calls += 1
-        if not is_draft and not self.memories.keeps_set:
+        self.num_calls += self.is_reachable
+        if is_draft or self.memories.keeps_set:
+            return
+        try:
             self.after.append(clone(self.current))
+        except CannotCopy as error:  # what it has made in its first call; nothing is drafted before
+            self.memories.give_up(error)
 
     def go_to(self, position: int) -> None:
         """The next position follows this one, which need not be the last."""
@@ -204,9 +220,11 @@ class Memory:
 
     def commit(self, num_tokens: int, path: Sequence[int]) -> None:
         """So many positions on a path of draft tokens have become the row's own."""
-        if not self.memories.keeps_set:
+        if self.after:
             self.committed = self.after[path[num_tokens - 2] + 1 if num_tokens > 1 else 0]
             self.after = []
+        else:
+            self.committed = self.current
         self._take_back(self.num_calls - num_tokens)
 
     def _take_back(self, num_calls: int) -> None:
@@ -223,9 +241,14 @@ class Memories:
     them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
     cannot be copied are called themselves, which serves one row and no drafts: see `lookahead_unsupported_reason`.
 
+    Attributes:
+        has_begun: they were called, and copied as they are since.
+
     Raises:
         CannotCopy: one of them cannot be copied, and there are several rows.
     """
+
+    has_begun = False
 
     def __init__(self, originals: list, batch_size: int):
         self.originals, self.batch_size = originals, batch_size
@@ -243,16 +266,35 @@ class Memories:
         self.of_row: dict[int, Memory] = {}
         self.is_drafting = False
 
-    def positions(self, prefixes: Prefixes, is_draft: bool) -> Iterator[int]:
-        """The positions in turn: at each, the rows' memories are those of what it follows."""
+    def give_up(self, error: CannotCopy) -> None:
+        """From now on each row's set is called once a token, and nothing is drafted."""
+        if self.lookahead_unsupported_reason is None:
+            self.lookahead_unsupported_reason, self.keeps_set = error, True
+            warnings.warn(f"nothing is drafted in this call: {error}", stacklevel=2)
+
+    def positions(self, prefixes: Prefixes, is_draft: bool, columns: list[Tensor]) -> Iterator[int]:
+        """The positions in turn: at each, the rows' memories are those of what it follows.
+
+        Args:
+            columns: processed scores of the positions before, each `(batch, 1, vocab)`.
+        """
         batch, tree = prefixes.batch, prefixes.tree
         if not (is_draft and self.is_drafting):  # else the draft goes on where it was
             self._begin_pass(batch)
         self.is_drafting = is_draft
+        reached = [[True] for _ in batch.rows]
         for position in range(prefixes.num_positions):
             for lane, row in enumerate(batch.rows):
-                if tree is not None and position:
-                    self.of_row[row].go_to(tree.host_parents[lane][position - 1] + 1)
+                if not position or is_draft:
+                    continue
+                parent = position - 1 if tree is None else tree.host_parents[lane][position - 1] + 1
+                if tree is not None:
+                    self.of_row[row].go_to(parent)
+                token = batch.tokens[lane, batch.host_lengths[lane] + position - 1]
+                self.of_row[row].is_reachable = reached[lane][parent] and bool(
+                    columns[parent][lane, 0, token] > -torch.inf
+                )
+                reached[lane].append(self.of_row[row].is_reachable)
             yield position
             for row in batch.rows:
                 self.of_row[row].end_position(is_draft)
@@ -272,6 +314,6 @@ class Memories:
         for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):
             path: Sequence[int] = range(num) if batch.host_path is None else batch.host_path[lane]
             self.of_row[row].commit(num, path)
-        self.is_drafting = False
-        if self.users is not None:
+        self.is_drafting, self.has_begun = False, True
+        if self.users is not None and self.lookahead_unsupported_reason is None:
             self.users.show(self.of_row[0].committed)  # the user's own objects show the memory of the call's first row

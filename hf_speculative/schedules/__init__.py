@@ -19,18 +19,3 @@ SCHEDULE_NAMES = {
     "heuristic": Heuristic,
     "heuristic_transient": Heuristic,
 }
-
-__all__ = [
-    "SCHEDULES",
-    "SCHEDULE_NAMES",
-    "Adaptive",
-    "AlignRows",
-    "BestNodes",
-    "ConfidenceStop",
-    "Constant",
-    "Costs",
-    "Heuristic",
-    "HybridSchedule",
-    "RoundCosts",
-    "Timed",
-]

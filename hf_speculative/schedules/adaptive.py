@@ -9,8 +9,6 @@ saved. So bad luck at the start does not end drafting, a text that becomes predi
 little. The decision depends only on earlier rounds, so the output stays exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 from typing import cast

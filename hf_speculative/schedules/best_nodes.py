@@ -1,7 +1,5 @@
 """As many draft tokens as are worth their time, by the chances that the drafter itself gives each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """How often draft tokens were kept, by position, in each row and in all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -58,7 +56,7 @@ class Evidence:
         for row in self.rows.keys() - {*rows}:
             del self.rows[row]
 
-    def faded(self) -> Evidence:
+    def faded(self) -> "Evidence":
         """The same rates of all rows, seen in no more than `START_WEIGHT` tokens."""
         faded = Evidence(len(self.all_rows.kept))
         faded.all_rows.reached, faded.all_rows.kept = self.all_rows.reached, self.all_rows.kept

@@ -1,7 +1,5 @@
 """Guesses that cost no pass or drafts that do: whichever promises more tokens per second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..interfaces import Part, Schedule

@@ -4,8 +4,6 @@ A machine may be half as fast a minute later. So costs are in plain steps, and w
 a plain step alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -54,7 +52,7 @@ class RoundCosts:
     def _assumed(self, size: int) -> Costs:
         return Costs(self.draft, self.verify(size))
 
-    def _fit(self, num_rows: int) -> _Fit:
+    def _fit(self, num_rows: int) -> "_Fit":
         size = _rounded(num_rows)
         if size not in self.fits:
             costs, plain_step = self._assumed(size), None

@@ -1,7 +1,5 @@
 """Times the rounds of a call, for what they tell of their costs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

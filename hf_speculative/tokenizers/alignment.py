@@ -7,8 +7,6 @@
 Only the last few ids may change when more text follows, so that a round encodes as much text at 8,000 tokens as at 80.
 """
 
-from __future__ import annotations
-
 import copy
 from codecs import utf_8_decode
 from collections.abc import Callable, Iterable
@@ -115,7 +113,7 @@ class Alignment:
         self.ends: list[int] = []
         self.drafted: list[int] = []
 
-    def copy(self) -> Alignment:
+    def copy(self) -> "Alignment":
         other = copy.copy(self)
         other.text, other.ids, other.ends = bytearray(self.text), list(self.ids), list(self.ends)
         other.drafted = list(self.drafted)

@@ -8,8 +8,6 @@ text, and the text tokens of the target, to be proposed.
     the draft's ids       "import"  " "  "os"
 """
 
-from __future__ import annotations
-
 import copy
 from codecs import utf_8_decode
 from itertools import takewhile
@@ -40,7 +38,7 @@ class Transcript:
         """The draft's ids for the whole row."""
         return self.draft.ids
 
-    def copy(self) -> Transcript:
+    def copy(self) -> "Transcript":
         other = copy.copy(self)
         other.draft = self.draft.copy()
         return other

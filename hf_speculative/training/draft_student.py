@@ -83,7 +83,9 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     config.dtype = torch.float32
     draft = type(target)(config).float()
     weights = {name: tensor for name, tensor in target.state_dict().items() if name in draft.state_dict()}
-    missing = [name for name in draft.load_state_dict(weights, strict=False).missing_keys if name not in _tied(draft)]
+    missing = [
+        name for name in draft.load_state_dict(weights, strict=False).missing_keys if name not in tied_weights(draft)
+    ]
     if missing:
         raise ValueError(
             f"{type(target).__name__} cannot be cut off after {num_layers} layers, its weights lack {missing[0]}: give a draft "
@@ -105,7 +107,3 @@ def check_layers(target: PreTrainedModel, num_layers: int) -> int:
             f"`head='layers:{num_layers}'`: the target has {total} layers, give 1 or more and fewer than that."
         )
     return total
-
-
-def _tied(model: PreTrainedModel) -> set[str]:
-    return tied_weights(model)

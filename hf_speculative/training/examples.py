@@ -1,7 +1,5 @@
 """Texts to learn from: a prompt and the target's own answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ class Example:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.new_ids)
 
-    def cut(self, max_length: int) -> Example:
+    def cut(self, max_length: int) -> "Example":
         """The first `max_length` tokens."""
         return Example(self.prompt_ids[:max_length], self.new_ids[: max(0, max_length - len(self.prompt_ids))])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..measuring.inputs import prompts_of
+from ..measuring.inputs import Prompts, prompts_of
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows, reader
 from .examples import Example
@@ -36,7 +36,7 @@ class Data:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(list(self.prompts.items())).encode()).hexdigest()[:16]
+        return Prompts(self.prompts).digest
 
     def examples(self) -> list[Example]:
         """Those that the data set brings."""

@@ -1,7 +1,5 @@
 """What came out of a run of training."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -119,7 +117,7 @@ class Trained:
                 )
 
     @classmethod
-    def read(cls, folder: Path) -> Trained:
+    def read(cls, folder: Path) -> "Trained":
         """What an earlier run left in `folder`.
 
         Raises:
@@ -137,17 +135,11 @@ class Trained:
 
 
 def _point(step: int, entry: dict[str, Any]) -> Point:
-    lengths, positions = {}, {}
-    num_tokens: dict[str, int] = {}
-    for way in (GREEDY, SAMPLED):
-        if (length := entry.get(f"eval_{way}_acceptance_length")) is not None:
-            lengths[way] = float(length)
-            num_tokens |= {way: int(entry[name])} if (name := f"eval_{way}_num_tokens") in entry else {}
-            names = sorted(
-                (name for name in entry if name.startswith(f"eval_{way}_position_")),
-                key=lambda n: int(n.split("_")[-1]),
-            )
-            positions[way] = [float(entry[name]) for name in names]
+    ways = [way for way in (GREEDY, SAMPLED) if entry.get(f"eval_{way}_acceptance_length") is not None]
+    lengths = {way: float(entry[f"eval_{way}_acceptance_length"]) for way in ways}
+    num_tokens = {way: int(entry[name]) for way in ways if (name := f"eval_{way}_num_tokens") in entry}
+    prefixes = {way: f"eval_{way}_position_" for way in ways}  # of metrics that a `Meter` gives in order
+    positions = {way: [float(v) for n, v in entry.items() if n.startswith(prefixes[way])] for way in ways}
     return Point(step, lengths, positions, num_tokens)
 
 

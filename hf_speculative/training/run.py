@@ -110,7 +110,13 @@ class Run:
             if self.processes.rank == 0:
                 with self._decodes_fast():
                     write_prompts(
-                        self.target, self.tokenizer, path, settings.num_prompts, settings.seed, self.watch.answers, is_over
+                        self.target,
+                        self.tokenizer,
+                        path,
+                        settings.num_prompts,
+                        settings.seed,
+                        self.watch.answers,
+                        is_over,
                     )
             self.processes.gather([])  # the others read what the first has written
             dataset, reading = path, {}

@@ -1,7 +1,5 @@
 """The target's distributions as they are in use: after temperature, top-k and top-p."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,18 +43,18 @@ class SamplingParams:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
-    def of_target(self, logits: Tensor) -> Tensor:
+    def of_target(self, logits: "Tensor") -> "Tensor":
         """Log-probabilities of the target's `logits (n, vocab)`, float32; -inf for what is cut off."""
         scores = logits.float()
         for warper in self._warpers():
             scores = warper(None, scores)  # type: ignore[arg-type]  # none of these reads the text
         return scores.log_softmax(-1)
 
-    def of_draft(self, logits: Tensor) -> Tensor:
+    def of_draft(self, logits: "Tensor") -> "Tensor":
         """The same of the draft's, cut off nowhere: a token without probability has no gradient that would bring it back."""
         return (logits.float() / self.softness).log_softmax(-1)
 
-    def _warpers(self) -> list[LogitsProcessor]:
+    def _warpers(self) -> "list[LogitsProcessor]":
         from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
         # In the order in which transformers' `generate` has them.

@@ -9,16 +9,8 @@ from .sampling_params import SamplingParams
 
 #: learned in one reading, without steps
 TABLES = "tables"
-#: learning rates by kind of head, where none is given: a head begins with random weights, a draft model with good ones
-LEARNING_RATES = {
-    "eagle3": 1e-3,
-    "dflash": 1e-3,
-    "jetspec": 1e-3,
-    TABLES: 0.0,
-    "layers": 1e-3,
-    "draft": 1e-4,
-    "lora": 1e-3,
-}
+#: learning rates where none is given: a head begins with random weights, a draft model with good ones
+LEARNING_RATE, OF_DRAFT_MODELS = 1e-3, 1e-4
 #: draft tokens of a round, where no number is given; those of blocks are as many as their masks
 DRAFT_TOKENS = {"dflash": 7, "jetspec": 7, TABLES: 8}
 LOSS_NAMES = ("lk_hybrid", "forward_kl", "reverse_kl", "total_variation", "negative_log_acceptance", "cross_entropy")
@@ -137,8 +129,9 @@ class Settings:
     @property
     def rate(self) -> float:
         """The learning rate."""
-        default = LEARNING_RATES["lora" if self.lora_rank is not None else self.kind]
-        return default if self.learning_rate is None else self.learning_rate
+        if self.learning_rate is not None or self.kind == TABLES:
+            return self.learning_rate or 0.0
+        return OF_DRAFT_MODELS if self.kind == "draft" and self.lora_rank is None else LEARNING_RATE
 
     @property
     def draft_tokens(self) -> int:

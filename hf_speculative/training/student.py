@@ -1,7 +1,5 @@
 """What is trained: from a lesson of the target's to logits that are compared with its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ class Prediction:
     weights: Tensor
 
     @classmethod
-    def along(cls, logits: Tensor, ahead: int = 0, weight: float = 1.0) -> Prediction:
+    def along(cls, logits: Tensor, ahead: int = 0, weight: float = 1.0) -> "Prediction":
         """Those of each place of a text, so many positions ahead."""
         num_guesses = logits.shape[1]
         positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)

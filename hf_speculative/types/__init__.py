@@ -10,23 +10,3 @@ from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round, Verdict
 from .transfers import read_later, uploaded
 from .tree import Nodes, Tree
-
-__all__ = [
-    "NO_TOKEN",
-    "Appended",
-    "Batch",
-    "Costs",
-    "Draft",
-    "Guide",
-    "NoDistribution",
-    "Nodes",
-    "Prefix",
-    "Round",
-    "Tree",
-    "Verdict",
-    "along_path",
-    "columns_from",
-    "read_later",
-    "shared_prefixes",
-    "uploaded",
-]

@@ -9,8 +9,6 @@ from .token import TokenVerification
 #: by the names that `rule=` takes
 RULES: dict[str, type[Rule]] = {"token": TokenVerification, "block": BlockVerification, "sampled": SampledVerification}
 
-__all__ = ["RULES", "BlockVerification", "Measured", "SampledVerification", "TokenVerification", "rule_for"]
-
 
 def rule_for(rule: Rule | str | None) -> Rule | None:
     """The rule of that name; a rule, or none, as it is."""

@@ -23,6 +23,7 @@ from hf_speculative.call.option_types import (
     Drafts,
     Flag,
     FlagOr,
+    Grammars,
     HasMethods,
     Instance,
     Name,
@@ -49,6 +50,7 @@ WRONG_TYPES = {
     Drafts: [7, True, ["suffix", 7]],
     Instance: [7, "adaptive", object()],
     HasMethods: [7, print, torch.nn.Linear],
+    Grammars: [7, True, object(), [7]],
 }
 OUT_OF_RANGE = {
     WholeNumber: [0, -1, np.int64(0)],
@@ -57,6 +59,7 @@ OUT_OF_RANGE = {
     Name: ["nonsense"],
     Drafts: [[]],
     FlagOr: ["no"],
+    Grammars: [[]],
 }
 GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True, FlagOr: True}
 BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

@@ -33,7 +33,7 @@ def test_verdicts(name):
     advice = Advice({1: evaluation}, {"target": 10})
     assert advice.is_worth_it is is_worth_it and sentence in advice.verdict
     assert "nan" not in advice.verdict and "None" not in advice.verdict
-    assert (advice.best("greedy") is None) == (name == "none") and advice.best("sampled") is None
+    assert (advice.recommendation("greedy") is None) == (name == "none") and advice.recommendation("sampled") is None
 
 
 def test_what_pays_at_one_batch_size_and_not_at_another():

@@ -67,13 +67,13 @@ def test_the_likeliest_nodes_grow_first(settings, tokens, parents):
 def test_chances_are_learned_from_all_that_was_guessed():
     """Also from what was not proposed, so that nothing has to be tried; a row's own share counts for more."""
     drafter, draft, batch = grown(Fixed(FOLLOWING), schedule=BestNodes(8, costs=DEAR))
-    assert draft.width == 0 and drafter.chances.of(0, (0.3,)) == pytest.approx(0.3)
+    assert draft.width == 0 and drafter.chances.of(0, (0.3, None)) == pytest.approx(0.3)
     batch.put(torch.tensor([[3]]))
     batch.append(hs.Draft.empty(batch), hs.Verdict(torch.tensor([0]), torch.tensor([3])))
     drafter.rollback(batch)
-    assert drafter.chances.of(0, (0.3,)) > drafter.chances.of(5, (0.3,)) > 0.3
-    assert drafter.chances.of(0, (0.6,)) < drafter.chances.of(5, (0.6,)) < 0.6
-    assert drafter.chances.of(0, (0.7,)) == pytest.approx(0.7), "what came after 2 was not seen"
+    assert drafter.chances.of(0, (0.3, None)) > drafter.chances.of(5, (0.3, None)) > 0.3
+    assert drafter.chances.of(0, (0.6, None)) < drafter.chances.of(5, (0.6, None)) < 0.6
+    assert drafter.chances.of(0, (0.7, None)) == pytest.approx(0.7), "what came after 2 was not seen"
 
 
 @torch.no_grad()

@@ -181,7 +181,6 @@ def test_what_is_misspelt_is_met_before_anything_loads(options, error, words, mo
     [
         ({}, ValueError, "no source of drafts"),
         ({"num_draft_tokens": 3}, ValueError, "`num_draft_tokens=3` has no effect"),
-        ({"prompt_lookup_num_tokens": 0}, ValueError, "drafts nothing"),
         ({"prompt_lookup_num_tokens": 3, "attn_implementation": "eager"}, TypeError, "loaded already"),
     ],
 )

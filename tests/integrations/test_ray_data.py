@@ -1,4 +1,4 @@
-"""`SpeculativePredictor` as a plain callable, and once as an actor of a real Ray job in which an actor dies."""
+"""`examples/ray_predictor.py` as a plain callable, and once as an actor of a real Ray job in which an actor dies."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray_predictor
 import torch
+from ray_predictor import COLUMNS, SpeculativePredictor
 
 import hf_speculative as hs
-from hf_speculative.integrations import ray_data as batch_inference
-from hf_speculative.integrations.ray_data import COLUMNS, SpeculativePredictor
 from tests.support import tiny, tongues
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +34,6 @@ def plainly(pair, prompt: str, **settings) -> str:
     ids = pair[2](prompt, return_tensors="pt")
     output = pair[0].generate(**ids, do_sample=False, **settings)
     return pair[2].decode(output[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
-
-
-def test_the_embedded_target_without_its_draft(pair):
-    answers = SpeculativePredictor(max_new_tokens=10, draft_model="auto", num_draft_tokens=3)(
-        {"prompt": column(PROMPTS[:2])}
-    )
-    assert list(answers["generated_text"]) == [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS[:2]]
-    assert answers["num_draft_tokens"].sum() > 0
 
 
 def test_answers_are_plain_generates(pair):
@@ -76,18 +68,18 @@ def test_a_bad_row_has_an_error_and_the_others_their_answers(pair):
 def test_a_row_that_fails_while_it_is_decoded_fails_alone(pair, monkeypatch):
     target, draft, tokenizer = pair
     predictor = SpeculativePredictor(target, draft, tokenizer=tokenizer, max_new_tokens=6)
-    real, (bad,) = batch_inference.generate_batches, tokenizer(["class"])["input_ids"]
+    real, (bad,) = ray_predictor.generate_batches, tokenizer(["class"])["input_ids"]
 
     def fails(model, prompts, **settings):
         if bad in prompts:
             raise torch.OutOfMemoryError("no memory")
         return real(model, prompts, **settings)
 
-    monkeypatch.setattr(batch_inference, "generate_batches", fails)
+    monkeypatch.setattr(ray_predictor, "generate_batches", fails)
     answers = predictor({"prompt": column(["import os\n", "class", "def main():\n"])})
     assert list(answers["error"]) == ["", "OutOfMemoryError: no memory", ""]
     assert answers["generated_text"][2] == plainly(pair, "def main():\n", max_new_tokens=6)
-    monkeypatch.setattr(batch_inference, "ROW_ERRORS", (ValueError,))  # a device that fails is no row's fault
+    monkeypatch.setattr(ray_predictor, "ROW_ERRORS", (ValueError,))  # a device that fails is no row's fault
     with pytest.raises(torch.OutOfMemoryError):
         predictor({"prompt": column(["class"])})
 
@@ -114,12 +106,8 @@ def test_a_batch_answered_again_gets_the_same_answers(pair):
     "settings, words",
     [
         ({}, "give `max_new_tokens`"),
-        ({"max_new_tokens": 4, "max_new_token": 4}, "max_new_token"),
         ({"max_new_tokens": 4, "num_draft_tokens": 0}, "`num_draft_tokens=0` drafts nothing"),
-        ({"max_new_tokens": 4, "do_sample": True, "temperature": -1.0}, "temperature"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 4, "device": "cpu"}, "`dtype` and `device` are for"),
-        ({"max_new_tokens": 4, "batch_size": 0}, "batch_size"),
     ],
 )
 def test_wrong_settings_are_met_when_the_object_is_made(pair, settings, words):
@@ -145,7 +133,7 @@ def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
     rows = [{"id": n, "prompt": prompt, "note": ""} for n, prompt in enumerate([*PROMPTS, ""])]
     rows[4]["note"] = "die here"
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
     # By its own choice Ray's workers give way to every other process, the rest of the test suite for example.
     of_ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     done = subprocess.run(

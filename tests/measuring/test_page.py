@@ -4,7 +4,6 @@ import html
 import io
 import json
 import re
-import sys
 from collections import Counter
 
 import pytest
@@ -146,7 +145,6 @@ COLLECT = """doc => ({
   texts: [...doc.querySelectorAll(".text")].map(text => ({
     summary: text.parentElement.querySelector("summary").innerText, prompt: text.querySelector(".prompt").textContent,
     text: text.querySelector(".new").textContent, notes: [...text.querySelectorAll(".kept")].map(kept => kept.title) })),
-  pictures: doc.querySelectorAll("svg").length,
   bold: doc.querySelectorAll("main b:not(summary b, figcaption b)").length,
 })"""
 
@@ -158,12 +156,9 @@ def looked(tmp_path_factory):
     made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
     for name, evaluation in made.items():
         page.write(evaluation, folder / f"{name}.html")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib", None)
-        page.write(made["plenty"], folder / "bare.html")
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
     views = [(folder / f"{name}.html", *view) for name in ("plenty", "hostile") for view in both]
-    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun", "bare")]
+    views += [(folder / f"{name}.html", browser.PHONE, "dark") for name in ("unfinished", "begun")]
     return made, *browser.look(views, folder, COLLECT)
 
 
@@ -223,13 +218,6 @@ def test_markup_stays_text(looked):
     view = of(looked, "hostile")
     assert view.found["bold"] == 0 and HOSTILE[0] in view.text and "{{ 7 * 7 }}" in view.text
     assert "␛[31m" in view.text and "$\\frac{1}{0}$" in view.text
-
-
-def test_without_matplotlib_there_are_tables(looked):
-    bare, full = of(looked, "bare"), of(looked, "plenty")
-    assert bare.found["pictures"] == 0 and full.found["pictures"] == 2
-    assert "pip install 'hf_speculative[plot]'" in bare.text and "pip install" not in full.text
-    assert bare.found["tables"] == full.found["tables"]
 
 
 def test_an_unfinished_evaluation_says_so(looked):
@@ -311,7 +299,7 @@ def test_markdown_has_the_same_tables(tmp_path):
     assert "### batch 2, Greedy decoding" in text and "\x1b" not in text
 
 
-def test_a_page_of_several_places_shows_each_and_one_picture_of_all(tmp_path):
+def test_a_page_of_several_places_shows_each_and_one_table_of_all(tmp_path):
     page.write({"batch 1": plenty(), "batch 2": unfinished()}, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert text.count("Speedup by place.") == 1 and "batch 2: Unfinished" in text

@@ -113,13 +113,6 @@ def test_a_batch_that_fails_counts_under_no_setting(evaluate, monkeypatch, tmp_p
     assert counts(evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")) == counts(evaluation)
 
 
-def test_a_setting_that_cannot_work_raises_before_anything_is_decoded(evaluate, monkeypatch):
-    begun = kill_after(monkeypatch, 0)
-    with pytest.raises(ValueError, match="num_beams"):
-        evaluate(settings=[Setting(draft_model="draft", num_draft_tokens=2, num_beams=2)])
-    assert not begun
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -147,9 +140,7 @@ def test_a_setting_that_cannot_work_raises_before_anything_is_decoded(evaluate, 
         ({"score": "bleu", "references": "{{ a }}"}, "is not exact_match"),
         ({"score": "no.such:thing", "references": "{{ a }}"}, "cannot be imported"),
         ({"score": 3, "references": "{{ a }}"}, "pass a function of predictions"),
-        ({"config": "main"}, "leave it out"),
         ({"rule": "token"}, "`rule` differs between settings: give `options`"),
-        ({"split": "test"}, "the data set has none: leave it out"),
         ({"num_draft_tokens": 4}, r"give `num_draft_tokens=\[4\]`"),
         ({"temperatures": 0.5}, r"give `temperatures=\[0.5\]`"),
         ({"top_p": 0.9}, "`top_p=0.9` has no effect on greedy decoding"),

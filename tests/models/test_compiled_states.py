@@ -72,17 +72,6 @@ def test_auto_moves_over(pair, emulated, monkeypatch):
     assert emulated.runs
 
 
-def test_what_cannot_be_compiled_runs_eagerly_and_says_so(pair, emulated, monkeypatch):
-    model, head = pair
-
-    def refuse(path, module):
-        raise exported.Differs("other logits")
-
-    monkeypatch.setattr(exported, "compile_to", refuse)
-    with pytest.warns(UserWarning, match="not compiled, and run eagerly: Differs: other logits"):
-        same_as_plain(model, tiny.prompts(2), draft_model=head, optimize=True)
-
-
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
 def test_on_packed_weights(pair, emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""

@@ -14,6 +14,7 @@ FLOORS = (
     ("heads", "theory", "types", "version"),
     ("interfaces", "reports"),
     ("loop", "models", "schedules", "tokenizers", "verification"),
+    ("grammar",),
     ("drafting", "embedded", "sampling"),
     ("distributed",),
     ("call",),

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import ray
 
-from hf_speculative.integrations.ray_data import SpeculativePredictor
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import ray_batch_inference
+from ray_predictor import SpeculativePredictor
 
 FOLDER = Path(sys.argv[1])
 

@@ -4,8 +4,6 @@
 as `hf-speculative`; `python -m hf_speculative.integrations.lm_eval` is lm-eval's own command with it (docs/data-sets.md).
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from typing import Any
@@ -178,7 +176,7 @@ class EachRow(StoppingCriteria):
         answers = [self._ends(row) for row in rows]
         return torch.tensor(answers, device=input_ids.device).expand(input_ids.shape[0])
 
-    def clone(self) -> EachRow:
+    def clone(self) -> "EachRow":
         """Rows need no copies: nothing is remembered from one token to the next."""
         return self
 

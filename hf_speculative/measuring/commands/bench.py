@@ -1,7 +1,5 @@
 """The command `hf-speculative bench`."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from contextlib import ExitStack
@@ -33,7 +31,6 @@ from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
 # Nothing that imports torch: `--help` answers at once.
 if TYPE_CHECKING:
     from ..bench import Pair
-    from ..results import Evaluation
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def bench(settings: Options) -> None:
         raise typer.Exit(STOPPED)
 
 
-def _pair(settings: Options) -> Pair:
+def _pair(settings: Options) -> "Pair":
     from ...embedded import HEAD
     from ...models.loading import load_model
     from ..bench import Pair

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
+    GRAMMAR,
     Machine,
     Reading,
     check_data,
@@ -58,6 +59,7 @@ class Options:
     )
     max_new_tokens: int = setting(128, "The most tokens to generate for each prompt.", least=1)
     stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
+    grammar: str | None = setting(None, GRAMMAR)
     batch_size: int = setting(1, "Prompts decoded together.", least=1)
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
     score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")
@@ -68,7 +70,7 @@ class Options:
         Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
     )
     report: Path | None = setting(
-        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with plots and texts."
+        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars and texts."
     )
     json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
     csv_file: Path | None = setting(None, "Write a line for each prompt under each setting to this CSV file.", "--csv")
@@ -116,6 +118,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     named = {name: value for name, value in drafting.items() if ROWS[name].is_source}
     sources: dict[str, Any] = {n: value if isinstance(value, list) else [value] for n, value in named.items()}
     of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "stop_strings": settings.stop}
+    of_rows |= {"grammar": settings.grammar}
     with ends_at_once(), err.status("loading the models"):
         target, drafts, tokenizer = _load(settings)
     results = settings.results

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import (
+    GRAMMAR,
     ExactMachine,
     check_models,
     load_pair,
@@ -53,6 +54,7 @@ class Options:
     top_p: float = setting(
         1.0, "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.", least=0.0, most=1.0
     )
+    grammar: str | None = setting(None, GRAMMAR)
     seed: int = setting(0, "Random seed for sampling: the same seed gives the same texts again.")
     batch_size: int = setting(1, "How many prompts are decoded together.", least=1)
     repeats: int | None = setting(
@@ -134,6 +136,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         raw=settings.raw,
         max_new_tokens=settings.max_new_tokens,
         **sampling if temperature else {},
+        **{} if settings.grammar is None else {"grammar": settings.grammar},
     )
     as_json = settings.json
     shows = not as_json and (total <= FEW if settings.show_text is None else settings.show_text)

@@ -4,36 +4,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...reports import files, pages, plotting
+from ...reports import files, pages
 from ...reports.formats import plural
-from . import markdown, plots, tables, texts, wording
+from . import markdown, tables, texts, wording
 from .tables import Found, Section
-
-#: of the plot of several places
-BY_PLACE = "Over plain decoding; bars are the spread."
 
 
 def write(found: Found, path: Path) -> None:
-    """Write recommendations, tables, texts with draft tokens marked and, if matplotlib is installed, plots.
+    """Write recommendations, tables with bars, and texts with draft tokens marked.
 
     The page of an unfinished evaluation says that it is unfinished.
     """
     evaluations = tables.by_place(found)
     first, all_sections = next(iter(evaluations.values())), tables.sections(found)
-    has_pictures = plotting.is_available()
     unfinished = {place: one for place, one in evaluations.items() if not one.is_complete}
     values = {
         "title": wording.title(first),
         "about": f"Speculative decoding against plain decoding. {wording.about(first)}",
         "notes": [f"{f'{place}: ' if place else ''}{wording.progress(one)}" for place, one in unfinished.items()],
-        "by_place": pages.inline(plots.by_place(all_sections)) if has_pictures and len(evaluations) > 1 else "",
-        "caption": BY_PLACE,
+        "by_place": tables.speedup_by_place(all_sections) if len(evaluations) > 1 else None,
         "sections": [_section(section) for section in all_sections],
         "differences": [found for evaluation in evaluations.values() for found in evaluation.differences],
         "bad_rows": [row for evaluation in evaluations.values() for row in evaluation.bad_rows],
         "facts": wording.facts(first),
         "json": json.dumps(to_dict(found), indent=1, ensure_ascii=False, allow_nan=False),
-        "has_pictures": has_pictures,
         "wording": wording,
         "plural": plural,
     }
@@ -68,7 +62,6 @@ def _section(section: Section) -> dict[str, Any]:
         "scores": section.scores,
         "positions": tables.acceptance_by_position(section.totals),
         "prompts": tables.speedup_by_prompt(evaluation, section.totals),
-        "picture": pages.inline(plots.by_position(section.totals)) if plotting.is_available() else "",
         "shown": shown,
         "texts": [] if shown is None else texts.texts(evaluation, shown),
         "num_texts": 0 if shown is None else len(evaluation.rows(shown)),

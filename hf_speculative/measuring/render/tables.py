@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...reports.formats import number, percent, significant, times
+from ...reports.formats import number, percent, significant
 from ..recommendation import Recommendation
 from ..results import Evaluation
 from ..settings import Setting
@@ -162,8 +162,15 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
     return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
+def speedup_by_place(found: Sequence[Section]) -> Table:
+    """The speedup of each setting at each place."""
+    at = [{t.setting.label: str(t.speedup) for t in section.totals if t.speedup is not None} for section in found]
+    labels = dict.fromkeys(label for one in at for label in one)
+    return Table([section.title for section in found], [Line(x, [one.get(x, "") for one in at]) for x in labels])
+
+
 def _quantile(speedups: list[Speedup], share: float) -> str:
-    return times(float(np.quantile([speedup.median for speedup in speedups], share)))
+    return f"{np.quantile([speedup.median for speedup in speedups], share):.2f}x"
 
 
 def identical(evaluation: Evaluation, totals: Totals) -> str:

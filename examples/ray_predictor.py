@@ -1,6 +1,6 @@
 """Batch inference on a cluster: a callable class that answers a batch of rows, made for actors of Ray Data.
 
-It imports no Ray: whatever hands over batches as columns can call it (docs/data-sets.md).
+It imports no Ray: whatever hands over batches as columns can call it (docs/data-sets.md). A file to copy beside your own job.
 """
 
 import hashlib
@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batches import Completion, generate_batches
-from ..call.checks import unwrap
-from ..call.generation_settings import setting_of
-from ..call.option_table import DRAFTS, SOURCES
-from ..call.preparation import load_draft
-from ..call.prompts import prompt_ids
-from ..embedded import FOLDER
-from ..models import device_of
-from ..models.loading import load_model
-from ..tokenizers.loading import tokenizer_of, tokenizer_of_draft
-from ..types import NoDistribution
+from hf_speculative.batches import Completion, generate_batches
+from hf_speculative.call.checks import unwrap
+from hf_speculative.call.generation_settings import setting_of
+from hf_speculative.call.option_table import DRAFTS, SOURCES
+from hf_speculative.call.preparation import load_draft
+from hf_speculative.call.prompts import prompt_ids
+from hf_speculative.embedded import FOLDER
+from hf_speculative.models import device_of
+from hf_speculative.models.loading import load_model
+from hf_speculative.tokenizers.loading import tokenizer_of, tokenizer_of_draft
+from hf_speculative.types import NoDistribution
 
 #: what can be wrong with a row; anything else, a device that fails for example, is the actor's and is raised
 ROW_ERRORS = (ValueError, TypeError, IndexError, NoDistribution, torch.OutOfMemoryError)

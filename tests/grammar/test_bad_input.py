@@ -1,0 +1,109 @@
+"""Grammars that cannot be used: refused before the first forward, with what is wrong and the way out."""
+
+import re
+import sys
+import time
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from tests.support import grammars, tiny
+from tests.support.grammars import ORDER, call_of
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture
+def pair():
+    return grammars.pair()
+
+
+TAG = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<g>", "schema": {}, "end": "</g>"}]}
+DEEP: dict = {"type": "string"}
+for _ in range(2000):
+    DEEP = {"type": "array", "items": DEEP}
+BAD = {
+    "an invalid schema": ({"type": "objectx"}, "cannot be compiled: Invalid type: objectx"),
+    "a feature that is not there": ({"not": {}}, r"cannot be compiled: Unimplemented keys: \[\"not\"\]"),
+    "look-ahead": (re.compile("^(?=a)a"), "look-ahead"),
+    "flags": (re.compile("a", re.IGNORECASE), r"has flags: write them into the pattern"),
+    "bytes": (re.compile(b"a"), "has flags"),
+    "an unknown rule": ("start: foo", "unknown name"),
+    "half a JSON": ("{bad", "begins like JSON and is none"),
+    "nothing allowed": ({"type": "string", "minLength": 5, "maxLength": 3}, "Unsatisfiable"),
+    "no such file": ("nowhere.json", "='nowhere.json'` cannot be read"),
+    "a tag without its trigger": (TAG, "begins with none of the triggers"),
+    "half a tag": ({"type": "structural_tag", "triggers": ["<f"]}, "'structures' is missing"),
+    "nested": (DEEP, "recursion limit|nested too deeply"),
+    "too many": ([ORDER, ORDER, ORDER], "lists 3 grammars for 1 prompts"),
+}
+
+
+@pytest.mark.parametrize("draft_model", [None, "auto"], ids=str)
+@pytest.mark.parametrize("name", BAD)
+def test_bad_grammars(pair, name, draft_model):
+    target, _, tokenizer = pair
+    value, words = BAD[name]
+    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=f"(?s)`grammar.*{words}"):
+        hs.generate(target, **call_of(tokenizer, 1, value), draft_model=draft_model)
+    assert not forwards.lengths
+
+
+@pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", ".{0,20}" * 200, "(.*a.{400}b)"])
+def test_bombs(pair, pattern):
+    """The engine's limits hold: such a grammar takes no longer than another."""
+    target, _, tokenizer = pair
+    begun = time.monotonic()
+    hs.generate(target, **call_of(tokenizer, 1, re.compile(pattern)) | {"max_new_tokens": 10})
+    assert time.monotonic() - begun < 20
+
+
+def test_without_a_grammar(pair):
+    target, _, tokenizer = pair
+    call = call_of(tokenizer, 1, None)
+    with pytest.raises(ValueError, match=r"`draft_model='grammar'` drafts what a grammar forces: give `grammar=`"):
+        hs.generate(target, **call, draft_model="grammar")
+
+
+def test_tokenizers(pair, target):
+    """None, and one of another model."""
+    _, _, tokenizer = pair
+    inputs = tiny.prompts(1) | {"grammar": ORDER, "max_new_tokens": 3}
+    with pytest.raises(ValueError, match="`grammar` needs the text: pass the model's `tokenizer=`"):
+        hs.generate(target, **inputs)
+    with pytest.raises(ValueError, match=r"the tokenizer has 4096 tokens and the model \d+: pass the model's own"):
+        hs.generate(target, **inputs, tokenizer=tokenizer)
+
+
+def test_a_file(pair, tmp_path):
+    target, _, tokenizer = pair
+    file = tmp_path / "yes.lark"
+    file.write_text('start: "yes" | "no"')
+    for value in (file, str(file)):
+        call = call_of(tokenizer, 1, value)
+        ids = hs.generate(target, **call)
+        assert tokenizer.decode(ids[0, call["input_ids"].shape[1] :], skip_special_tokens=True) in ("yes", "no")
+
+
+def test_without_the_engine(pair, monkeypatch):
+    target, _, tokenizer = pair
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[grammar\]'"):
+        hs.generate(target, **call_of(tokenizer, 1, ORDER))
+
+
+def test_masks():
+    """Few allowed tokens and many, in place."""
+    import numpy as np
+
+    from hf_speculative.grammar.processor import Mask
+
+    generator = np.random.default_rng(0)
+    for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+        allowed = generator.random(100) < share
+        mask = Mask(np.packbits(np.pad(allowed, (0, 28)), bitorder="little").view(np.int32), 100)
+        scores = torch.randn(100)
+        expected = scores.masked_fill(~torch.from_numpy(allowed), -torch.inf)
+        mask.apply(scores)
+        assert torch.equal(scores, expected) and [mask.allows(token) for token in range(100)] == allowed.tolist()

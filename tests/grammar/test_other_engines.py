@@ -1,0 +1,127 @@
+"""Processors of other engines, as their users pass them: they draft in batches, and texts are those of plain decoding."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+import hf_speculative as hs
+from tests.support import grammars
+from tests.support.grammars import ORDER, call_of
+
+llguidance = pytest.importorskip("llguidance")
+from llguidance import numpy as bits  # noqa: E402
+from llguidance.hf import from_tokenizer  # noqa: E402
+
+
+@pytest.fixture
+def pair():
+    return grammars.pair()
+
+
+class AsDocumented(LogitsProcessor):
+    """As llguidance's documentation has it: matchers are made in the first call, one a row."""
+
+    def __init__(self, tokenizer, size, grammar):
+        self.tokenizer, self.grammar = from_tokenizer(tokenizer, n_vocab=size), grammar
+        self.matchers = None
+
+    def __call__(self, ids, scores):
+        if self.matchers is None:
+            self.matchers = [llguidance.LLMatcher(self.tokenizer, self.grammar) for _ in ids]
+            self.mask = bits.allocate_token_bitmask(*scores.shape)
+        else:
+            for row, matcher in enumerate(self.matchers):
+                if not matcher.is_stopped():
+                    assert matcher.consume_token(int(ids[row, -1])), "a token that was forbidden"
+        for row, matcher in enumerate(self.matchers):
+            bits.fill_next_token_bitmask(matcher, self.mask, row)
+            bits.apply_token_bitmask_inplace(scores[row : row + 1].numpy(), self.mask[row : row + 1])
+        return scores
+
+
+class WithLock(AsDocumented):
+    """From its first call on it holds what cannot be copied."""
+
+    def __call__(self, ids, scores):
+        self.stream = (n for n in range(3))
+        return super().__call__(ids, scores)
+
+
+def processor_of(kind, target, tokenizer):
+    if kind == "xgrammar":
+        xgrammar = pytest.importorskip("xgrammar")
+        from xgrammar.contrib.hf import LogitsProcessor as Processor
+
+        known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=target.config.vocab_size)
+        return Processor(xgrammar.GrammarCompiler(known).compile_json_schema(json.dumps(ORDER)))
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(ORDER)
+    if kind.startswith("outlines"):
+        pytest.importorskip("outlines.backends.llguidance")
+        from outlines.backends.llguidance import LLGuidanceLogitsProcessor
+
+        known = from_tokenizer(tokenizer, n_vocab=target.config.vocab_size)
+        return LLGuidanceLogitsProcessor(grammar, known, "torch")
+    made = {"llguidance": AsDocumented, "lazily uncopyable": WithLock}[kind]
+    return made(tokenizer, target.config.vocab_size, grammar)
+
+
+def both(pair, kind, num_prompts, sampled=False, **drafts):
+    """What plain decoding and ours write, with a processor each."""
+    target, draft, tokenizer = pair
+    call = call_of(tokenizer, num_prompts, None, sampled) | {"max_new_tokens": 60}
+    call.pop("grammar")
+    torch.manual_seed(3)
+    plain = target.generate(**call, logits_processor=[processor_of(kind, target, tokenizer)])
+    torch.manual_seed(3)
+    own = {"reproducible": True} if sampled else {}
+    drafts = drafts or {"draft_model": draft, "num_draft_tokens": 5}
+    with hs.record() as stats:
+        found = hs.generate(target, **call, logits_processor=[processor_of(kind, target, tokenizer)], **drafts, **own)
+    assert found.tolist() == plain.tolist()
+    return stats
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_prompts", [1, 4])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["llguidance", "outlines", "xgrammar"])
+def test_engines(pair, kind, num_prompts, sampled):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        stats = both(pair, kind, num_prompts, sampled)
+        assert stats.mean_acceptance_length > 2.5
+        both(
+            pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6
+        )  # which guesses what is forbidden
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_what_cannot_be_copied_once_it_was_called(pair, num_prompts):
+    """One warning with the way out, and plain decoding; never an exception in mid-call."""
+    with pytest.warns(UserWarning, match=r"nothing is drafted .*WithLock holds .*`clone\(\)`") as told:
+        stats = both(pair, "lazily uncopyable", num_prompts)
+    assert len(told) == 1 and not stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("drafts", [{"num_draft_tokens": 4}, {"draft_model": "auto", "num_draft_tokens": 8}], ids=str)
+def test_a_function_of_the_prefix(pair, drafts):
+    """It is asked, not copied; and never about what it has forbidden."""
+    target, draft, tokenizer = pair
+    calls = []
+
+    def allowed(row, ids):
+        calls.append(row)
+        last = int(ids[-1])
+        assert last < 300 or len(ids) <= width, "a token that was forbidden"
+        return [token for token in range(20, 300) if (token + row + len(ids)) % 3]
+
+    call = call_of(tokenizer, 3, None) | {"max_new_tokens": 20, "prefix_allowed_tokens_fn": allowed}
+    call.pop("grammar")
+    width = call["input_ids"].shape[1]
+    plain = target.generate(**call)
+    calls.clear()
+    assert hs.generate(target, **call, **{"draft_model": draft} | drafts).tolist() == plain.tolist()
+    assert {*calls} == {0, 1, 2}
