@@ -347,3 +347,48 @@ def test_files_of_this_machine_are_no_images():
     with pytest.raises(protocol.BadRequest, match="`data:` or `http"):
         _part({"type": "image_url", "image_url": {"url": "/etc/passwd"}})
     assert _part({"type": "input_image", "image_url": "data:,x"}) == {"type": "image", "url": "data:,x"}
+
+
+class Processor:
+    """Of a model that reads images: what it makes of a message is more than ids."""
+
+    chat_template = TEMPLATE
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.turns = tokenizer, []
+
+    def apply_chat_template(self, turns, **keywords):
+        self.turns.append(turns)
+        inputs = self.tokenizer("hello", return_tensors="pt")
+        if any(part["type"] == "image" for turn in turns for part in turn["content"]):
+            inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None]
+        return inputs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_images_go_through_generate(stream, target, tokenizer):
+    """Several in a message, on their own thread; the engine never hears of them."""
+    processor = Processor(tokenizer)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what?"}, image, image]}]
+    body = {"messages": messages, "max_tokens": 8, "temperature": 1, "seed": 3}
+    settings = {"do_sample": True, "temperature": 1.0, "max_new_tokens": 8}
+    tokens = alone(target, tokenizer("hello")["input_ids"], 3, **settings)
+    expected = tokenizer.decode(tokens, skip_special_tokens=True)
+    with (
+        running(target, tokenizer=tokenizer) as engine,
+        TestClient(build_app(target, processor, "tiny", engine)) as client,
+    ):
+        if stream:
+            chunks = streamed(client, "chat/completions", body)
+            text = "".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"])
+            assert text == expected.rstrip("\ufffd")
+        else:
+            answer = ask(client, "chat/completions", body, ChatCompletion)
+            assert answer.choices[0].message.content == expected and answer.usage.completion_tokens == 8
+        assert engine.num_prompt_tokens == 0
+        assert [part["type"] for part in processor.turns[0][0]["content"]] == ["text", "image", "image"]
+        response = client.post("/v1/chat/completions", json=body | {"logprobs": True})
+        assert response.status_code == 400 and "`logprobs`" in response.text
+        body["messages"] = HELLO
+        assert client.post("/v1/chat/completions", json=body).status_code == 200 and engine.num_prompt_tokens > 0
