@@ -133,9 +133,13 @@ class Reply:
             logger.error("a request failed", exc_info=error)
         with self.lock:
             parts: list[Part] = []
-            if error is None:
-                rest = self._rest()
-                parts = self._parts(rest) + self._seen(self.parser.end())
+            try:
+                if error is None:
+                    rest = self._rest()
+                    parts = self._parts(rest) + self._seen(self.parser.end())
+            except Exception as caught:  # whoever waits is told of it
+                logger.error("a request failed", exc_info=caught)
+                self.error = RuntimeError("the answer cannot be read")
             new = self._new_logprobs()
         self.tell(Event(self, parts, new, is_end=True))
 

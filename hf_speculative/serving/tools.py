@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from ..hf_compat import response_parser
@@ -129,16 +130,31 @@ class Parsed(PlainText):
         self.keeps_specials = template is not HERMES
         self.parser = response_parser(template, prompt, tools)
         self.begun = self._parts(self.parser.initial_events)
+        self.unread, self.is_broken = "", False
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
+        if self.is_broken:
+            return super().feed(text)
         begun, self.begun = self.begun, []
-        return begun + self._parts(self.parser.feed(text))
+        self.unread += text
+        try:
+            parts = begun + self._parts(self.parser.feed(text))
+        except (ValueError, KeyError, TypeError):  # a call that is none: from there on, all is text
+            self.is_broken = True
+            return begun + super().feed(self.unread)
+        begins = self.unread.rfind(OPEN)
+        if begins > self.unread.rfind(CLOSE):  # a call under way
+            self.unread = self.unread[begins:]
+        elif parts:
+            self.unread = ""
+        return parts
 
     def end(self) -> list[tuple[str, Any]]:
-        try:
-            return self.feed("") + self._parts(self.parser.finalize()[1])
-        except (ValueError, RuntimeError):  # cut off inside a call
-            return []
+        parts = self.feed("")
+        with suppress(ValueError, KeyError, TypeError, RuntimeError):
+            parts += [] if self.is_broken else self._parts(self.parser.finalize()[1])
+        is_cut_off = not self.is_broken and not parts and OPEN in self.unread  # inside a call
+        return super().feed(self.unread.strip()) if is_cut_off else parts
 
     @staticmethod
     def _parts(events: list[dict]) -> list[tuple[str, Any]]:

@@ -231,6 +231,20 @@ def test_thoughts_and_calls_are_found_as_they_come():
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
+@pytest.mark.parametrize("inside", ["not json", '{"a": 1}', "[1]", '{"name": "f", "argu'])
+def test_a_call_that_cannot_be_read_is_text(inside):
+    close = "" if inside.endswith("argu") else tools.CLOSE
+    for pieces in (
+        [f"so {tools.OPEN}{inside}{close}"],
+        list(f"so {tools.OPEN}{inside}{close}"),
+        ["so ", tools.OPEN + inside, close],
+    ):
+        parser = tools.Parsed(tools.HERMES, "", None)
+        parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
+        text = "".join(value for kind, value in parts if kind == "content")
+        assert {kind for kind, _ in parts} == {"content"} and text.startswith("so") and inside in text
+
+
 def test_a_conversation_of_responses_becomes_messages():
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
