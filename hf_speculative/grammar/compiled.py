@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: the tag of structural tags, as xgrammar and vLLM write them
 STRUCTURAL_TAG = "structural_tag"
+#: between the tokens of JSON, where the schema says nothing else: without a bound, models write spaces without an end
+WHITESPACE = " ?"
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple, Any]] = WeakKeyDictionary()
 
 
@@ -84,7 +86,10 @@ def _text(value: Any) -> str:
     if isinstance(value, dict) and "grammars" in value:
         return json.dumps(value)
     if isinstance(value, dict):
-        return LLMatcher.grammar_from_json_schema(value)
+        says_which = any(name.startswith("whitespace") for name in value.get("x-guidance") or ())
+        return LLMatcher.grammar_from_json_schema(
+            value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE}
+        )
     if isinstance(value, str):
         return grammar_from("grammar", value)
     raise TypeError(

@@ -107,7 +107,8 @@ class Run:
             self.watch.part("prompts of the target")
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
             settings, path = self.settings, self.folder / PROMPTS
-            if self.processes.rank == 0:
+            # More prompts would be others than those that were answered.
+            if self.processes.rank == 0 and not (self.folder / ANSWERS).exists():
                 with self._decodes_fast():
                     write_prompts(
                         self.target,

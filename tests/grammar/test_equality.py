@@ -107,6 +107,26 @@ def test_each_way_to_draft(pair, num_prompts, sampled):
         assert stats.num_accepted_draft_tokens, name
 
 
+@pytest.mark.parametrize(
+    ("whitespace", "allowed"),
+    [
+        ({}, ['{"a":1}', '{"a": 1}']),
+        ({"whitespace_flexible": False}, ['{"a":1}']),
+        ({"whitespace_pattern": "[ \n]*"}, ['{"a":1}', '{"a": 1}', '{"a":  1}', '{\n  "a": 1\n}']),
+    ],
+    ids=str,
+)
+def test_whitespace_of_schemas(pair, whitespace, allowed):
+    target, _, tokenizer = pair
+    schema = {"x-guidance": whitespace, "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    found = []
+    for text in ('{"a":1}', '{"a": 1}', '{"a":  1}', '{\n  "a": 1\n}'):
+        matcher = compiled(schema, tokenizer, target.config.vocab_size, [tokenizer.eos_token_id]).matcher()
+        ids = tokenizer(text).input_ids
+        found += [text] if matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting() else []
+    assert found == allowed
+
+
 def test_what_is_forced_costs_no_pass(pair):
     """The keys are four fifths of the text: each comes with one pass."""
     target, _, tokenizer = pair

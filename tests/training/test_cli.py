@@ -43,6 +43,11 @@ def test_without_data_the_target_writes_its_own_prompts(tmp_path):
     assert result.exit_code == 0, result.output
     assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 5
     assert f"--dataset {tmp_path / 'out' / 'prompts.jsonl'}" in result.stdout
+    # Of a run whose time was over before all prompts were there: those that were answered stay the run's own.
+    (tmp_path / "out" / "training.json").unlink()
+    again = invoke("--output", tmp_path / "out", *QUICK, "--num-prompts", 9, "--resume")
+    assert again.exit_code == 0, again.output
+    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 5
 
 
 def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
