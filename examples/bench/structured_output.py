@@ -175,7 +175,9 @@ def main() -> None:
     settings = parser.parse_args()
     target, draft, tokenizer = hs.example_pair() if settings.smollm2 else hs.embedded_pair()
     ways = {"forced tokens": {"draft_model": "grammar"}, "the default": {"draft_model": "auto"}}
+    untouched = target
     if settings.smollm2:
+        untouched = hs.example_pair()[0]  # transformers' own passes and weights
         hs.attach(target, optimize=True)
         ways = {"attached, plain": {"draft_model": None}} | ways
     else:
@@ -195,11 +197,7 @@ def main() -> None:
         inputs = tokenizer([said] * settings.batch_size, return_tensors="pt")
         call = {**inputs, "grammar": compact, "max_new_tokens": 200, "do_sample": False, "tokenizer": tokenizer}
         call["pad_token_id"] = tokenizer.eos_token_id
-        if settings.smollm2:  # transformers' own passes: nothing attached
-            attached = target.__dict__.pop("generate")
-        seconds, plain, _ = run(target, call, settings.repeats, draft_model=None)
-        if settings.smollm2:
-            target.generate = attached
+        seconds, plain, _ = run(untouched, call, settings.repeats, draft_model=None)
         plain_seconds += seconds
         new = plain[0, inputs["input_ids"].shape[1] :]
         text = tokenizer.decode(new, skip_special_tokens=True)

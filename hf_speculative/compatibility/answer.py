@@ -76,6 +76,7 @@ def check(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: bool = True,
     raw: bool = False,
+    grammar: Any = None,
     **example: Any,
 ) -> Compatibility:
     """Whether `draft_model` can draft for `model`, by which path and vocabulary strategy, and why; and whether it is worth it.
@@ -97,6 +98,7 @@ def check(
             not pay for many.
         progress: a bar while it is measured, if that takes more than two seconds.
         raw: texts are continued as they are, chat template or not.
+        grammar: that texts keep to, as in `generate`: what a schema brings.
         **example: what `model.generate` would get, for a model that takes more than token ids (`input_features=...`).
 
     Raises:
@@ -142,7 +144,7 @@ def check(
             bar.set_description(what, refresh=False)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
-        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw)
+        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw, grammar=grammar)
         found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
         shown = next(iter(drafts), None)
         if shown is not None and (named := _reading({}, found[sizes[0]], shown)).is_poor:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..command.arguments import (
+    GRAMMAR,
     ExactMachine,
     check_file,
     check_models,
@@ -47,6 +48,7 @@ class Options:
     )
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.")
     raw: bool = raw_setting()
+    grammar: str | None = setting(None, GRAMMAR)
     sample: bool = setting(
         False, "Check for sampling instead of greedy decoding. This matters if the vocabularies differ."
     )
@@ -73,6 +75,8 @@ def check(settings: Options) -> None:
     No draft at hand:  hf-speculative check Qwen/Qwen3-8B
 
     On your own prompts, and longer:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --prompts mine.jsonl --seconds 120
+
+    What a schema brings:  hf-speculative check Qwen/Qwen3-8B --grammar schema.json
 
     For a server's load:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --batch 16,32
     """
@@ -106,6 +110,7 @@ def check(settings: Options) -> None:
         prompts=texts,
         batch_sizes=sizes,
         raw=settings.raw,
+        grammar=settings.grammar,
     )
     if settings.json:
         typer.echo(json.dumps(found.to_dict()))

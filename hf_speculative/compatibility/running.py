@@ -66,6 +66,7 @@ def short_evaluation(
     seconds: float,
     say: Callable[[str], None] = lambda what: None,
     raw: bool = False,
+    grammar: Any = None,
 ) -> Evaluation:
     """Evaluate settings on prompts, batch after batch until the time is over; a setting that fails is left out.
 
@@ -75,9 +76,10 @@ def short_evaluation(
     Args:
         seconds: at most; the first batch is decoded to its end.
         raw: prompts are no messages, so that texts end at the generation config's end tokens alone.
+        grammar: that all texts keep to, as in `generate`.
     """
     compared, batches, start = with_baselines(settings), _batches(prompts, batch_size), time.perf_counter()
-    ends = chat_keywords(target, tokenizer, raw)
+    ends = chat_keywords(target, tokenizer, raw) | ({} if grammar is None else {"grammar": grammar})
 
     def decoder_of(named: Mapping[str, NamedDraft], num_tokens: int) -> Decoder:
         kwargs = settings_of_rows(target, tokenizer, ends | {"max_new_tokens": num_tokens})

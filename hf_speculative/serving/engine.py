@@ -166,7 +166,8 @@ class Engine:
         with self._changed:
             if self._is_closed:
                 raise Closed("the server is shutting down")
-            if len(self._waiting) >= self.max_waiting:
+            free = max(0, self.max_lanes - len(self._running))  # those that take them do not wait
+            if len(self._waiting) >= self.max_waiting + free:
                 raise QueueFull(f"{len(self._waiting)} requests wait already: try again later")
             self._waiting.append(request)
             self._changed.notify()
