@@ -85,7 +85,8 @@ def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None
             return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
     except Declined as error:
         warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
-        return plain_generate(**kwargs)
+        more = {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
+        return plain_generate(**kwargs | more)
 
 
 def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):

@@ -292,7 +292,9 @@ def test_a_processor_that_cannot_be_copied(target, draft, kind):
     with pytest.warns(
         UserWarning, match=r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
     ):
-        found = ours(target, inputs, draft_model=draft, logits_processor=[Uncopyable(CHANNELS[kind]())])
+        processor, streamer = Uncopyable(CHANNELS[kind]()), Collect()
+        found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=streamer)
+    assert len(streamer.pieces) == 1 + NEW and streamer.ended
     assert found.tolist() == plain(target, inputs).tolist()
     part = Uncopyable(CHANNELS[kind]())
     with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
