@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *s
 EXAMPLES = [*sorted((ROOT / "examples").glob("*.py")), ROOT / "examples" / "bench" / "calibrated.py"]
 TRAINING = "train_embedded_pair.py"
 #: run by a test of its own: the slow one here, the others in tests/integrations
-RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py", "ray_predictor.py", "train_with_trl.py")
+RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py", "ray_predictor.py", "serve_replicas.py", "train_with_trl.py")
 
 
 #: seconds after which a page or an example hangs

@@ -24,6 +24,9 @@ class ForcedTokens(Proposer):
     def __init__(self):
         self.guides: list[Guide | None] = []
 
+    def begin(self, batch: Batch, vocab_size: int) -> None:
+        self.guides = []
+
     def begin_round(self, batch: Batch) -> None:
         self.guides = [batch.guide_of(row) for row in batch.rows]
 
