@@ -114,6 +114,8 @@ class _Run:
     def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.pad = kwargs["pad_token_id"]
+        if isinstance(kwargs.get("grammar"), (list, tuple)):
+            raise ValueError("`grammar` lists several, and prompts are read as they come: give one for all of them.")
         own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
         kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
         options = prepare(model, kwargs, *attached_to(model))

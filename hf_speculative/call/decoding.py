@@ -193,6 +193,7 @@ class SpeculativeDecoding:
         drafter = ranks.drafter(drafter)
         assert stopping.max_length is not None  # transformers' generate always sets one
         batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
+        batch.ends = frozenset(stopping.eos)
         batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
         sampler = make_sampler(options.config, model, batch, processors, config)
         self._let_rows_wait(batch, target, drafter, sampler)

@@ -56,6 +56,7 @@ def _end_tokens(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: PreTr
     eos = next((one for one in (*said, tokenizer.eos_token_id) if one is not None), None)
     if eos is None:
         raise ValueError("`grammar` ends with an end token, and there is none: give `eos_token_id=`.")
+    eos = eos.tolist() if isinstance(eos, Tensor) else eos
     return eos if isinstance(eos, (list, tuple)) else [int(eos)]
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: the tag of structural tags, as xgrammar and vLLM write them
 STRUCTURAL_TAG = "structural_tag"
+#: states of the parser after a token
+MOST_ITEMS = 20_000
 #: between the tokens of JSON, where the schema says nothing else: without a bound, models write spaces without an end
 WHITESPACE = " ?"
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple, Any]] = WeakKeyDictionary()
@@ -38,7 +40,7 @@ class Grammar:
         """One that has read nothing."""
         from llguidance import LLMatcher
 
-        return LLMatcher(self.tokenizer, self.text)
+        return LLMatcher(self.tokenizer, self.text, limits=_limits())
 
 
 def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]) -> Grammar:
@@ -57,14 +59,27 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
         text = _text(value)
     except RecursionError as error:
         raise ValueError("`grammar` is nested too deeply.") from error
+    except (TypeError, AttributeError, UnicodeError, AssertionError) as error:
+        raise ValueError(f"`grammar` cannot be read: {error}") from error
     own = _tokenizer(tokenizer, vocab_size, tuple(eos))
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own)
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own, limits=_limits())
     if is_wrong:
         raise ValueError(f"`grammar` cannot be compiled: {messages[0].strip()}")
     grammar = Grammar(text, own, tuple(eos), vocab_size)
-    if not any(grammar.matcher().compute_bitmask()):
+    matcher = grammar.matcher()
+    allowed = matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(f"`grammar` cannot be compiled: {matcher.get_error().splitlines()[0]}")
+    if not any(allowed):
         raise ValueError("`grammar` allows no text at all: no token may come first.")
     return grammar
+
+
+def _limits() -> Any:
+    """Room for schemas of thousands of properties; the engine's other limits bound time and memory as they are."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_items_in_row=MOST_ITEMS)
 
 
 def _text(value: Any) -> str:
@@ -73,7 +88,9 @@ def _text(value: Any) -> str:
     if hasattr(value, "model_json_schema"):  # a pydantic model
         value = value.model_json_schema()
     if isinstance(value, re.Pattern):
-        if value.flags & ~re.UNICODE or not isinstance(value.pattern, str):
+        if not isinstance(value.pattern, str):
+            raise ValueError(f"`grammar={value!r}` is a pattern of bytes: give one of text.")
+        if value.flags & ~re.UNICODE:
             raise ValueError(f"`grammar={value!r}` has flags: write them into the pattern, as in (?i).")
         return LLMatcher.grammar_from_regex(value.pattern)
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -91,7 +108,10 @@ def _text(value: Any) -> str:
             value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE}
         )
     if isinstance(value, str):
-        return grammar_from("grammar", value)
+        try:
+            return grammar_from("grammar", value)
+        except ValueError as error:
+            raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
     raise TypeError(
         f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`."
     )
@@ -100,6 +120,8 @@ def _text(value: Any) -> str:
 def _of_tags(value: dict[str, Any], kind: type) -> str:
     """Free text in which a trigger begins one of some structures."""
     tags = []
+    if not isinstance(value.get("triggers", []), list) or not value.get("structures", True):
+        raise ValueError(f"`grammar`: a {STRUCTURAL_TAG} has a list of triggers, and at least one structure.")
     try:
         for one in value["structures"]:
             begins = (trigger for trigger in value["triggers"] if one["begin"].startswith(trigger))
@@ -124,7 +146,9 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[i
             f"`grammar`: the tokenizer has {len(tokenizer)} tokens and the model {vocab_size}: pass the model's own as "
             "`tokenizer=`."
         )
-    known = _tokenizers.setdefault(tokenizer, {})
-    if (vocab_size, eos) not in known:
-        known[vocab_size, eos] = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos))
-    return known[vocab_size, eos]
+    if not eos or not all(0 <= token < vocab_size for token in eos):
+        raise ValueError(f"`eos_token_id={list(eos)}` names none of the model's tokens, and a grammar ends with one.")
+    known, key = _tokenizers.setdefault(tokenizer, {}), (vocab_size, eos, len(tokenizer))
+    if key not in known:
+        known[key] = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos))
+    return known[key]

@@ -39,6 +39,10 @@ class Mask:
         scores.fill_(-torch.inf).index_copy_(0, ids, allowed)
 
 
+class TooHard(ValueError):
+    """A text under a grammar that the engine's limits do not let it go on with."""
+
+
 class Walk:
     """Where a row is in its grammar. Any prefix may be asked about; near ones are a step or a few back and forth.
 
@@ -53,8 +57,18 @@ class Walk:
         self.text: list[int] | None = None
         self.masks: dict[tuple[int, ...], Mask] = {}
 
+    def _check(self) -> None:
+        """Begin anew where the engine has given up, which it does for good."""
+        if self.matcher.is_error():
+            error, self.matcher, self.tokens = self.matcher.get_error(), self.grammar.matcher(), []
+            raise TooHard(f"`grammar` takes more than the engine's limits allow: {error.splitlines()[0]}")
+
     def _go_to(self, tokens: list[int]) -> bool:
-        """Whether the grammar allows these tokens; if not, it stands after the last one that it does."""
+        """Whether the grammar allows these tokens; if not, it stands after the last one that it does.
+
+        Raises:
+            TooHard: it cannot tell.
+        """
         same = min(len(self.tokens), len(tokens))
         while self.tokens[:same] != tokens[:same]:
             same -= 1
@@ -63,19 +77,30 @@ class Walk:
             del self.tokens[same:]
         if new := tokens[same:]:
             self.tokens += new[: self.matcher.try_consume_tokens(new)]
+        self._check()
         return len(self.tokens) == len(tokens)
 
     def mask(self, text: Sequence[int], path: tuple[int, ...] = ()) -> Mask:
-        """What may follow the row's `text`, its prompt included, and then `path`, draft tokens."""
+        """What may follow the row's `text`, its prompt included, and then `path`, draft tokens.
+
+        Raises:
+            TooHard: the engine has given up on the text. After draft tokens, all is allowed then: it is asked again later.
+        """
         from llguidance.numpy import fill_next_token_bitmask
 
         if text != self.text:
             self.text, self.masks = [*text], {}
         if path not in self.masks:
             bits = np.full((1, -(-self.grammar.vocab_size // BITS)), -1, dtype=np.int32)
-            # Plain decoding gets beyond an end, and nowhere else, where the grammar does not go.
-            if self._go_to([*text[self.start :], *path]) or self.matcher.is_stopped():
-                fill_next_token_bitmask(self.matcher, bits, 0)
+            try:
+                # Plain decoding gets beyond an end, and nowhere else, where the grammar does not go.
+                if self._go_to([*text[self.start :], *path]) or self.matcher.is_stopped():
+                    fill_next_token_bitmask(self.matcher, bits, 0)
+                    self._check()
+            except TooHard:
+                if not path:
+                    raise
+                bits.fill(-1)
             self.masks[path] = Mask(bits[0], self.grammar.vocab_size)
         return self.masks[path]
 
@@ -84,9 +109,14 @@ class Walk:
 
     def forced(self, text: Sequence[int], path: tuple[int, ...]) -> list[int]:
         """The tokens that follow whatever the model says, as its tokenizer would write them."""
-        if not self._go_to([*text[self.start :], *path]):
+        try:
+            if not self._go_to([*text[self.start :], *path]):
+                return []
+            forced = [self.grammar.eos[0]] if self.matcher.is_stopped() else self.matcher.compute_ff_tokens()
+            self._check()
+        except TooHard:  # told where the target gets there
             return []
-        return [self.grammar.eos[0]] if self.matcher.is_stopped() else self.matcher.compute_ff_tokens()
+        return forced
 
 
 class GrammarProcessor(LogitsProcessor):
@@ -103,8 +133,12 @@ class GrammarProcessor(LogitsProcessor):
 
     def begin(self, starts: Sequence[int]) -> None:
         """The call's rows, by the tokens of their prompts; copies of one prompt stand together."""
-        share = len(starts) / len(self.grammars)
-        self.walks = {row: Walk(self.grammars[int(row / share)], start) for row, start in enumerate(starts)}
+        copies, rest = divmod(len(starts), len(self.grammars))
+        if rest:
+            raise ValueError(
+                f"`grammar` lists {len(self.grammars)} grammars for {len(starts)} rows: give one for all, or one a prompt."
+            )
+        self.walks = {row: Walk(self.grammars[row // copies], start) for row, start in enumerate(starts)}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask `scores (batch, vocab)` after `input_ids (batch, width)`, the first of which are the prompts."""

@@ -234,6 +234,19 @@ class Memory:
         self.num_calls = 0
 
 
+def _check_alike(processors: list, batch_size: int) -> None:
+    """A row's copy is shown that row in the place of all, which a processor with a grammar for each row does not take.
+
+    Raises:
+        CannotCopy: this is one.
+    """
+    for processor in processors:
+        if batch_size > 1 and len(getattr(processor, "compiled_grammars", ())) > 1:
+            raise CannotCopy(
+                f"`logits_processor`: {type(processor).__name__} holds a grammar for each row: give the list as `grammar=`."
+            )
+
+
 class Memories:
     """The processors with a memory: each row has a set of copies, see `Memory`.
 
@@ -257,6 +270,7 @@ class Memories:
         self.lookahead_unsupported_reason: CannotCopy | None = None
         if originals and not (self.can_rollback and batch_size == 1):
             try:
+                _check_alike(originals, batch_size)
                 self.users = StatefulProcessors(originals, "logits_processor")
             except CannotCopy as error:
                 if batch_size > 1:
@@ -285,15 +299,16 @@ class Memories:
         reached = [[True] for _ in batch.rows]
         for position in range(prefixes.num_positions):
             for lane, row in enumerate(batch.rows):
+                if is_draft:
+                    self.of_row[row].is_reachable = not batch.has_ended(lane, prefixes.first + position)
                 if not position or is_draft:
                     continue
                 parent = position - 1 if tree is None else tree.host_parents[lane][position - 1] + 1
                 if tree is not None:
                     self.of_row[row].go_to(parent)
                 token = batch.tokens[lane, batch.host_lengths[lane] + position - 1]
-                self.of_row[row].is_reachable = reached[lane][parent] and bool(
-                    columns[parent][lane, 0, token] > -torch.inf
-                )
+                is_allowed = columns[parent][lane, 0, token] > -torch.inf and int(token) not in batch.ends
+                self.of_row[row].is_reachable = reached[lane][parent] and bool(is_allowed)
                 reached[lane].append(self.of_row[row].is_reachable)
             yield position
             for row in batch.rows:

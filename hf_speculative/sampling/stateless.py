@@ -141,7 +141,7 @@ class NoRepeatNGram:
 class AllowedTokens:
     """What a function of the row and its prefix allows, which is asked once a position, on the host.
 
-    It is never asked about what it has forbidden: it may know of no token there.
+    It is never asked about what it has forbidden, nor beyond an end: it may know of no token there.
     """
 
     def __init__(self, processor: hf.PrefixConstrainedLogitsProcessor):
@@ -155,8 +155,11 @@ class AllowedTokens:
             reached: list[bool] = []
             for place, width in enumerate(widths):
                 ids = tokens[lane, place, prefixes.longest - width :]
-                if prefixes.first or not place:  # what a draft itself looks at was drawn from what is allowed
-                    reached.append(True)
+                is_over = not batch.ends.isdisjoint(ids[batch.host_lengths[lane] :].tolist()) if batch.ends else False
+                if (
+                    prefixes.first or not place or is_over
+                ):  # what a draft itself looks at was drawn from what is allowed
+                    reached.append(not is_over)
                 else:
                     parent = place - 1 if tree is None else tree.host_parents[lane][place - 1] + 1
                     reached.append(reached[parent] and bool(processed[lane, parent, ids[-1]] > -math.inf))

@@ -38,6 +38,7 @@ class Batch:
         max_length: columns after which a row is full; `max_position` is the last position any row of the call can have.
         is_unread: no round is over: the first pass will read the prompts.
         branches: drafts may be trees; `grows_levels`: also those of a drafter that makes a tree a level at a time.
+        ends: tokens after which plain decoding asks for nothing more.
         guide_of: what is known beforehand of the tokens of a row of the call; `None`: nothing.
         waiting: rows of the call that do not run yet, as a batch of their own, or `None`.
         tree: how the draft tokens beyond the lengths follow each other; `None`: each the one before it.
@@ -51,6 +52,7 @@ class Batch:
     branches: bool = False
     grows_levels: bool = False
     waiting: Batch | None = None
+    ends: frozenset[int] = frozenset()
     tree: Tree | None = None
     shares_prefixes: bool = False
     prefixes: Sequence[Prefix] = ()
@@ -83,6 +85,11 @@ class Batch:
     def refills(self) -> bool:
         """A lane that becomes free is taken by a row that waits."""
         return self.waiting is not None and bool(self.waiting.rows)
+
+    def has_ended(self, lane: int, num_tokens: int) -> bool:
+        """Whether one of a row's first `num_tokens` draft tokens, a chain, ends it; asks the device, where any could."""
+        length = self.host_lengths[lane]
+        return bool(self.ends) and not self.ends.isdisjoint(self.tokens[lane, length : length + num_tokens].tolist())
 
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""

@@ -28,13 +28,17 @@ BAD = {
     "a feature that is not there": ({"not": {}}, r"cannot be compiled: Unimplemented keys: \[\"not\"\]"),
     "look-ahead": (re.compile("^(?=a)a"), "look-ahead"),
     "flags": (re.compile("a", re.IGNORECASE), r"has flags: write them into the pattern"),
-    "bytes": (re.compile(b"a"), "has flags"),
+    "bytes": (re.compile(b"a"), "is a pattern of bytes"),
     "an unknown rule": ("start: foo", "unknown name"),
     "half a JSON": ("{bad", "begins like JSON and is none"),
     "nothing allowed": ({"type": "string", "minLength": 5, "maxLength": 3}, "Unsatisfiable"),
     "no such file": ("nowhere.json", "='nowhere.json'` cannot be read"),
     "a tag without its trigger": (TAG, "begins with none of the triggers"),
     "half a tag": ({"type": "structural_tag", "triggers": ["<f"]}, "'structures' is missing"),
+    "a bomb": (re.compile(".{0,20}" * 200), "cannot be compiled: lexer precomputation failed"),
+    "surrogates": (re.compile("\ud800"), "cannot be read"),
+    "numbers for options": ({"x-guidance": 5}, "cannot be read"),
+    "no structures": ({"type": "structural_tag", "triggers": ["<f"], "structures": []}, "at least one structure"),
     "nested": (DEEP, "recursion limit|nested too deeply"),
     "too many": ([ORDER, ORDER, ORDER], "lists 3 grammars for 1 prompts"),
 }
@@ -50,7 +54,7 @@ def test_bad_grammars(pair, name, draft_model):
     assert not forwards.lengths
 
 
-@pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", ".{0,20}" * 200, "(.*a.{400}b)"])
+@pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", "(.*a.{400}b)"])
 def test_bombs(pair, pattern):
     """The engine's limits hold: such a grammar takes no longer than another."""
     target, _, tokenizer = pair
@@ -107,3 +111,30 @@ def test_masks():
         expected = scores.masked_fill(~torch.from_numpy(allowed), -torch.inf)
         mask.apply(scores)
         assert torch.equal(scores, expected) and [mask.allows(token) for token in range(100)] == allowed.tolist()
+
+
+#: more alternatives at one place than the engine follows
+WIDE = {
+    "anyOf": [{"type": "object", "properties": {f"k{i}": {"const": i}}, "required": [f"k{i}"]} for i in range(30_000)]
+}
+
+
+def test_a_grammar_beyond_the_engines_limits(pair):
+    """It is told, be it on the way; no text ends in the middle in silence."""
+    target, draft, tokenizer = pair
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": WIDE}, "required": ["a", "b"]}
+    for drafts in ({"draft_model": None}, {"draft_model": draft, "num_draft_tokens": 5}, {"draft_model": "grammar"}):
+        with pytest.raises(
+            ValueError, match=r"`grammar` (takes more than the engine's limits allow|cannot be compiled)"
+        ):
+            hs.generate(target, **call_of(tokenizer, 2, schema), **drafts)
+
+
+def test_lists_of_grammars(pair):
+    target, _, tokenizer = pair
+    with pytest.raises(ValueError, match="`grammar` lists several, and prompts are read"):
+        hs.generate_batches(target, ["a", "b"], tokenizer=tokenizer, grammar=[ORDER, ORDER], max_new_tokens=2)
+    call = call_of(tokenizer, 2, [ORDER, ORDER, ORDER])
+    embeds = target.get_input_embeddings()(call.pop("input_ids")).detach()
+    with pytest.raises(ValueError, match="`grammar` lists 3 grammars for 2 rows"):
+        hs.generate(target, **call, inputs_embeds=embeds, draft_model="grammar")

@@ -125,3 +125,60 @@ def test_a_function_of_the_prefix(pair, drafts):
     calls.clear()
     assert hs.generate(target, **call, **{"draft_model": draft} | drafts).tolist() == plain.tolist()
     assert {*calls} == {0, 1, 2}
+
+
+def test_a_grammar_for_each_row_of_a_processor(pair):
+    """Such a processor is shown all rows together, as plain decoding shows them, and nothing is drafted."""
+    xgrammar = pytest.importorskip("xgrammar")
+    from xgrammar.contrib.hf import LogitsProcessor as Processor
+
+    target, draft, tokenizer = pair
+    known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=target.config.vocab_size)
+    compiler = xgrammar.GrammarCompiler(known)
+    grammars = [compiler.compile_regex(pattern) for pattern in ("a[0-9]{9}", "b[c-f]{9}")]
+    call = call_of(tokenizer, 2, None)
+    call.pop("grammar")
+    plain = target.generate(**call, logits_processor=[Processor(grammars)])
+    with pytest.warns(UserWarning, match="holds a grammar for each row: give the list as `grammar=`"):
+        found = hs.generate(target, **call, logits_processor=[Processor(grammars)], draft_model=draft)
+    assert found.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("kind", ["function", "processor", "rollback"])
+def test_nothing_is_asked_beyond_an_end(pair, kind):
+    """A draft may go on behind an end token, where plain decoding never asks."""
+    target, draft, tokenizer = pair
+    call = call_of(tokenizer, 1, None) | {"max_new_tokens": 24}
+    call.pop("grammar")
+    width = call["input_ids"].shape[1]
+    end = int(target.generate(**call)[0, width + 3])
+
+    def checked(ids):
+        assert end not in ids[width:].tolist(), "beyond the end"
+
+    class Checks(LogitsProcessor):
+        def __init__(self):
+            self.num_calls = 0
+
+        def __call__(self, ids, scores):
+            checked(ids[0])
+            self.num_calls += 1
+            return scores
+
+    class TakesBack(Checks):
+        def rollback(self, num_calls):
+            self.num_calls -= num_calls
+
+    def allowed(row, ids):
+        checked(ids)
+        return list(range(target.config.vocab_size))
+
+    def settings():
+        if kind == "function":
+            return {"prefix_allowed_tokens_fn": allowed}
+        return {"logits_processor": [Checks() if kind == "processor" else TakesBack()]}
+
+    plain = target.generate(**call, eos_token_id=end, **settings())
+    for drafts in ({"draft_model": draft}, {"assistant_early_exit": 1}, {"draft_model": "auto"}):
+        found = hs.generate(target, **call, eos_token_id=end, **settings(), **drafts, num_draft_tokens=9)
+        assert found.tolist() == plain.tolist()
