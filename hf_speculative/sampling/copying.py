@@ -77,6 +77,8 @@ def _known(part, known: dict[int, Any]) -> dict[int, Any]:
         seen.add(id(value))
         if isinstance(value, CHANNELS):
             raise TypeError(f"{type(value).__name__}, which others read")
+        if type(value).__module__ == "outlines_core" and type(value).__name__ == "Guide":
+            raise TypeError("outlines-core's Guide, whose copies hold its whole index; `grammar=` drafts")
         copier = next((getattr(value, name) for name in COPIERS if hasattr(type(value), name)), None)
         if isinstance(value, SHARED):
             found[id(value)] = value

@@ -98,6 +98,24 @@ def test_engines(pair, kind, num_prompts, sampled):
         )  # which guesses what is forbidden
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_outlines_core(pair, num_prompts):
+    """A copy takes longer than a pass."""
+    outlines_core = pytest.importorskip("outlines_core")
+    from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor
+
+    target, draft, tokenizer = pair
+    ids = {bytes([65 + i]).decode(): [tokenizer(chr(65 + i)).input_ids[0]] for i in range(26)}
+    index = outlines_core.Index("[A-Z]{9}", outlines_core.Vocabulary(tokenizer.eos_token_id, ids))
+    call = call_of(tokenizer, num_prompts, None)
+    call.pop("grammar")
+    plain = target.generate(**call, logits_processor=[OutlinesCoreLogitsProcessor(index, "torch")])
+    with pytest.warns(UserWarning, match="nothing is drafted .*`grammar=` drafts"):
+        processors = [OutlinesCoreLogitsProcessor(index, "torch")]
+        assert hs.generate(target, **call, logits_processor=processors, draft_model=draft).tolist() == plain.tolist()
+
+
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_what_cannot_be_copied_once_it_was_called(pair, num_prompts):
     """One warning with the way out, and plain decoding; never an exception in mid-call."""
