@@ -13,7 +13,7 @@ from .engine import DEFAULT_MAX_LENGTH, Engine
 from .logprobs import logprobs_of_prompt
 from .one_at_a_time import OneAtATime
 from .penalties import Penalties
-from .prompts import Prompt, of_messages
+from .prompts import Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, WithTools, texts_of
 from .replies import Client, Event, Reply
 from .responses import Responses
@@ -74,7 +74,7 @@ class Served:
         if isinstance(body, Tokenize) and body.prompt is not None:
             return [Prompt(self._ids(body.prompt, body.add_special_tokens))]
         assert isinstance(body, (Chat, Responses, Tokenize))
-        keywords = dict(body.chat_template_kwargs or {})
+        keywords = variables_of(body.chat_template_kwargs, self.processor)
         if body.reasoning_effort is not None:
             keywords["reasoning_effort"] = body.reasoning_effort
         if isinstance(body, Tokenize):

@@ -13,7 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from hf_speculative.serving import protocol, tools
+from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
 from hf_speculative.serving.penalties import Penalties
 from tests.support import tiny, tongues
@@ -355,6 +355,18 @@ def test_no_more_requests_than_may_be_under_way(target, tokenizer, monkeypatch):
         assert [answer.result(PATIENCE).status_code for answer in answers] == [200, 200]
 
 
+@pytest.mark.parametrize(
+    "name", ["padding", "max_length", "tokenize", "chat_template", "messages", "processor_kwargs", "text_pair"]
+)
+def test_clients_give_variables_of_the_template_alone(name, client, tokenizer, monkeypatch):
+    for path in ("v1/chat/completions", "tokenize"):
+        response = client.post(f"/{path}", json={"messages": HELLO, "chat_template_kwargs": {name: 1}})
+        assert response.status_code == 400 and f"holds '{name}'" in response.json()["error"]["message"]
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE + "{{ mood }}")
+    count = client.post("/tokenize", json={"messages": HELLO, "chat_template_kwargs": {"mood": "!!"}}).json()["count"]
+    assert count > client.post("/tokenize", json={"messages": HELLO}).json()["count"]
+
+
 def test_files_of_this_machine_are_no_images():
     from hf_speculative.serving.prompts import _part
 
@@ -377,6 +389,16 @@ class Processor:
         if any(part["type"] == "image" for turn in turns for part in turn["content"]):
             inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None]
         return inputs
+
+    def __call__(self, images=None, text=None, **keywords):
+        pytest.fail("called")
+
+
+def test_a_processor_gets_no_keywords_of_clients(tokenizer):
+    processor = Processor(tokenizer)
+    assert prompts.variables_of({"max_pixels": 1}, processor) == {}
+    with pytest.raises(protocol.BadRequest, match="holds 'images'"):
+        prompts.variables_of({"images": "/etc/passwd"}, processor)
 
 
 @pytest.mark.parametrize("stream", [False, True])
