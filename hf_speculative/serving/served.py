@@ -23,6 +23,8 @@ from .stops import StopTexts
 DEFAULT_NEW_TOKENS = 1024
 #: characters of a prompt for each token that fits: more are refused unread
 CHARACTERS_PER_TOKEN = 32
+#: tokens of a tag that begins a thought, with spaces after it
+LONGEST_TAG = 16
 
 
 class UnknownModel(LookupError):
@@ -141,8 +143,11 @@ class Served:
         template = getattr(self.tokenizer, "response_template", None)
         if template is None and (tools.OPEN in self._template or "</think>" in self._template):
             template = tools.HERMES
-        given = self._tools(body)
-        return tools.Parsed(template, self.tokenizer.decode(prompt.ids), given) if template else tools.PlainText()
+        if not template:
+            return tools.PlainText()
+        # All that a template of the Hermes kind begins is a thought; its tag may be many tokens.
+        ids = prompt.ids[-LONGEST_TAG:] if template is tools.HERMES else prompt.ids
+        return tools.Parsed(template, tools.begun(template, self.tokenizer.decode(ids)), self._tools(body))
 
     def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar, is_call: bool, tell) -> Reply:
         room = max(1, self.max_length - len(prompt.ids))
