@@ -35,6 +35,9 @@ FREE: ~/(?s:.*){OPEN}(?s:.*)/
 """
 #: calls are written as `json.dumps` writes them: spaces without end are no call
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+#: keywords of JSON schemas that hold schemas under names, and those that hold no schemas
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("const", "enum", "default", "examples")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -63,13 +66,16 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "properties": {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{nth}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for nth, tool in enumerate(tools)
     ]
-    schema = {"x-guidance": COMPACT} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
+    forms = {
+        str(nth): _moved(tool.parameters or {"type": "object"}, f"#/$defs/{nth}") for nth, tool in enumerate(tools)
+    }
+    schema = {"x-guidance": COMPACT, "$defs": forms} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
     if not has_tags:
         if must_call(body):
             return schema
@@ -81,6 +87,25 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     if must_call(body):
         return f'start: "{OPEN}" call\n{call}'
     return f"start: (opened call){'?' if body.parallel_tool_calls is False else '*'} free{FREE}{call}"
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose root is at `place` of another: its pointers go there."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            value = place + value[1:]
+        elif keyword in NAMED and isinstance(value, dict):
+            value = {name: _moved(one, place) for name, one in value.items()}
+        elif keyword not in VALUES:
+            value = _moved(value, place)
+        if keyword != "$id":  # pointers would begin there
+            moved[keyword] = value
+    return moved
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:

@@ -214,6 +214,41 @@ def test_the_grammar_of_calls_that_may_be_made(is_single):
     )
 
 
+LETTER = {"enum": ["p"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "good", "bad"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": LETTER}}, "p", "q"),
+        ({"items": {"$ref": "#/definitions/a"}, "type": "array", "definitions": {"a": LETTER}}, ["p"], ["q"]),
+        ({"items": {"$ref": "#"}, "type": "array"}, [[]], [{}]),
+        (
+            {"properties": {"enum": {"$ref": "#/$defs/a"}}, "type": "object", "$defs": {"a": LETTER}},
+            {"enum": "p"},
+            {"enum": "q"},
+        ),
+        ({"const": {"$ref": "#/a"}}, {"$ref": "#/a"}, {"$ref": "#/$defs/0/a"}),
+        ({"$id": "https://a.example/b", "items": {"$ref": "#"}, "type": "array"}, [[]], [{}]),
+    ],
+    ids=str,
+)
+def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
+    """Two tools have definitions of one name."""
+    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
+    other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    asked = protocol.Chat.model_validate({"messages": HELLO, "tools": [other, tool], "tool_choice": "required"})
+    grammar = compiled(tools.grammar_of(asked, False), tokenizer, 300, [tokenizer.eos_token_id])
+
+    def allowed(arguments):
+        matcher, text = grammar.matcher(), json.dumps({"name": "look", "arguments": arguments})
+        ids = tokenizer(text)["input_ids"]
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert allowed(good) and not allowed(bad)
+
+
 def test_thoughts_and_calls_are_found_as_they_come():
     parser = tools.Parsed(tools.HERMES, "<|im_start|>assistant\n<think>\n", None)
     pieces = [
