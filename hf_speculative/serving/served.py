@@ -65,6 +65,10 @@ class Served:
             raise BadRequest(
                 f"the prompt has {num_characters:,} characters, and more than {most:,} cannot fit: shorten it."
             )
+        for field in ("logit_bias", "stop_token_ids"):
+            tokens, size = map(int, getattr(body, field, None) or ()), num_logits(self.model)
+            if (unknown := next((token for token in tokens if token >= size), None)) is not None:
+                raise BadRequest(f"`{field}` names the token {unknown}, and the model has {size}: leave it out.", field)
         wanted = getattr(body, "max_tokens", None)
         if wanted and self.max_tokens and wanted > self.max_tokens:
             raise BadRequest(f"`max_tokens={wanted}`: this server gives at most {self.max_tokens}.", "max_tokens")
@@ -129,7 +133,10 @@ class Served:
         of_tools = tools.grammar_of(body, tools.OPEN in self._template)
         if form is not None and of_tools is not None:
             raise BadRequest("a form of the answer and tools that are kept to exclude each other: send one of them.")
-        return (form if of_tools is None else of_tools), tools.must_call(body)
+        grammar = form if of_tools is None else of_tools
+        if grammar is not None and body.ignore_eos:
+            raise BadRequest("`ignore_eos`: an answer in a form ends with it: leave it out.", "ignore_eos")
+        return grammar, tools.must_call(body)
 
     @property
     def _template(self) -> str:
@@ -200,20 +207,13 @@ class Served:
         if body.ignore_eos or body.stop_token_ids:
             settings["eos_token_id"] = sorted(reply.ends) or [-1]  # -1 is no token
         if body.logit_bias:
-            settings["sequence_bias"] = {(self._known(int(key)),): bias for key, bias in body.logit_bias.items()}
+            settings["sequence_bias"] = {(int(key),): bias for key, bias in body.logit_bias.items()}
         if body.frequency_penalty or body.presence_penalty:
             penalties = Penalties(len(prompt.ids), body.frequency_penalty or 0.0, body.presence_penalty or 0.0)
             settings["logits_processor"] = [penalties]
         if body.stop:
             settings["stopping_criteria"] = [StopTexts(self.tokenizer.backend_tokenizer, body.stop)]
         return settings
-
-    def _known(self, token: int) -> int:
-        if token >= (size := num_logits(self.model)):
-            raise BadRequest(
-                f"`logit_bias` names the token {token}, and the model has {size}: leave it out.", "logit_bias"
-            )
-        return token
 
     def _prompt_logprobs(self, ids: list[int], num_top: int):
         if len(ids) > self.max_length:
