@@ -1,11 +1,13 @@
 """Prompts: ids of texts and of messages, and what a processor makes of images and sounds."""
 
 import copy
+import inspect
 import json
+import re
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from .protocol import BadRequest, Message
 
@@ -15,6 +17,10 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 SOURCES = ("data:", "http://", "https://")
 #: what an engine takes; anything else is for `model.generate`
 OF_TEXTS = {"input_ids", "attention_mask", "token_type_ids"}
+#: what no client may say: parameters of `apply_chat_template`, and what it hands on itself
+OWN = {"messages", "conversations", "generation_indices"}.union(
+    *(inspect.signature(kind.apply_chat_template).parameters for kind in (PreTrainedTokenizerBase, ProcessorMixin))
+)
 
 
 class Prompt(NamedTuple):
@@ -22,6 +28,23 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     inputs: dict[str, Any] | None = None
+
+
+def variables_of(found: dict[str, Any] | None, processor) -> dict[str, Any]:
+    """Variables of a template that a client gives.
+
+    Raises:
+        BadRequest: one of them is no variable, but a parameter of what fills the template in.
+    """
+    found = found or {}
+    own = OWN.union(inspect.signature(processor.__call__).parameters)
+    if wrong := [name for name in found if name in own]:
+        raise BadRequest(f"`chat_template_kwargs` holds {wrong[0]!r}: leave it out.", "chat_template_kwargs")
+    if isinstance(processor, PreTrainedTokenizerBase):
+        return dict(found)
+    # A processor takes for its own what the template does not know.
+    template = str(processor.chat_template)
+    return {name: value for name, value in found.items() if re.search(rf"\b{re.escape(name)}\b", template)}
 
 
 def of_messages(messages: list[Message], processor, tools: list[dict] | None, **keywords) -> Prompt:

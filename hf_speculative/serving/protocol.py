@@ -1,6 +1,7 @@
 """Bodies of requests, checked before anything is computed: OpenAI's fields, and those that vLLM's clients send."""
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -154,7 +155,10 @@ class ResponseFormat(Checked):
         if self.type == "json_schema":
             if self.json_schema is None:
                 raise BadRequest("`response_format` names no `json_schema`", "response_format")
-            return self.json_schema.schema_
+            schema = self.json_schema.schema_
+            if schema.get("type") == "structural_tag" or "grammars" in schema:  # which grammars of other kinds have
+                raise BadRequest("`response_format`: its `schema` is no JSON schema.", "response_format")
+            return schema
         return {"type": "object"} if self.type == "json_object" else None
 
 
@@ -256,6 +260,14 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise BadRequest(f"the request's body is no valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadRequest("the request's body is no JSON object")
+    for (
+        field,
+        value,
+    ) in found.items():  # numbers that an answer could not repeat; those of our own fields are checked there
+        if isinstance(value, dict | list) and any(
+            isinstance(one, float) and not isfinite(one) for one in leaves(value)
+        ):
+            raise BadRequest(f"`{field}` holds a number that is not finite.", field)
     try:
         return kind.model_validate(found)
     except ValidationError as error:
@@ -279,8 +291,13 @@ def shown(value: Any) -> str:
 
 def texts_of(value: Any) -> Iterator[str]:
     """All texts in nested lists and objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
+    return (one for one in leaves(value) if isinstance(one, str))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested lists and objects hold."""
+    if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
-            yield from texts_of(one)
+            yield from leaves(one)
+    else:
+        yield value

@@ -103,6 +103,7 @@ class Reply:
         self.tokens: list[int] = []
         self.prompt_logprobs: list[Logprob] | None = None
         self.num_told = 0
+        self.told: list[str] = []
         self.has_called = False
         self.held_back = HeldBack(stops) if stops else None
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
@@ -121,7 +122,8 @@ class Reply:
         with self.lock:
             step, backend = self.decoder.step, self.tokenizer.backend_tokenizer
             text = "".join(step(backend, token) or "" for token in tokens if token not in self.ends)
-            parts = self._parts(text if self.held_back is None else self.held_back.add(text))
+            self.told.append(text if self.held_back is None else self.held_back.add(text))
+            parts = self._parts(self.told[-1])
             new = self._new_logprobs()
         if parts or new:
             self.tell(Event(self, parts, new))
@@ -150,8 +152,9 @@ class Reply:
         )
         text = without_stop(whole, self.stops)
         self.is_cut = len(text) < len(whole)
-        if not self.streams:
-            return text
+        told = "".join(self.told)
+        if text.startswith(told):  # what was held back, and half a character
+            return text[len(told) :]
         return self.held_back.rest() if self.held_back else ""
 
     def _new_logprobs(self) -> Sequence[Logprob]:

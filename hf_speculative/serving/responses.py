@@ -95,7 +95,11 @@ def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> It
         if is_assistants and not turn:
             turn = {"role": "assistant"}
         if kind == "reasoning":
-            turn["reasoning_content"] = "".join(part["text"] for part in item.get("content") or [])
+            parts = content if isinstance(content := item.get("content") or [], list) else [content]
+            texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("`input` holds reasoning whose `content` is no list of texts")
+            turn["reasoning_content"] = "".join(texts)
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             turn.setdefault("tool_calls", []).append(

@@ -13,7 +13,7 @@ from .engine import DEFAULT_MAX_LENGTH, Engine
 from .logprobs import logprobs_of_prompt
 from .one_at_a_time import OneAtATime
 from .penalties import Penalties
-from .prompts import Prompt, of_messages
+from .prompts import Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, WithTools, texts_of
 from .replies import Client, Event, Reply
 from .responses import Responses
@@ -23,6 +23,8 @@ from .stops import StopTexts
 DEFAULT_NEW_TOKENS = 1024
 #: characters of a prompt for each token that fits: more are refused unread
 CHARACTERS_PER_TOKEN = 32
+#: tokens of a tag that begins a thought, with spaces after it
+LONGEST_TAG = 16
 
 
 class UnknownModel(LookupError):
@@ -63,6 +65,10 @@ class Served:
             raise BadRequest(
                 f"the prompt has {num_characters:,} characters, and more than {most:,} cannot fit: shorten it."
             )
+        for field in ("logit_bias", "stop_token_ids"):
+            tokens, size = map(int, getattr(body, field, None) or ()), num_logits(self.model)
+            if (unknown := next((token for token in tokens if token >= size), None)) is not None:
+                raise BadRequest(f"`{field}` names the token {unknown}, and the model has {size}: leave it out.", field)
         wanted = getattr(body, "max_tokens", None)
         if wanted and self.max_tokens and wanted > self.max_tokens:
             raise BadRequest(f"`max_tokens={wanted}`: this server gives at most {self.max_tokens}.", "max_tokens")
@@ -74,7 +80,7 @@ class Served:
         if isinstance(body, Tokenize) and body.prompt is not None:
             return [Prompt(self._ids(body.prompt, body.add_special_tokens))]
         assert isinstance(body, (Chat, Responses, Tokenize))
-        keywords = dict(body.chat_template_kwargs or {})
+        keywords = variables_of(body.chat_template_kwargs, self.processor)
         if body.reasoning_effort is not None:
             keywords["reasoning_effort"] = body.reasoning_effort
         if isinstance(body, Tokenize):
@@ -127,7 +133,10 @@ class Served:
         of_tools = tools.grammar_of(body, tools.OPEN in self._template)
         if form is not None and of_tools is not None:
             raise BadRequest("a form of the answer and tools that are kept to exclude each other: send one of them.")
-        return (form if of_tools is None else of_tools), tools.must_call(body)
+        grammar = form if of_tools is None else of_tools
+        if grammar is not None and body.ignore_eos:
+            raise BadRequest("`ignore_eos`: an answer in a form ends with it: leave it out.", "ignore_eos")
+        return grammar, tools.must_call(body)
 
     @property
     def _template(self) -> str:
@@ -141,8 +150,11 @@ class Served:
         template = getattr(self.tokenizer, "response_template", None)
         if template is None and (tools.OPEN in self._template or "</think>" in self._template):
             template = tools.HERMES
-        given = self._tools(body)
-        return tools.Parsed(template, self.tokenizer.decode(prompt.ids), given) if template else tools.PlainText()
+        if not template:
+            return tools.PlainText()
+        # All that a template of the Hermes kind begins is a thought; its tag may be many tokens.
+        ids = prompt.ids[-LONGEST_TAG:] if template is tools.HERMES else prompt.ids
+        return tools.Parsed(template, tools.begun(template, self.tokenizer.decode(ids)), self._tools(body))
 
     def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar, is_call: bool, tell) -> Reply:
         room = max(1, self.max_length - len(prompt.ids))
@@ -195,20 +207,13 @@ class Served:
         if body.ignore_eos or body.stop_token_ids:
             settings["eos_token_id"] = sorted(reply.ends) or [-1]  # -1 is no token
         if body.logit_bias:
-            settings["sequence_bias"] = {(self._known(int(key)),): bias for key, bias in body.logit_bias.items()}
+            settings["sequence_bias"] = {(int(key),): bias for key, bias in body.logit_bias.items()}
         if body.frequency_penalty or body.presence_penalty:
             penalties = Penalties(len(prompt.ids), body.frequency_penalty or 0.0, body.presence_penalty or 0.0)
             settings["logits_processor"] = [penalties]
         if body.stop:
             settings["stopping_criteria"] = [StopTexts(self.tokenizer.backend_tokenizer, body.stop)]
         return settings
-
-    def _known(self, token: int) -> int:
-        if token >= (size := num_logits(self.model)):
-            raise BadRequest(
-                f"`logit_bias` names the token {token}, and the model has {size}: leave it out.", "logit_bias"
-            )
-        return token
 
     def _prompt_logprobs(self, ids: list[int], num_top: int):
         if len(ids) > self.max_length:

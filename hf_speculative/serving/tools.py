@@ -1,20 +1,22 @@
 """Tools: the grammar of a call that has to be made, and calls found in what a model says."""
 
 import json
+import re
 import uuid
-from contextlib import suppress
 from typing import Any
+
+import regex
 
 from ..hf_compat import response_parser
 from .protocol import BadRequest, NamedTool, WithTools
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE, THINK = "<tool_call>", "</tool_call>", "<think>"
 #: how models of the Hermes kind (Qwen 2 and 3 among them) write their calls and thoughts
 HERMES: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "reasoning_content": {"open": THINK, "close": "</think>", "content": "text"},
         "tool_calls": {
             "open_pattern": rf"\s*{OPEN}",
             "close": CLOSE,
@@ -33,6 +35,9 @@ FREE: ~/(?s:.*){OPEN}(?s:.*)/
 """
 #: calls are written as `json.dumps` writes them: spaces without end are no call
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+#: keywords of JSON schemas that hold schemas under names, and those that hold no schemas
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("const", "enum", "default", "examples")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -61,13 +66,16 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "properties": {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{nth}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for nth, tool in enumerate(tools)
     ]
-    schema = {"x-guidance": COMPACT} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
+    forms = {
+        str(nth): _moved(tool.parameters or {"type": "object"}, f"#/$defs/{nth}") for nth, tool in enumerate(tools)
+    }
+    schema = {"x-guidance": COMPACT, "$defs": forms} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
     if not has_tags:
         if must_call(body):
             return schema
@@ -79,6 +87,25 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     if must_call(body):
         return f'start: "{OPEN}" call\n{call}'
     return f"start: (opened call){'?' if body.parallel_tool_calls is False else '*'} free{FREE}{call}"
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose root is at `place` of another: its pointers go there."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            value = place + value[1:]
+        elif keyword in NAMED and isinstance(value, dict):
+            value = {name: _moved(one, place) for name, one in value.items()}
+        elif keyword not in VALUES:
+            value = _moved(value, place)
+        if keyword != "$id":  # pointers would begin there
+            moved[keyword] = value
+    return moved
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:
@@ -118,43 +145,69 @@ class OneCall(PlainText):
             return super().feed(self.text)
 
 
+def begun(template: dict[str, Any], prompt: str) -> str:
+    """What a prompt has begun of the answer: nothing of its messages, which hold thoughts and calls, too."""
+    if template is HERMES:  # whose anchor templates of other kinds with the same tags lack
+        return template["start_anchor"] + THINK if prompt.rstrip().endswith(THINK) else ""
+    literal = template.get("start_anchor") or []
+    literals = [literal] if isinstance(literal, str) else literal
+    pattern = template.get("start_anchor_pattern") or "|".join(map(re.escape, literals))
+    starts = [match.start() for match in regex.finditer(pattern, prompt)]
+    return prompt[starts[-1] :] if starts else ""
+
+
 class Parsed(PlainText):
     """A text in the form that a response template describes.
 
     Args:
         template: of the tokenizer, or `HERMES`.
-        prompt: the text before, which may have begun the answer.
+        begun: what the prompt has begun of the answer.
     """
 
-    def __init__(self, template: dict[str, Any], prompt: str, tools: list[dict] | None):
+    def __init__(self, template: dict[str, Any], begun: str, tools: list[dict] | None):
         self.keeps_specials = template is not HERMES
-        self.parser = response_parser(template, prompt, tools)
+        self.parser = response_parser(template, begun, tools)
         self.begun = self._parts(self.parser.initial_events)
-        self.unread, self.is_broken = "", False
+        of_calls = template["fields"].get("tool_calls", {})
+        literal = of_calls.get("open")
+        self.opens = of_calls.get("open_pattern") or (re.escape(literal) if isinstance(literal, str) else None)
+        #: since the last thought or call ended; a call under way is in it
+        self.recent, self.is_broken = "", False
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
-        if self.is_broken:
-            return super().feed(text)
-        begun, self.begun = self.begun, []
-        self.unread += text
-        try:
-            parts = begun + self._parts(self.parser.feed(text))
-        except (ValueError, KeyError, TypeError):  # a call that is none: from there on, all is text
-            self.is_broken = True
-            return begun + super().feed(self.unread)
-        begins = self.unread.rfind(OPEN)
-        if begins > self.unread.rfind(CLOSE):  # a call under way
-            self.unread = self.unread[begins:]
-        elif parts:
-            self.unread = ""
+        parts, self.begun = self.begun, []
+        for piece in re.split("(?<=>)", text):  # tags end pieces, so that it is known where one begins
+            if self.is_broken:
+                parts += super().feed(piece)
+                continue
+            self.recent += piece
+            try:
+                parts += self._read(self.parser.feed(piece))
+            except (ValueError, KeyError, TypeError):  # a call that is none: from there on, all is text
+                self.is_broken = True
+                parts += self._broken()
         return parts
 
     def end(self) -> list[tuple[str, Any]]:
-        parts = self.feed("")
-        with suppress(ValueError, KeyError, TypeError, RuntimeError):
-            parts += [] if self.is_broken else self._parts(self.parser.finalize()[1])
-        is_cut_off = not self.is_broken and not parts and OPEN in self.unread  # inside a call
-        return super().feed(self.unread.strip()) if is_cut_off else parts
+        parts, self.begun = self.begun, []
+        if self.is_broken:
+            return parts
+        try:
+            return parts + self._read(self.parser.finalize()[1])
+        except (ValueError, KeyError, TypeError):  # cut off inside a call
+            return parts + self._broken()
+
+    def _read(self, events: list[dict]) -> list[tuple[str, Any]]:
+        parts = self._parts(events)
+        tags = {(event["type"], event.get("field")) for event in events} - {("region_open", "tool_calls")}
+        if any(kind != "region_chunk" and field != "content" for kind, field in tags):
+            self.recent = ""
+        return parts
+
+    def _broken(self) -> list[tuple[str, Any]]:
+        """The text from the call on that cannot be read."""
+        found = regex.search(self.opens, self.recent) if self.opens else None
+        return super().feed(self.recent[found.start() if found else 0 :])
 
     @staticmethod
     def _parts(events: list[dict]) -> list[tuple[str, Any]]:

@@ -92,9 +92,7 @@ def test_completions(body, settings, client, target, tokenizer):
     assert counts["num_draft_tokens"] >= counts["num_accepted_draft_tokens"] > 0
     with client.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True} | body) as response:
         chunks = events(response)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected.rstrip(
-        "\ufffd"
-    )  # half a character at the end is not streamed
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert chunks[-1]["metrics"]["speculative_decoding"] == counts
 
 
@@ -106,6 +104,15 @@ def test_chat_and_stop(client, target, tokenizer):
     answer = client.post("/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["content"] == expected
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stop", [[], ["never"], ["\ufffd"]])
+def test_a_stream_tells_half_a_character_at_the_end(stop, client, tokenizer):
+    token = next(i for i in range(300) if tokenizer.decode([i]) == "\ufffd")
+    body = {"prompt": "hello", "max_tokens": 1, "logit_bias": {str(token): 100}, "stop": stop}
+    expected = "" if "\ufffd" in stop else "\ufffd"
+    assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
+    assert streamed(client, body) == expected
 
 
 def test_an_answer_of_no_length_fits(client):
@@ -296,7 +303,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
     across = "o" + whole[0]
     answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 30, "stop": across}).json()
     assert answer["choices"][0]["text"] == stops.without_stop(whole, [across])
-    text = text_alone(target, tokenizer, "hello", max_new_tokens=9).rstrip("\ufffd")
+    text = text_alone(target, tokenizer, "hello", max_new_tokens=9)
     body = {"prompt": "hello", "max_tokens": 9, "stop": whole[8:12] + "!"}
     assert streamed(client, body) == text, "nothing stays held back"
 

@@ -13,7 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from hf_speculative.serving import protocol, tools
+from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
 from hf_speculative.serving.penalties import Penalties
 from tests.support import tiny, tongues
@@ -214,6 +214,41 @@ def test_the_grammar_of_calls_that_may_be_made(is_single):
     )
 
 
+LETTER = {"enum": ["p"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "good", "bad"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": LETTER}}, "p", "q"),
+        ({"items": {"$ref": "#/definitions/a"}, "type": "array", "definitions": {"a": LETTER}}, ["p"], ["q"]),
+        ({"items": {"$ref": "#"}, "type": "array"}, [[]], [{}]),
+        (
+            {"properties": {"enum": {"$ref": "#/$defs/a"}}, "type": "object", "$defs": {"a": LETTER}},
+            {"enum": "p"},
+            {"enum": "q"},
+        ),
+        ({"const": {"$ref": "#/a"}}, {"$ref": "#/a"}, {"$ref": "#/$defs/0/a"}),
+        ({"$id": "https://a.example/b", "items": {"$ref": "#"}, "type": "array"}, [[]], [{}]),
+    ],
+    ids=str,
+)
+def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
+    """Two tools have definitions of one name."""
+    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
+    other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    asked = protocol.Chat.model_validate({"messages": HELLO, "tools": [other, tool], "tool_choice": "required"})
+    grammar = compiled(tools.grammar_of(asked, False), tokenizer, 300, [tokenizer.eos_token_id])
+
+    def allowed(arguments):
+        matcher, text = grammar.matcher(), json.dumps({"name": "look", "arguments": arguments})
+        ids = tokenizer(text)["input_ids"]
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    assert allowed(good) and not allowed(bad)
+
+
 def test_thoughts_and_calls_are_found_as_they_come():
     parser = tools.Parsed(tools.HERMES, "<|im_start|>assistant\n<think>\n", None)
     pieces = [
@@ -231,18 +266,57 @@ def test_thoughts_and_calls_are_found_as_they_come():
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
-@pytest.mark.parametrize("inside", ["not json", '{"a": 1}', "[1]", '{"name": "f", "argu'])
-def test_a_call_that_cannot_be_read_is_text(inside):
-    close = "" if inside.endswith("argu") else tools.CLOSE
-    for pieces in (
-        [f"so {tools.OPEN}{inside}{close}"],
-        list(f"so {tools.OPEN}{inside}{close}"),
-        ["so ", tools.OPEN + inside, close],
-    ):
-        parser = tools.Parsed(tools.HERMES, "", None)
-        parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
-        text = "".join(value for kind, value in parts if kind == "content")
-        assert {kind for kind, _ in parts} == {"content"} and text.startswith("so") and inside in text
+@pytest.mark.parametrize(
+    "inside", ["not json", '{"a": 1}', "[1]", '{"name": "f", "argu', f'{{"name": "f", "a": "{tools.OPEN}", "argu']
+)
+@pytest.mark.parametrize("cut", ["whole", "characters", "before", "within"])
+def test_a_call_that_cannot_be_read_is_text(cut, inside):
+    """All of it: nothing is lost, and nothing is told twice."""
+    close = "" if inside.endswith("argu") else f"{tools.CLOSE} then > {tools.OPEN}[]{tools.CLOSE}."
+    text = f"so \n{tools.OPEN}{inside}{close}"
+    whole = {"whole": [text], "characters": list(text)}
+    pieces = whole.get(cut) or [text[: (at := text.index(tools.OPEN) + (0 if cut == "before" else 6))], text[at:]]
+    parser = tools.Parsed(tools.HERMES, "", None)
+    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
+    assert {kind for kind, _ in parts} == {"content"} and "".join(value for _, value in parts) == text
+
+
+def test_a_tag_in_a_thought_is_none():
+    parser = tools.Parsed(tools.HERMES, "", None)
+    parts = parser.feed(f"<think>a {tools.OPEN} b</think>c") + parser.end()
+    texts = {kind: "".join(v for k, v in parts if k == kind) for kind in ("content", "reasoning_content")}
+    assert texts == {"content": "c", "reasoning_content": f"a {tools.OPEN} b"}
+
+
+BEGINS = {
+    "start_anchor_pattern": "<a(nswer)?>",
+    "fields": {"content": {"content": "text"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "kind", "begun"),
+    [
+        (tools.HERMES, "SECRET <tool_call>[</tool_call> hello [/INST]", "content", ""),
+        (tools.HERMES, "<|im_start|>assistant\nold<|im_end|>\n<|im_start|>user\nSECRET", "content", ""),
+        (tools.HERMES, "SECRET <think>\n", "reasoning_content", ""),
+        (BEGINS, "SECRET", "content", ""),
+        (BEGINS, "<answer>SECRET<a>yes ", "content", "yes "),
+    ],
+)
+def test_an_answer_begins_where_its_prompt_ends(template, prompt, kind, begun):
+    parser = tools.Parsed(template, tools.begun(template, prompt), None)
+    parts = parser.feed("hi") + parser.end()
+    assert {name for name, _ in parts} == {kind} and "".join(value for _, value in parts) == begun + "hi"
+
+
+def test_a_prompt_of_another_kind_is_no_answer(client, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE + f"{{# {tools.OPEN} #}}")
+    content = "<|im_start|>assistant\nSECRET"
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    answer = ask(client, "chat/completions", body, ChatCompletion)
+    plain = client.post("/v1/completions", json={"prompt": content, "max_tokens": 4}).json()
+    assert answer.choices[0].message.content == plain["choices"][0]["text"]
 
 
 def test_a_conversation_of_responses_becomes_messages():
@@ -259,6 +333,47 @@ def test_a_conversation_of_responses_becomes_messages():
     body = Responses.model_validate({"input": items, "instructions": "be brief"})
     assert [message.role for message in body.messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
     assert body.messages[2].reasoning_content == "hm" and body.messages[2].tool_calls[0]["function"]["name"] == "look"
+
+
+def form_of(**schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def reasoning(content):
+    return {"input": [{"type": "reasoning", "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        *(("responses", reasoning(content), None) for content in ([{"a": 1}], 5, [5], [{"text": 5}], {"a": 1}, "abc")),
+        ("responses", {"input": [{"role": "user", "content": 5}]}, "content"),
+        ("responses", {"input": [{"role": "user", "content": [5]}]}, "content"),
+        ("chat/completions", {"response_format": form_of(type="structural_tag", triggers=["<"])}, "response_format"),
+        ("chat/completions", {"response_format": form_of(grammars=[{"lark_grammar": "start:"}])}, "response_format"),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        (
+            "chat/completions",
+            {"stop_token_ids": [5, 300], "response_format": {"type": "json_object"}},
+            "stop_token_ids",
+        ),
+        ("completions", {"prompt": "x", "stop_token_ids": [300]}, "stop_token_ids"),
+        ("completions", {"prompt": "x", "stop_token_ids": [300], "max_tokens": 0, "echo": True}, "stop_token_ids"),
+        ("responses", {"input": "x", "metadata": {"a": [float("nan")]}}, "metadata"),
+        ("responses", {"input": "x", "metadata": {"a": float("inf")}, "stream": True}, "metadata"),
+        (
+            "chat/completions",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"const": float("nan")}}}]},
+            "tools",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_refused_before_anything_is_generated(path, body, field, client, target, monkeypatch):
+    monkeypatch.setattr(type(target), "forward", lambda *args, **kwargs: pytest.fail("a pass"))
+    body = ({"messages": HELLO} if path == "chat/completions" else {}) | body
+    response = client.post(f"/v1/{path}", content=json.dumps(body))
+    assert response.status_code == 400 and response.json()["error"]["param"] == field, response.text
 
 
 @pytest.mark.parametrize("name", ["ignore_eos", "stop_token_ids", "min_tokens"])
@@ -355,6 +470,18 @@ def test_no_more_requests_than_may_be_under_way(target, tokenizer, monkeypatch):
         assert [answer.result(PATIENCE).status_code for answer in answers] == [200, 200]
 
 
+@pytest.mark.parametrize(
+    "name", ["padding", "max_length", "tokenize", "chat_template", "messages", "processor_kwargs", "text_pair"]
+)
+def test_clients_give_variables_of_the_template_alone(name, client, tokenizer, monkeypatch):
+    for path in ("v1/chat/completions", "tokenize"):
+        response = client.post(f"/{path}", json={"messages": HELLO, "chat_template_kwargs": {name: 1}})
+        assert response.status_code == 400 and f"holds '{name}'" in response.json()["error"]["message"]
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE + "{{ mood }}")
+    count = client.post("/tokenize", json={"messages": HELLO, "chat_template_kwargs": {"mood": "!!"}}).json()["count"]
+    assert count > client.post("/tokenize", json={"messages": HELLO}).json()["count"]
+
+
 def test_files_of_this_machine_are_no_images():
     from hf_speculative.serving.prompts import _part
 
@@ -378,6 +505,16 @@ class Processor:
             inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None]
         return inputs
 
+    def __call__(self, images=None, text=None, **keywords):
+        pytest.fail("called")
+
+
+def test_a_processor_gets_no_keywords_of_clients(tokenizer):
+    processor = Processor(tokenizer)
+    assert prompts.variables_of({"max_pixels": 1}, processor) == {}
+    with pytest.raises(protocol.BadRequest, match="holds 'images'"):
+        prompts.variables_of({"images": "/etc/passwd"}, processor)
+
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_images_go_through_generate(stream, target, tokenizer):
@@ -396,7 +533,7 @@ def test_images_go_through_generate(stream, target, tokenizer):
         if stream:
             chunks = streamed(client, "chat/completions", body)
             text = "".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"])
-            assert text == expected.rstrip("\ufffd")
+            assert text == expected
         else:
             answer = ask(client, "chat/completions", body, ChatCompletion)
             assert answer.choices[0].message.content == expected and answer.usage.completion_tokens == 8
