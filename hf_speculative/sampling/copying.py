@@ -98,3 +98,16 @@ def _is_table(value) -> bool:
         or kind.__module__.split(".")[0] in ENGINES
         or kind.__name__ == "LLTokenizer"  # which calls itself a builtin
     )
+
+
+def check_alike(processors: list, batch_size: int) -> None:
+    """A row's copy is shown that row in the place of all, which a processor with a grammar for each row does not take.
+
+    Raises:
+        CannotCopy: this is one.
+    """
+    for processor in processors:
+        if batch_size > 1 and len(getattr(processor, "compiled_grammars", ())) > 1:
+            raise CannotCopy(
+                f"`logits_processor`: {type(processor).__name__} holds a grammar for each row: give the list as `grammar=`."
+            )

@@ -12,8 +12,7 @@ of three treatments, in the order of the list:
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -22,11 +21,11 @@ from torch import Tensor
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
-from .copying import CannotCopy, clone
+from .copying import CannotCopy
 from .grammar import AfterEachPrefix
 from .guidance import Guidance
-from .prefixes import Prefixes
-from .stateful import StatefulProcessors
+from .memories import Memories
+from .prefixes import Prefixes, Reach
 from .stateless import MEMORYLESS
 from .top_p import top_p
 
@@ -45,6 +44,9 @@ CONTEXT_FREE = (
 )
 
 
+NO_MEMORY = (*CONTEXT_FREE, *MEMORYLESS, GrammarProcessor, hf.PrefixConstrainedLogitsProcessor)
+
+
 class Processors:
     """A `LogitsProcessorList` for rows of their own length.
 
@@ -57,7 +59,7 @@ class Processors:
         self.guidance: Guidance | None = None
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
-        with_memory = [p for p in processors if type(p) not in (*CONTEXT_FREE, *MEMORYLESS, GrammarProcessor)]
+        with_memory = [p for p in processors if type(p) not in NO_MEMORY]
         self.memories = Memories(with_memory, batch_size)
         self.steps = [self._treatment(processor) for processor in processors]
 
@@ -107,6 +109,8 @@ class Processors:
             return ContextFree(processor)
         if type(processor) is GrammarProcessor:
             return AfterEachPrefix(processor)
+        if type(processor) is hf.PrefixConstrainedLogitsProcessor:
+            return AllowedTokens(processor)
         stateless = MEMORYLESS.get(type(processor))
         return stateless(processor) if stateless else StatefulProcessor(processor, self.memories)
 
@@ -128,11 +132,18 @@ class Processors:
         if self.guidance is not None and not is_draft:
             scores = self.guidance(batch, scores)
         prefixes = Prefixes(batch, scores.shape[1], ahead, tree=batch.tree)
-        if not self.have_memory:
+        if not any(isinstance(step, OneByOne) for step in self.steps):
             return self._apply(prefixes, scores)
         columns: list[Tensor] = []
-        for i in self.memories.positions(prefixes, is_draft, columns):
-            columns.append(self._apply(prefixes.at(i), scores[:, i : i + 1]))
+        reach = Reach(prefixes)
+        self.memories.begin_pass(batch, is_draft)
+        for i in range(prefixes.num_positions):
+            reached = reach.at(i, columns)
+            prefix = prefixes.at(i)
+            prefix.reached = reached
+            self.memories.begin_position(prefix, i, is_draft)
+            columns.append(self._apply(prefix, scores[:, i : i + 1]))
+            self.memories.end_position(batch, is_draft)
         return torch.cat(columns, 1)
 
     def _apply(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
@@ -161,7 +172,23 @@ class ContextFree:
         return self.process(scores.flatten(0, 1)).view_as(scores)
 
 
-class StatefulProcessor:
+class OneByOne:
+    """A processor that is called for each row and position, where plain decoding may come to it."""
+
+    def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
+        """Of `scores (1, vocab)` after `ids (1, width)`: `(vocab,)`."""
+        raise NotImplementedError
+
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        processed, tokens = scores.clone(), prefixes.last(prefixes.longest)
+        for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.host_widths(), strict=True)):
+            if prefixes.reached[lane]:
+                ids = tokens[lane, :, prefixes.longest - width :]
+                processed[lane, 0] = self.process(row, ids, scores[lane])
+        return processed
+
+
+class StatefulProcessor(OneByOne):
     """One processor with a memory. Each row has a copy of its own, see `Memories`.
 
     A row's copy is called with a batch as large as plain `generate`'s in which every row is that one, so that a processor
@@ -171,164 +198,17 @@ class StatefulProcessor:
     def __init__(self, processor, memories: Memories):
         self.memories, self.index = memories, memories.originals.index(processor)
 
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        processed, batch_size = torch.empty_like(scores), self.memories.batch_size
-        tokens = prefixes.last(prefixes.longest)
-        for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.host_widths(), strict=True)):
-            memory, processed[lane] = self.memories.of_row[row], scores[lane]
-            if memory.is_reachable:
-                ids = tokens[lane, :, prefixes.longest - width :].expand(batch_size, -1)
-                processed[lane, 0] = memory.current[self.index](ids, scores[lane].repeat(batch_size, 1))[row]
-        return processed
+    def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
+        size = self.memories.batch_size
+        processor = self.memories.of_row[row].current[self.index]
+        return processor(ids.expand(size, -1), scores.repeat(size, 1))[row]
 
 
-class Memory:
-    """A row's copies of the processors with a memory, and what they remembered after each position of the target's pass.
+class AllowedTokens(OneByOne):
+    """`prefix_allowed_tokens_fn`, a function of the row and its prefix: it is asked, not copied."""
 
-    Attributes:
-        committed: as after the last emitted token.
-        current: as after the last position.
-        after: snapshots, one a position; none if the set is never copied, which `rollback(num_calls)` takes back instead.
-        is_reachable: the tokens before this position are allowed. What is not, a processor is never shown: it may raise.
-    """
+    def __init__(self, processor: hf.PrefixConstrainedLogitsProcessor):
+        self.allowed = processor._prefix_allowed_tokens_fn
 
-    is_reachable = True
-
-    def __init__(self, copies: list, memories: Memories):
-        self.committed, self.memories = copies, memories
-        self.num_calls = 0
-
-    def begin_pass(self) -> None:
-        self.is_reachable = True
-        self._take_back(self.num_calls)
-        self.current = self.committed if self.memories.keeps_set else clone(self.committed)
-        self.after: list[list] = []
-
-    def end_position(self, is_draft: bool) -> None:
-        self.num_calls += self.is_reachable
-        if is_draft or self.memories.keeps_set:
-            return
-        try:
-            self.after.append(clone(self.current))
-        except CannotCopy as error:  # what it has made in its first call; nothing is drafted before
-            self.memories.give_up(error)
-
-    def go_to(self, position: int) -> None:
-        """The next position follows this one, which need not be the last."""
-        if position != len(self.after) - 1:
-            self.current = clone(self.after[position])
-
-    def commit(self, num_tokens: int, path: Sequence[int]) -> None:
-        """So many positions on a path of draft tokens have become the row's own."""
-        if self.after:
-            self.committed = self.after[path[num_tokens - 2] + 1 if num_tokens > 1 else 0]
-            self.after = []
-        else:
-            self.committed = self.current
-        self._take_back(self.num_calls - num_tokens)
-
-    def _take_back(self, num_calls: int) -> None:
-        if self.memories.can_rollback and num_calls:
-            for processor in self.committed:
-                processor.rollback(num_calls)
-        self.num_calls = 0
-
-
-def _check_alike(processors: list, batch_size: int) -> None:
-    """A row's copy is shown that row in the place of all, which a processor with a grammar for each row does not take.
-
-    Raises:
-        CannotCopy: this is one.
-    """
-    for processor in processors:
-        if batch_size > 1 and len(getattr(processor, "compiled_grammars", ())) > 1:
-            raise CannotCopy(
-                f"`logits_processor`: {type(processor).__name__} holds a grammar for each row: give the list as `grammar=`."
-            )
-
-
-class Memories:
-    """The processors with a memory: each row has a set of copies, see `Memory`.
-
-    Drafts and verification work on copies of a row's set; `commit` keeps the one after the last emitted token. If all of
-    them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
-    cannot be copied are called themselves, which serves one row and no drafts: see `lookahead_unsupported_reason`.
-
-    Attributes:
-        has_begun: they were called, and copied as they are since.
-
-    Raises:
-        CannotCopy: one of them cannot be copied, and there are several rows.
-    """
-
-    has_begun = False
-
-    def __init__(self, originals: list, batch_size: int):
-        self.originals, self.batch_size = originals, batch_size
-        self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
-        self.users: StatefulProcessors | None = None
-        self.lookahead_unsupported_reason: CannotCopy | None = None
-        if originals and not (self.can_rollback and batch_size == 1):
-            try:
-                _check_alike(originals, batch_size)
-                self.users = StatefulProcessors(originals, "logits_processor")
-            except CannotCopy as error:
-                if batch_size > 1:
-                    raise
-                self.lookahead_unsupported_reason = error
-        self.keeps_set = self.can_rollback or self.lookahead_unsupported_reason is not None
-        self.of_row: dict[int, Memory] = {}
-        self.is_drafting = False
-
-    def give_up(self, error: CannotCopy) -> None:
-        """From now on each row's set is called once a token, and nothing is drafted."""
-        if self.lookahead_unsupported_reason is None:
-            self.lookahead_unsupported_reason, self.keeps_set = error, True
-            warnings.warn(f"nothing is drafted in this call: {error}", stacklevel=2)
-
-    def positions(self, prefixes: Prefixes, is_draft: bool, columns: list[Tensor]) -> Iterator[int]:
-        """The positions in turn: at each, the rows' memories are those of what it follows.
-
-        Args:
-            columns: processed scores of the positions before, each `(batch, 1, vocab)`.
-        """
-        batch, tree = prefixes.batch, prefixes.tree
-        if not (is_draft and self.is_drafting):  # else the draft goes on where it was
-            self._begin_pass(batch)
-        self.is_drafting = is_draft
-        reached = [[True] for _ in batch.rows]
-        for position in range(prefixes.num_positions):
-            for lane, row in enumerate(batch.rows):
-                if is_draft:
-                    self.of_row[row].is_reachable = not batch.has_ended(lane, prefixes.first + position)
-                if not position or is_draft:
-                    continue
-                parent = position - 1 if tree is None else tree.host_parents[lane][position - 1] + 1
-                if tree is not None:
-                    self.of_row[row].go_to(parent)
-                token = batch.tokens[lane, batch.host_lengths[lane] + position - 1]
-                is_allowed = columns[parent][lane, 0, token] > -torch.inf and int(token) not in batch.ends
-                self.of_row[row].is_reachable = reached[lane][parent] and bool(is_allowed)
-                reached[lane].append(self.of_row[row].is_reachable)
-            yield position
-            for row in batch.rows:
-                self.of_row[row].end_position(is_draft)
-
-    def _begin_pass(self, batch: Batch) -> None:
-        for row in self.of_row.keys() - {0, *batch.rows}:  # done; the first row's are still shown
-            del self.of_row[row]
-        if self.users is not None:
-            self.users.hand_out(memory.committed for memory in self.of_row.values())
-        for row in batch.rows:
-            if row not in self.of_row:
-                copies = self.originals if self.users is None else clone(self.users.copies)
-                self.of_row[row] = Memory(copies, self)
-            self.of_row[row].begin_pass()
-
-    def commit(self, batch: Batch, num_tokens: list[int]) -> None:
-        for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):
-            path: Sequence[int] = range(num) if batch.host_path is None else batch.host_path[lane]
-            self.of_row[row].commit(num, path)
-        self.is_drafting, self.has_begun = False, True
-        if self.users is not None and self.lookahead_unsupported_reason is None:
-            self.users.show(self.of_row[0].committed)  # the user's own objects show the memory of the call's first row
+    def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
+        return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: self.allowed(row, ids), num_beams=1)(ids, scores)[0]

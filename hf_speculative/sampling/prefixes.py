@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..types import NO_TOKEN, Batch, Tree
+from ..types import NO_TOKEN, Batch, Tree, columns_from
 
 
 class Prefixes:
@@ -17,12 +17,44 @@ class Prefixes:
     it.
     """
 
-    def __init__(self, batch: Batch, num_positions: int, first: int = 0, tree: Tree | None = None):
+    #: of one position: the rows in which plain decoding may come to it, see `Reach`
+    reached: list[bool]
+
+    def __init__(
+        self,
+        batch: Batch,
+        num_positions: int,
+        first: int = 0,
+        tree: Tree | None = None,
+        paths: list[list[tuple[int, ...]]] | None = None,
+    ):
         self.batch, self.num_positions, self.first, self.tree = batch, num_positions, first, tree
+        if paths is not None:
+            self.host_paths = paths
 
     def at(self, position: int) -> Prefixes:
         """Those of one position, counted from `first`."""
-        return Prefixes(self.batch, 1, self.first + position, self.tree)
+        paths = self.__dict__.get("host_paths")
+        return Prefixes(self.batch, 1, self.first + position, self.tree, paths)
+
+    @cached_property
+    def host_paths(self) -> list[list[tuple[int, ...]]]:
+        """By row, the draft tokens on the way to each position, counted from 0; asks the device for them, once."""
+        batch, num_tokens = self.batch, self.first + self.num_positions - 1
+        drafted: list[list[int]] = [[]] * len(batch.rows)
+        if num_tokens:
+            drafted = batch.tokens.gather(1, columns_from(batch.lengths, num_tokens)).tolist()
+        found = []
+        for lane, tokens in enumerate(drafted):
+            paths: list[tuple[int, ...]] = [()]
+            for node, token in enumerate(tokens):
+                paths.append((*paths[self.before(lane, node + 1)], token))
+            found.append(paths)
+        return found
+
+    def before(self, lane: int, position: int) -> int:
+        """The position, counted from 0, that comes before another one."""
+        return position - 1 if self.tree is None else self.tree.host_parents[lane][position - 1] + 1
 
     @cached_property
     def widths(self) -> Tensor:
@@ -65,3 +97,33 @@ class Prefixes:
             places = places.where(columns < lengths, of_path)
         tokens = batch.tokens.gather(1, places.flatten(1)).view_as(places)
         return tokens.where(columns >= start, NO_TOKEN)
+
+
+class Reach:
+    """The positions that plain decoding may come to: no token before is forbidden, and none ends the row.
+
+    At others a processor may know of nothing, or raise.
+    """
+
+    def __init__(self, prefixes: Prefixes):
+        self.prefixes = prefixes
+        self.found: list[list[bool]] = []
+
+    def at(self, position: int, columns: list[Tensor]) -> list[bool]:
+        """By row. Called for each position in turn; asks the device once.
+
+        Args:
+            columns: processed scores at the positions before, each `(batch, 1, vocab)`.
+        """
+        prefixes, batch = self.prefixes, self.prefixes.batch
+        paths = [paths[prefixes.first + position] for paths in prefixes.host_paths]
+        reached = [batch.ends.isdisjoint(path) for path in paths]
+        if position and not prefixes.first:  # what a draft looks at further ahead was drawn from what is allowed
+            before = [prefixes.before(lane, position) for lane in range(len(paths))]
+            scores = torch.stack([columns[p][lane, 0, paths[lane][-1]] for lane, p in enumerate(before)]).tolist()
+            reached = [
+                is_open and self.found[p][lane] and score > -torch.inf
+                for lane, (is_open, p, score) in enumerate(zip(reached, before, scores, strict=True))
+            ]
+        self.found.append(reached)
+        return reached

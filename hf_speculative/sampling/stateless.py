@@ -7,7 +7,6 @@ same, bit for bit, and nothing is read from the device. They may be changed in p
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -138,39 +137,6 @@ class NoRepeatNGram:
         return _change(scores, windows[..., -1].where(is_begun, NO_TOKEN), lambda before: -torch.inf)
 
 
-class AllowedTokens:
-    """What a function of the row and its prefix allows, which is asked once a position, on the host.
-
-    It is never asked about what it has forbidden, nor beyond an end: it may know of no token there.
-    """
-
-    def __init__(self, processor: hf.PrefixConstrainedLogitsProcessor):
-        self.allowed = processor._prefix_allowed_tokens_fn
-
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        batch, tree = prefixes.batch, prefixes.tree
-        tokens, processed = prefixes.last(prefixes.longest), scores.clone()
-        for lane, widths in enumerate(prefixes.host_widths()):
-            of_row = hf.PrefixConstrainedLogitsProcessor(partial(self._of_row, batch.rows[lane]), num_beams=1)
-            reached: list[bool] = []
-            for place, width in enumerate(widths):
-                ids = tokens[lane, place, prefixes.longest - width :]
-                is_over = not batch.ends.isdisjoint(ids[batch.host_lengths[lane] :].tolist()) if batch.ends else False
-                if (
-                    prefixes.first or not place or is_over
-                ):  # what a draft itself looks at was drawn from what is allowed
-                    reached.append(not is_over)
-                else:
-                    parent = place - 1 if tree is None else tree.host_parents[lane][place - 1] + 1
-                    reached.append(reached[parent] and bool(processed[lane, parent, ids[-1]] > -math.inf))
-                if reached[-1]:
-                    processed[lane, place] = of_row(ids[None], scores[lane, place, None])[0]
-        return processed
-
-    def _of_row(self, row: int, batch_id: int, ids: Tensor):
-        return self.allowed(row, ids)
-
-
 def _change(scores: Tensor, tokens: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     """Change, in place and once each, the `scores (batch, n, vocab)` of `tokens (batch, n, m)`; `NO_TOKEN` is none."""
     tokens = tokens.where(tokens < scores.shape[2], NO_TOKEN)  # a prompt may hold what cannot be generated
@@ -205,5 +171,4 @@ MEMORYLESS: dict[type, Callable[[Any], Any]] = {
     hf.WatermarkLogitsProcessor: lambda p: LastTokens(p, p.context_width),
     hf.RepetitionPenaltyLogitsProcessor: RepetitionPenalty,
     hf.NoRepeatNGramLogitsProcessor: NoRepeatNGram,
-    hf.PrefixConstrainedLogitsProcessor: AllowedTokens,
 }

@@ -260,13 +260,10 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise BadRequest(f"the request's body is no valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadRequest("the request's body is no JSON object")
-    for (
-        field,
-        value,
-    ) in found.items():  # numbers that an answer could not repeat; those of our own fields are checked there
-        if isinstance(value, dict | list) and any(
-            isinstance(one, float) and not isfinite(one) for one in leaves(value)
-        ):
+    # Numbers that an answer could not repeat; those of our own fields are checked there.
+    for field, value in found.items():
+        numbers = (one for one in leaves(value) if isinstance(one, float)) if isinstance(value, dict | list) else ()
+        if not all(map(isfinite, numbers)):
             raise BadRequest(f"`{field}` holds a number that is not finite.", field)
     try:
         return kind.model_validate(found)

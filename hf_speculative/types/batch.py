@@ -86,11 +86,6 @@ class Batch:
         """A lane that becomes free is taken by a row that waits."""
         return self.waiting is not None and bool(self.waiting.rows)
 
-    def has_ended(self, lane: int, num_tokens: int) -> bool:
-        """Whether one of a row's first `num_tokens` draft tokens, a chain, ends it; asks the device, where any could."""
-        length = self.host_lengths[lane]
-        return bool(self.ends) and not self.ends.isdisjoint(self.tokens[lane, length : length + num_tokens].tolist())
-
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
         self.tree = tree

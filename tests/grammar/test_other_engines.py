@@ -200,3 +200,31 @@ def test_nothing_is_asked_beyond_an_end(pair, kind):
     for drafts in ({"draft_model": draft}, {"assistant_early_exit": 1}, {"draft_model": "auto"}):
         found = hs.generate(target, **call, eos_token_id=end, **settings(), **drafts, num_draft_tokens=9)
         assert found.tolist() == plain.tolist()
+
+
+def test_a_function_of_the_prefix_beside_a_memory(pair):
+    """Neither is shown what the other, or itself, has forbidden: guesses are not masked, and the last token tells."""
+    target, _, tokenizer = pair
+
+    class Remembers(LogitsProcessor):
+        num_calls = 0
+
+        def __call__(self, ids, scores):
+            assert not self.num_calls or int(ids[0, -1]) % 2 == 0, "a token that was forbidden"
+            self.num_calls += 1
+            return scores
+
+    def allowed(row, ids):
+        assert len(ids) <= width or int(ids[-1]) % 2 == 0, "a token that was forbidden"
+        return list(range(20, 4000, 2))
+
+    call = call_of(tokenizer, 1, None) | {"max_new_tokens": 30, "prefix_allowed_tokens_fn": allowed}
+    call.pop("grammar")
+    text = "x = [1, 2, 3]\ny = [1, 2, 3]\nz = [1, 2, 3]\nw = ["
+    call |= tokenizer(text, return_tensors="pt")
+    width = call["input_ids"].shape[1]
+    plain = target.generate(**call, logits_processor=[Remembers()])
+    for draft in ("ngram", "auto"):
+        with hs.record() as stats:
+            found = hs.generate(target, **call, logits_processor=[Remembers()], draft_model=draft, num_draft_tokens=9)
+        assert found.tolist() == plain.tolist() and stats.num_draft_tokens
