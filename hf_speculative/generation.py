@@ -204,7 +204,7 @@ def attach(
     draft_model: DraftModel | None = None,
     *,
     num_draft_tokens: int | None = None,
-    reproducible: bool | None = None,
+    reproducible: bool | str | None = None,
     optimize: bool | str | None = None,
     config: SpeculativeConfig | None = None,
 ) -> PreTrainedModel:
@@ -219,7 +219,8 @@ def attach(
         draft_model: what guesses ahead, as in a call: a smaller model or its name, a method such as `"suffix"`, a list. Without
             it, `"auto"` drafts, which needs no model, unless the model's `generation_config` names a source of drafts.
         num_draft_tokens: tokens to draft before the target checks them; chosen each round by measured cost if left out.
-        reproducible: sample token for token what plain `generate` samples under the same seed.
+        reproducible: sample token for token what plain `generate` samples under the same seed. "bitwise": the same bits with
+            any draft and without, in any number format (docs/bitwise.md).
         optimize: "auto", the default, packs weights where that is faster and takes compiled passes once there are some; True
             compiles them in the first call; False leaves the models' own passes and weights.
         config: all other settings; a call's own come first.

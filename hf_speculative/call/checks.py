@@ -69,9 +69,46 @@ def check_options(options: Options) -> None:
         )
     if config.reproducible and rule is not None and not rule.emits_draws:
         raise ValueError(
-            f"`reproducible=True` emits what plain `generate` draws, which only SampledVerification can do, but the rule is "
-            f"{type(rule).__name__}: leave one of the two out."
+            f"`reproducible={config.reproducible!r}` emits what plain `generate` draws, which only SampledVerification can do, "
+            f"but the rule is {type(rule).__name__}: leave one of the two out."
         )
+
+
+def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: Inputs) -> None:
+    """`reproducible="bitwise"` for a target, a source or rows whose passes cannot have one shape."""
+    if not options.is_bitwise:
+        if "lanes" in options.in_call:
+            raise ValueError(
+                f"`lanes={options.config.lanes}` has no effect without `reproducible='bitwise'`: give both, or leave it out."
+            )
+        return
+    lanes, num_rows = options.config.lanes, inputs.input_ids.shape[0]
+    if path.name != "ragged":
+        raise ValueError(
+            f"`reproducible='bitwise'` needs passes of one shape, and {type(model).__name__} {path.reason}: "
+            f"{path.way_out or 'use `reproducible=True`, which holds within rounding'}."
+        )
+    if options.source.writes_target:
+        raise ValueError(
+            f"`{options.source.name}` drafts into the target's own cache, in passes of another shape, which "
+            "`reproducible='bitwise'` rules out: use another draft."
+        )
+    if inputs.cache is not None and inputs.cache.get_seq_length():
+        raise ValueError(
+            "`past_key_values` holds tokens, whose bits come from passes of other shapes, which `reproducible='bitwise'` rules "
+            "out: leave it out."
+        )
+    num_rows = min(num_rows, options.rows_at_once or num_rows)
+    if lanes is not None and lanes < num_rows:
+        raise ValueError(f"`lanes={lanes}` and {num_rows} rows run together: give {num_rows} or more, or leave it out.")
+
+
+def refuse_other_bits(model: PreTrainedModel) -> None:
+    """Refuse a target whose logits depend on other columns or rows of a pass though its shape is the same."""
+    raise ValueError(
+        f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass "
+        "hold other tokens, as tried on this machine: use `reproducible=True`, which holds within rounding."
+    )
 
 
 def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
@@ -83,7 +120,8 @@ def check_sample_method(options: Options, config: GenerationConfig, drafter: Dra
     if not config.do_sample:
         reason = "greedy decoding: set `do_sample=True`"
     elif options.config.reproducible:
-        reason = "`reproducible=True`, whose drafts follow plain decoding's own noise: leave one of the two out"
+        value = options.config.reproducible
+        reason = f"`reproducible={value!r}`, whose drafts follow plain decoding's own noise: leave one of the two out"
     elif drafter.one_hot_proposals:
         reason = f"drafts by `{options.source.name}`, which are guessed without chance: leave it out"
     if reason is not None:

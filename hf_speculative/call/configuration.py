@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..interfaces import Rule, Schedule
 from ..models import device_of
 from .generation_settings import first_given
 from .optimize import Execution, execution_of
-from .option_table import CONFIG, IN_CALL, ROWS, checked, documented
+from .option_table import BITWISE, CONFIG, IN_CALL, ROWS, checked, documented
 
 
 @documented(CONFIG)
@@ -40,7 +40,8 @@ class SpeculativeConfig:
     tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     vocabulary_mapping: str | None = None
-    reproducible: bool | None = None
+    reproducible: bool | str | None = None
+    lanes: int | None = None
     rule: Rule | str | None = None
     draft_sample_method: str | None = None
     allow_lossy: bool | None = None
@@ -101,4 +102,11 @@ class Options:
 
     def execution(self, model: PreTrainedModel) -> Execution:
         """How the passes of the target `model` run."""
-        return execution_of(self.config.optimize, device_of(model))
+        execution = execution_of(self.config.optimize, device_of(model))
+        # A file that is there from some call on would bring other bits.
+        return replace(execution, compile=False) if self.is_bitwise and execution.compile == "auto" else execution
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Passes of the target have one shape."""
+        return self.config.reproducible == BITWISE

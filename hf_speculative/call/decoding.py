@@ -132,7 +132,8 @@ class SpeculativeDecoding:
                 parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
             except (TypeError, ValueError) as error:
                 # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
-                if self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy)):
+                other_way = self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy))
+                if other_way and not self.options.is_bitwise:  # whose steps would be of another shape
                     raise Declined from error
                 raise
             if streamer is not None:

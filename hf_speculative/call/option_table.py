@@ -25,6 +25,9 @@ from .option_types import (
 
 T = TypeVar("T")
 
+#: the value of `reproducible` under which passes have one shape
+BITWISE = "bitwise"
+
 #: places that an option may come from, the nearest first; what was attached is a `SpeculativeConfig`
 CALL = "call"
 CONFIG = "SpeculativeConfig"
@@ -172,9 +175,13 @@ GROUPS = {
                "Tokens of the draft that are encoded again to align the target's text.", page="different-tokenizers.md"),
     ),
     "Verification": (
-        Option("reproducible", Flag(), (CALL, CONFIG), "`False`",
-               "When sampling, give token for token what plain decoding gives under the same seed.",
-               without_draft=HOLDS, page="correctness.md"),
+        Option("reproducible", FlagOr(BITWISE), (CALL, CONFIG), "`False`",
+               "When sampling, give token for token what plain decoding gives under the same seed. 'bitwise': passes of the "
+               "target have one shape, so that tokens and scores are the same bits with any draft and without, in any dtype.",
+               without_draft=HOLDS, page="bitwise.md"),
+        Option("lanes", WholeNumber("runs no row: give 1 or more, or leave it out."), _SETTING, "the rows of the call",
+               "Rows of each pass under `reproducible='bitwise'`: an answer is the same bits in all calls with as many lanes.",
+               without_draft=HOLDS, page="bitwise.md"),
         Option("rule", _RULES, _SETTING, "the one that keeps most",
                "How drafts are verified.", page="how-it-works.md#which-rule"),
         Option("draft_sample_method", Name(("auto", "probabilistic", "greedy")), _SETTING, "`auto`",

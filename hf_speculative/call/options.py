@@ -11,13 +11,16 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ..drafting.nothing import Nothing
 from ..drafting.source import DraftSource
 from ..grammar.call import with_grammar
+from ..schedules import Constant
 from . import sources
 from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given, generation_configs, with_settings
 from .option_table import (
+    BITWISE,
     CONFIG,
     CONFIGURED_SOURCES,
     DRAFTS,
@@ -38,6 +41,8 @@ from .option_types import shown
 DEFAULT_NUM_DRAFT_TOKENS = 5
 #: what says how much to draft, the schedule's name last
 LENGTH_OPTIONS = ("num_draft_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
+#: what holds for passes of one shape without a draft, too
+OF_PASSES = ("speculative_config", "optimize", "generator")
 
 
 class _Call:
@@ -129,11 +134,17 @@ def read_options(
         load: turns the name of a draft into the model.
     """
     call = _Call(model, kwargs)
-    argument, value, attached_config = _source(call, kwargs, attached_draft, attached_config)
+    argument, value, attached = _source(call, kwargs, attached_draft, attached_config)
     if argument is None:
+        is_bitwise = call.settings().over(attached_config).reproducible == BITWISE
         refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
-        call.refuse(refused, "without a draft: give `draft_model=`, or leave it out")
-        return None
+        kept = OF_PASSES if is_bitwise else ()
+        call.refuse(
+            [name for name in refused if name not in kept], "without a draft: give `draft_model=`, or leave it out"
+        )
+        if not is_bitwise:
+            return None
+        argument, value, attached = "draft_model", Nothing(), _without_draft(attached_config)
     if call.others.pop("custom_generate", None) is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
     check_settings(call.others, call.configs)
@@ -141,8 +152,8 @@ def read_options(
     if call.config.schedule is not None:
         call.refuse(LENGTH_OPTIONS, "beside `speculative_config.schedule`: leave one of them out")
     elif call.given.keys() & LENGTH_OPTIONS:
-        attached_config = replace(attached_config, schedule=None)  # the call's own word comes first
-    config = call.settings().over(attached_config)
+        attached = replace(attached, schedule=None)  # the call's own word comes first
+    config = call.settings().over(attached)
     generate_kwargs = with_grammar(
         unwrap(model, "model"), _for_transformers(model, kwargs, call), call.given.get("grammar"), config.tokenizer
     )
@@ -186,6 +197,12 @@ def _source(
     found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
     default = ("draft_model", "auto") if call.given.get("grammar") is not None else (None, None)
     return *next(((name, value) for name, value in found.items() if value is not None), default), attached
+
+
+def _without_draft(attached: SpeculativeConfig) -> SpeculativeConfig:
+    """Attached settings for rounds in which nothing is drafted, on passes of one shape."""
+    of_drafts = dict.fromkeys([*sources.SETTINGS_OF_ONE, "num_draft_tokens"])
+    return replace(attached, **of_drafts | {"schedule": Constant(0)})
 
 
 def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..distributed.tensor_parallel import SingleProcess, ranks_of
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..models import Inputs, UniversalModel, choose_for, fits_trees, num_logits, ragged_model
+from ..models import (
+    NUM_COLUMNS,
+    FixedShape,
+    Inputs,
+    UniversalModel,
+    choose_for,
+    fits_trees,
+    fixes_bits,
+    num_logits,
+    ragged_model,
+)
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
@@ -32,25 +42,50 @@ def target_and_drafter(
         inputs: the call as the target's `generate` prepared it.
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
-    path, source = choose_for(model, inputs), options.source
+    path, source, num_rows = choose_for(model, inputs), options.source, inputs.input_ids.shape[0]
     execution = options.execution(model)
     compile, cuda_graphs = execution.compile, execution.captures
     checks.check_path(source, model, path)
+    checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(execution, source, model)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
     keep = output_names(model, inputs.generation_config)
-    call = BuildContext(model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs)
+    is_static = options.is_bitwise
+    call = BuildContext(
+        model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs, is_static
+    )
     target, drafter = source.build(call)
     if target is None and path.name == "ragged":
-        target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs)
+        target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
-    return target, drafter
+    return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
+
+
+def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel, num_rows: int) -> FixedShape:
+    """`target`, whose passes are static, in passes of one shape, if that fixes its bits on this machine."""
+    rows_at_once = options.rows_at_once or num_rows
+    fixed = FixedShape(target, options.config.lanes or rows_at_once)  # type: ignore[arg-type]
+    if not fixes_bits(model, fixed, min(num_rows, rows_at_once)):
+        checks.refuse_other_bits(model)
+    return fixed
+
+
+class WithinColumns(WrappedSchedule):
+    """`schedule`, with drafts that fit into a pass of a constant number of columns."""
+
+    def plan(self, batch: Batch) -> list[int]:
+        return [min(num, NUM_COLUMNS - 1) for num in self.schedule.plan(batch)]
 
 
 def make_schedule(options: Options) -> Schedule:
+    schedule = _schedule(options)
+    return WithinColumns(schedule) if options.is_bitwise else schedule
+
+
+def _schedule(options: Options) -> Schedule:
     if options.config.schedule is not None:
         return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
     if options.schedule_name == "adaptive":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..call.option_table import DRAFTING, DRAFTS, ROWS, checked
+from ..call.option_table import BITWISE, DRAFTING, DRAFTS, ROWS, checked
 from ..names import EXAMPLES, check_name, place_of
 from ..reports.files import check_output
 from .settings import About, Option, check_ranges, setting, with_options
@@ -61,12 +61,18 @@ def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callabl
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
         found = {name: value for name, value in values.items() if value is not None}
+        if found.pop(BITWISE, False):
+            found["reproducible"] = BITWISE
         for name, value in found.items():
             for one in value if isinstance(value, list) else [value]:
                 checked(name, one)
         return found
 
     options = [_drafting(name, several and ROWS[name].is_source) for name in names]
+    about = About(
+        "As --reproducible, bit for bit, in any number format: docs/bitwise.md.", ("--bitwise",), panel="Drafting"
+    )
+    options.append(Option(BITWISE, bool | None, None, about))  # type: ignore[arg-type]
     return lambda command: with_options(command, options, "drafting", given)
 
 

@@ -39,6 +39,7 @@ class EarlyExitSource(DraftSource):
 
     argument, method, runs_target = "assistant_early_exit", "early_exit", True
     needs_ragged = True
+    writes_target = True
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class BuildContext:
         inputs_tensor: its main input: the prompt's ids, or what its encoder read.
         generate_kwargs: what `generate` was given.
         compile, cuda_graphs: passes are to be compiled ("auto": where that is at hand), captured.
+        is_static: passes of the target have static shapes, eager ones too.
     """
 
     model: PreTrainedModel
@@ -39,6 +40,7 @@ class BuildContext:
     generate_kwargs: dict[str, Any]
     compile: bool | str
     cuda_graphs: bool
+    is_static: bool = False
 
 
 class DraftSource:
@@ -56,6 +58,7 @@ class DraftSource:
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         has_own_passes: the draft model's passes, where it is a head, may be compiled ahead of time.
+        writes_target: its draft steps write into the target's own cache.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
@@ -65,6 +68,7 @@ class DraftSource:
     method: ClassVar[str]
     runs_target: ClassVar[bool] = False
     has_own_passes: ClassVar[bool] = False
+    writes_target: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
@@ -167,7 +171,9 @@ class DraftSource:
         drafter, target = self.drafter(call), None
         if self.reads_states:
             layers = tuple(drafter.hidden_layers)
-            target = recording_model(call.model, call.inputs, call.path, layers, call.keep, call.compile)
+            target = recording_model(
+                call.model, call.inputs, call.path, layers, call.keep, call.compile, call.is_static
+            )
         return target, drafter
 
     def drafter(self, call: BuildContext) -> Drafter:

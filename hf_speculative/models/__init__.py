@@ -16,6 +16,7 @@ from .execution import (
     recording_model,
     warms_up,
 )
+from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_slots

@@ -14,7 +14,7 @@ from .choice import Path, choose
 from .inputs import Inputs
 from .model_state import kept_with
 from .ragged import RaggedModel
-from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel
+from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
 from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
 
@@ -23,20 +23,26 @@ ENOUGH_SECONDS = 10.0
 
 
 def ragged_model(
-    model: PreTrainedModel, clamp_ids: bool = False, compile: bool | str = False, cuda_graphs: bool = False
+    model: PreTrainedModel,
+    clamp_ids: bool = False,
+    compile: bool | str = False,
+    cuda_graphs: bool = False,
+    is_static: bool = False,
 ) -> RaggedModel:
     """A ragged model whose passes run as asked, or eagerly where they cannot (`eager_reason`).
 
     Args:
         compile: "auto" takes passes that were compiled ahead of time, and begins to make them where that pays.
+        is_static: eager passes, too, have static shapes.
     """
+    eager = StaticModel if is_static else RaggedModel
     if not (compile or cuda_graphs) or eager_reason(model) is not None:
-        return RaggedModel(model, clamp_ids)
+        return eager(model, clamp_ids)
     run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
     if compile and not cuda_graphs and (compile == "auto" or artifacts.unsupported_reason(model) is None):
-        return RaggedModel(model, clamp_ids)
+        return eager(model, clamp_ids)
     packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
 
@@ -48,12 +54,14 @@ def recording_model(
     layers: tuple[int, ...],
     keep: tuple[str, ...] = (),
     compile: bool | str = False,
+    is_static: bool = False,
 ) -> CachedModel:
     """A target on its `path` that keeps the states of `layers`.
 
     Args:
         keep: outputs for `step_output`, which only the universal path has.
         compile: on the ragged path, passes compiled ahead of time; "auto": where there are some. Others are eager.
+        is_static: as in `ragged_model`.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
@@ -61,7 +69,7 @@ def recording_model(
     if compile and eager_reason(model) is None:
         run = _ahead_of_time(model, waits=compile is True, recorded=layers)
     if run is None:
-        return RecordingModel(model, layers)
+        return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
     return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
 
 

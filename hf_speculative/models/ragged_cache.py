@@ -109,9 +109,12 @@ class RaggedLayer(CacheLayerMixin):
 
     def take(self, other: "RaggedLayer", lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row i of `other` become those of row `lanes[i]`."""
-        if self.is_initialized:
-            index = uploaded(lanes, self.keys.device)
+        if other.is_initialized:
             keys, values = other.filled()
+            if not self.is_initialized:
+                nothing = (self.cache.num_rows, -1, -1, -1)
+                self.lazy_initialization(keys[:1].expand(nothing), values[:1].expand(nothing))
+            index = uploaded(lanes, self.keys.device)
             self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
             # No mask hides an inf that an earlier row left, see `begin`.
             self.keys[index, :, end:] = self.values[index, :, end:] = 0

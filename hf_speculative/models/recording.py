@@ -18,7 +18,7 @@ from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
 from .shallow import install_capturing_hooks
 from .states import asked_for, joined
-from .static import AheadModel
+from .static import AheadModel, StaticModel
 from .universal import UniversalModel
 
 _no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
@@ -84,7 +84,8 @@ class RecordingModel(RaggedModel):
 
     def take(self, other, lanes: list[int]) -> None:
         super().take(other, lanes)
-        assert self.states is not None
+        if self.states is None:
+            self.states = other.states.new_zeros(self.cache.num_rows, self.cache.capacity, other.states.shape[2])
         self._grow()
         end = max(other.host_seen)
         self.states[uploaded(lanes, self.states.device), :end] = other.states[:, :end]
@@ -95,6 +96,10 @@ class RecordingModel(RaggedModel):
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()
+
+
+class StaticRecordingModel(RecordingModel, StaticModel):
+    """Likewise one of eager passes of static shape."""
 
 
 class AheadRecordingModel(RecordingModel, AheadModel):

@@ -78,6 +78,8 @@ class StaticModel(RaggedModel):
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
+    #: the slots that each pass looks at; 0: no more than it needs
+    all_slots: int = 0
     #: capacity and last position that bounds and slots were made for
     made_for: tuple[int, int] | None = None
     made: tuple[Tensor, Tensor]
@@ -131,18 +133,23 @@ class StaticModel(RaggedModel):
         self.num_forwards += num_tokens - 1
         return drafted
 
+    def lay_out(self, rows: Batch, num_slots: int) -> None:
+        """Begin with `rows`, of which nothing is read, in a cache of which all passes look at as many slots."""
+        self.all_slots = num_slots
+        self._begin(rows, ahead=0)
+        self.cache.reserve(len(rows.rows), num_slots, limit=num_slots)
+
     def fresh(self):
         fresh = super().fresh()
         fresh.capture = None  # not worth it for a cache that is let go
         return fresh
 
-    @staticmethod
-    def num_slots(end: int) -> int:
+    def num_slots(self, end: int) -> int:
         """The slots that a pass up to slot `end` looks at."""
-        return ladder(end)
+        return self.all_slots or ladder(end)
 
     def _is_static(self, width: int) -> bool:
-        return width <= MAX_COLUMNS and 0 not in self.host_seen
+        return bool(self.all_slots) or (width <= MAX_COLUMNS and 0 not in self.host_seen)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
@@ -176,10 +183,10 @@ class StaticModel(RaggedModel):
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         """`ragged_pass` as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
         only_last = self._keeps_last(num_last)
-        fixed = (self.model, self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
+        fixed = (self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
         if not self.compile:
-            return functools.partial(ragged_pass, *fixed)
-        return lambda *tensors: self._compiled(tensors, only_last)(*fixed, *tensors)
+            return functools.partial(ragged_pass, self.run, *fixed)
+        return lambda *tensors: self._compiled(tensors, only_last)(self.model, *fixed, *tensors)
 
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
@@ -233,9 +240,8 @@ class AheadModel(StaticModel):
     def _is_static(self, width: int) -> bool:
         return width <= MAX_COLUMNS
 
-    @staticmethod
-    def num_slots(end: int) -> int:
-        return end
+    def num_slots(self, end: int) -> int:
+        return self.all_slots or end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}

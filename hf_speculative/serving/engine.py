@@ -107,6 +107,9 @@ class Engine:
         options = prepare(self.model, dict(kwargs), *attached_to(self.model))
         options = options or prepare(self.model, dict(NO_DRAFT), None, None)
         assert options is not None
+        if options.is_bitwise:
+            lanes = max(self.max_lanes, options.config.lanes or 0)
+            options = replace(options, config=replace(options.config, lanes=lanes))
         if tokenizer is not None and options.config.tokenizer is None:
             options = replace(options, config=replace(options.config, tokenizer=tokenizer))
         return options

@@ -149,7 +149,7 @@ def prepare_request(
             raise processors.lookahead_unsupported_reason
         generator = torch.Generator(input_ids.device)
         generator.manual_seed(generator.seed() if seed is None else seed)
-        config = replace(options.config, reproducible=True, generator=generator)
+        config = replace(options.config, reproducible=options.config.reproducible or True, generator=generator)
         batch = Batch(input_ids, [0], stopping.max_length or 0)
         sampler = make_sampler(config, model, batch, processors, generation_config)
         sampler.keeps_draft_probs = False

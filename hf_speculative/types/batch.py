@@ -89,7 +89,7 @@ class Batch:
     def put(self, tokens: Tensor, ahead: int = 0, tree: Tree | None = None) -> None:
         """Write `tokens (batch, n)` from `ahead` columns beyond each row's length on."""
         self.tree = tree
-        self._reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
+        self.reserve(max(self.host_lengths) + ahead + tokens.shape[1] + 1)  # and the token that the target will add
         first, width = self.host_lengths[0] + ahead, tokens.shape[1]
         if width == 0:
             return
@@ -98,7 +98,8 @@ class Batch:
         else:
             self.tokens.scatter_(1, columns_from(self.lengths + ahead, width), tokens)
 
-    def _reserve(self, end: int) -> None:
+    def reserve(self, end: int) -> None:
+        """Room for columns `[0, end)`."""
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
@@ -143,7 +144,7 @@ class Batch:
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""
         width = max(map(len, tails))
-        self._reserve(max(starts) + width + 1)
+        self.reserve(max(starts) + width + 1)
         packed = [[s, s + len(t), *t, *[0] * (width - len(t))] for s, t in zip(starts, tails, strict=True)]
         first, lengths, tokens = uploaded(packed, self.tokens.device).split([1, 1, width], 1)
         self.tokens.scatter_(1, first + torch.arange(width, device=self.tokens.device), tokens)
@@ -188,7 +189,7 @@ class Batch:
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         """Row i of `newcomers` takes the place of the row at `lanes[i]`, which is done."""
         width = newcomers.tokens.shape[1]
-        self._reserve(width + 1)  # and the token that the target will add
+        self.reserve(width + 1)  # and the token that the target will add
         index = uploaded(lanes, self.tokens.device)
         self.tokens[index, :width] = newcomers.tokens
         self.lengths = self.lengths.index_copy(0, index, newcomers.lengths)

@@ -97,7 +97,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         return
     temperature, draft_model, batch_size = settings.temperature, settings.draft_model, settings.batch_size
     sampling = {"top_k": settings.top_k, "top_p": settings.top_p}
-    if temperature == 0 and (sampling != {"top_k": 0, "top_p": 1.0} or drafting.get("reproducible")):
+    if temperature == 0 and (sampling != {"top_k": 0, "top_p": 1.0} or drafting.get("reproducible") is True):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
         from ...tokenizers.chat import speaks_chat

@@ -1,0 +1,175 @@
+"""A target whose passes all have one shape, so that the logits of a token are the same bits whatever was drafted around it.
+
+What a product or an attention rounds to depends on its shape: on the rows and columns of a pass, and on the slots that it
+looks at. Here a row keeps its lane until it is done, columns without a draft token hold filler that is rolled back as a
+rejected draft is, and each prompt is read alone, in a pass that its own length shapes.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..interfaces import CachedModel
+from ..types import Batch, uploaded
+from .cached_model import device_of, without_dropout
+from .model_state import kept_with
+from .packing import are_packed
+from .static import StaticModel, ladder
+
+#: columns of a pass: a token and up to 7 draft tokens
+NUM_COLUMNS = 8
+#: texts on which a model is tried: which expert a token takes, say, shapes products inside of a pass
+SEEDS = 2
+
+
+class FixedShape(CachedModel):
+    """`model` in passes of one shape.
+
+    Chains only: a path that is kept of a tree was computed in other slots than a chain has.
+
+    Args:
+        model: runs the passes, and is nobody else's.
+        num_lanes: rows of a pass; `None`: those of the call.
+    """
+
+    def __init__(self, model: StaticModel, num_lanes: int | None = None):
+        self.model, self.num_lanes = model, num_lanes
+        self.reset()
+
+    def reset(self) -> None:
+        self.model.reset()
+        #: the rows of a pass, of which those at `lanes` are the batch's
+        self.all_rows: Batch | None = None
+        self.lanes: list[int] = []
+
+    def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
+        rows = self.all_rows or self._begin(batch)
+        lanes, end = self._index(batch), max(batch.host_lengths) + ahead
+        rows.reserve(end + NUM_COLUMNS)
+        rows.tokens[lanes, :end] = batch.tokens[:, :end]
+        logits = self.model.logits(rows, ahead=NUM_COLUMNS - 1, num_last=NUM_COLUMNS)
+        self.num_forwards += 1
+        return logits[lanes, ahead + 1 - num_last : ahead + 1]
+
+    def _begin(self, batch: Batch) -> Batch:
+        """Read the prompts; lanes beyond the batch hold copies of its first row, which nobody looks at."""
+        self.lanes = list(range(len(batch.rows)))
+        num_lanes = max(len(batch.rows), self.num_lanes or 0)
+        self.all_rows = batch.part([*self.lanes, *[0] * (num_lanes - len(batch.rows))])
+        self.model.lay_out(self.all_rows, ladder(batch.max_length + NUM_COLUMNS))
+        self._read(self.all_rows, list(range(num_lanes)))
+        return self.all_rows
+
+    def _read(self, rows: Batch, lanes: list[int]) -> None:
+        """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
+        assert self.all_rows is not None
+        texts: dict[tuple[int, ...], list[int]] = {}
+        for index, text in enumerate(rows.history):
+            texts.setdefault(tuple(text), []).append(index)
+        for indices in texts.values():
+            one, alone = rows.part(indices[:1]), self.model.fresh()
+            alone.all_slots = 0
+            alone.logits(one, ahead=0, num_last=1)
+            alone.rollback(one)
+            self.num_forwards += 1
+            for index in indices:
+                self.model.take(alone, [lanes[index]])
+            alone.release()
+
+    def _index(self, batch: Batch) -> Tensor:
+        return uploaded(self.lanes, batch.tokens.device, torch.long)
+
+    def rollback(self, batch: Batch) -> None:
+        if self.all_rows is None:
+            return
+        for lane, length in zip(self.lanes, batch.host_lengths, strict=True):
+            self.all_rows.host_lengths[lane] = length
+        self.all_rows.lengths = self.all_rows.lengths.index_copy(0, self._index(batch), batch.lengths)
+        self.model.rollback(self.all_rows)
+
+    def select(self, indices: list[int]) -> None:
+        """A row that is named again gets another lane, and is not read there: `admit` follows, or nothing was read yet."""
+        if self.all_rows is None:
+            return
+        kept = [self.lanes[i] for i in indices]
+        free = (lane for lane in range(len(self.all_rows.rows)) if lane not in kept)
+        self.lanes = [lane if lane not in kept[:i] else next(free) for i, lane in enumerate(kept)]
+
+    def release(self) -> None:
+        self.model.release()
+
+    def prefill(self, batch: Batch) -> None:
+        """Nothing: the first pass reads each text once."""
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        if self.all_rows is not None:
+            lanes = [self.lanes[lane] for lane in lanes]
+            self.all_rows.admit(newcomers, lanes)
+            self._read(newcomers, lanes)
+
+    def fresh(self):
+        fresh = copy.copy(self)
+        fresh.model, fresh.all_rows, fresh.lanes = self.model.fresh(), None, []
+        return fresh
+
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        assert self.all_rows is not None  # a drafter is first asked after the prompt's pass
+        lanes = uploaded(self.lanes, positions.device, torch.long)
+        asked = positions.new_zeros(len(self.all_rows.rows), positions.shape[1]).index_copy(0, lanes, positions)
+        states = self.model.hidden_states(asked)
+        return states[lanes.to(states.device)]
+
+    def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.model.keys_and_values(layer)
+        lanes = uploaded(self.lanes, keys.device, torch.long)
+        return keys[lanes], values[lanes]
+
+    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
+        self.model.done = [(row, self.model.host_seen[row]) for row in range(len(padding))]
+        return self.model.store(given, sequences, padding, lengths)
+
+
+def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> bool:
+    """Whether a token's logits are the same bits, in passes of one shape, whatever stands in other columns and lanes.
+
+    Tried on random tokens: one at a time, and 8 at a time in other lanes and before more slots. Asked once a model object, kind
+    of passes and number of lanes.
+    """
+    num_lanes = max(num_rows, target.num_lanes or 0)
+    kind = (type(target.model), are_packed(model), num_lanes, model.dtype, model.device, torch.get_num_threads())
+    known = kept_with(model).setdefault(fixes_bits, {})
+    if kind not in known:
+        with without_dropout(model), torch.no_grad():
+            known[kind] = all(_are_same(model, target, num_lanes, seed) for seed in range(SEEDS))
+        target.num_forwards = 0
+    return known[kind]
+
+
+def _are_same(model: PreTrainedModel, target: FixedShape, num_lanes: int, seed: int) -> bool:
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size, width = model.config.get_text_config(decoder=True).vocab_size, 4 + num_lanes
+    tokens = torch.randint(vocab_size, (num_lanes, width + NUM_COLUMNS), generator=generator).to(device_of(model))
+    padding, order = list(range(num_lanes)), list(reversed(range(num_lanes)))
+    singly = _logits(target, tokens, padding, [1] * NUM_COLUMNS, 0)
+    at_once = _logits(target, tokens[order], padding[::-1], [NUM_COLUMNS], ladder(1))
+    return torch.equal(singly, at_once[order])
+
+
+def _logits(target: FixedShape, tokens: Tensor, padding: list[int], passes: list[int], num_more: int) -> Tensor:
+    """Logits after the prompts and each token behind them, the last one apart, which are fed as `passes` says."""
+    width = tokens.shape[1] - NUM_COLUMNS
+    batch = Batch(tokens[:, :width], padding, tokens.shape[1] + num_more)
+    target.reset()
+    found = []
+    for num_tokens in passes:
+        batch.put(tokens[:, batch.host_lengths[0] :][:, : num_tokens - 1])
+        found.append(target.logits(batch, ahead=num_tokens - 1, num_last=num_tokens))
+        batch.put(tokens[:, batch.host_lengths[0] :][:, :num_tokens])
+        batch.lengths = batch.lengths + num_tokens
+        batch.host_lengths = [length + num_tokens for length in batch.host_lengths]
+        target.rollback(batch)
+    target.release()
+    target.reset()
+    return torch.cat(found, 1)

@@ -1,0 +1,194 @@
+"""`reproducible="bitwise"`: the same bits with any draft, any draft length and without one, in any number format."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache, set_seed
+
+import hf_speculative as hs
+from hf_speculative import SpeculativeConfig
+from hf_speculative.models.verified_types import TESTED_TYPES
+from tests.architectures.check import build as built_type
+from tests.support import tiny
+from tests.support.execution import run_as
+from tests.support.recorded import Recorded
+
+GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+HALF = (torch.bfloat16, torch.float16)
+#: a row ends in the middle of a draft
+ENDS = {"eos_token_id": [7, 19, 23, 31, 40]}
+
+
+def pair(dtype, kind="llama"):
+    target = tiny.build(kind, seed=1)
+    return target.to(dtype), tiny.noisy_copy(target, 0.1).to(dtype)
+
+
+def bits(model, inputs, settings=GREEDY, seed=0, lanes=None, optimize=None, **draft):
+    """Tokens and scores of a call."""
+    set_seed(seed)
+    config = SpeculativeConfig(lanes=lanes, optimize=optimize)
+    call = settings | {"return_dict_in_generate": True, "output_scores": True, "speculative_config": config}
+    output = hs.generate(model, **inputs, **call, reproducible="bitwise", **draft)
+    return output.sequences, torch.stack(output.scores), output
+
+
+def are_same(a, b):
+    return torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GREEDY | ENDS], ids=["greedy", "sampled", "ends"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
+    target, draft = pair(dtype)
+    inputs = tiny.prompts(batch_size)
+    expected = bits(target, inputs, settings, draft_model=None)
+    drafts = [{"draft_model": draft, "num_draft_tokens": n} for n in (1, 4, 12)]
+    for more in [*drafts, {"draft_model": draft}, {"draft_model": "auto"}, {"draft_model": ["suffix", draft]}]:
+        found = bits(target, inputs, settings, **more)
+        assert are_same(found, expected), more
+    assert found[2].statistics.num_accepted_draft_tokens  # else nothing was compared
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_passes_shaped_as_they_come_give_other_bits(dtype):
+    """Else the tests here could not fail."""
+    target, draft = (model.to(dtype) for model in hs.embedded_pair()[:2])
+    ids = torch.arange(40, 140)[None]
+    scores = []
+    for more in ({"draft_model": None}, {"draft_model": target, "num_draft_tokens": 4}):
+        call = GREEDY | {"return_dict_in_generate": True, "output_scores": True}
+        scores.append(torch.stack(hs.generate(target, input_ids=ids, **call, **more).scores))
+    assert not torch.equal(*scores)
+    assert are_same(
+        bits(target, {"input_ids": ids}, draft_model=None), bits(target, {"input_ids": ids}, draft_model=draft)
+    )
+
+
+def test_the_same_bits_in_any_lane_beside_any_rows():
+    target, draft = pair(torch.bfloat16)
+    inputs, order = tiny.prompts(4), [2, 0, 3, 1]
+    tokens, scores, _ = bits(target, inputs, draft_model=draft)
+    others = {name: values[order] for name, values in inputs.items()}
+    found, found_scores, _ = bits(target, others, draft_model="suffix")
+    assert torch.equal(found, tokens[order]) and torch.equal(found_scores, scores[:, order])
+    for row in range(4):
+        alone = tiny.unpadded(inputs, row)
+        found, found_scores, _ = bits(target, alone, lanes=4, draft_model=draft)
+        assert torch.equal(found[0, alone["input_ids"].shape[1] :], tokens[row, inputs["input_ids"].shape[1] :])
+        assert torch.equal(found_scores[:, 0], scores[:, row])
+
+
+def test_rows_that_take_the_place_of_others_are_what_they_are_alone():
+    target, draft = pair(torch.bfloat16)
+    settings, texts = GREEDY | ENDS, tiny.texts(7)
+    call = {"reproducible": "bitwise", "draft_model": draft}
+    rows = hs.generate_batches(target, texts, batch_size=3, **call, **settings)
+    for text, row in zip(texts, rows, strict=True):
+        alone = bits(target, {"input_ids": torch.tensor([text])}, settings, lanes=3, draft_model=None)[0]
+        assert row.new_ids == alone[0, len(text) :].tolist()
+
+
+def test_copies_of_a_prompt_and_a_stream():
+    target, draft = pair(torch.bfloat16)
+    settings, inputs = SAMPLED | {"num_return_sequences": 3}, tiny.prompts(2)
+    assert are_same(bits(target, inputs, settings, draft_model=draft), bits(target, inputs, settings, draft_model=None))
+
+
+def test_attached_and_plain():
+    target, draft = pair(torch.bfloat16)
+    hs.attach(target, draft, reproducible="bitwise", optimize=False)
+    inputs = tiny.prompts(2)
+    found = target.generate(**inputs, **GREEDY)
+    assert found.tolist() == target.generate(**inputs, **GREEDY, draft_model=None).tolist()
+    assert found.tolist() == bits(target, inputs, draft_model=None)[0].tolist()
+
+
+def test_captured_passes(monkeypatch):
+    """One graph serves the whole call."""
+    target, draft = pair(torch.float32)
+    inputs = tiny.prompts(3)
+    expected, capture = bits(target, inputs, draft_model=None), Recorded()
+    run_as(monkeypatch, captures=True)
+    monkeypatch.setattr("hf_speculative.models.execution.CudaGraphs", lambda device: capture)
+    found = bits(target, inputs, optimize=True, draft_model=None)
+    assert are_same(bits(target, inputs, optimize=True, draft_model=draft), found)
+    assert torch.allclose(found[1], expected[1], atol=1e-5)
+    assert capture.num_replays > 20
+
+
+def test_the_cache_that_is_returned_goes_on():
+    target, draft = pair(torch.float32)
+    inputs = tiny.prompts(2) | {"past_key_values": DynamicCache()}
+    tokens, _, output = bits(target, inputs, draft_model=draft)
+    cached = output.past_key_values
+    assert cached.get_seq_length() == tokens.shape[1] - 1
+    padding = (inputs["attention_mask"] == 0).sum(1)
+    fresh = target(tokens[:1, padding[0] :], use_cache=True).past_key_values
+    kept = cached.layers[1].keys[0, :, padding[0] :]
+    assert torch.allclose(kept, fresh.layers[1].keys[0, :, :-1], atol=1e-5)
+
+
+class LooksAside(nn.Module):
+    """Adds a little of what stands in other columns, as routing by capacity does."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states):
+        return self.inner(states) + 1e-6 * states.mean((0, 1))
+
+
+def test_a_model_whose_bits_depend_on_other_columns_is_refused():
+    target, _ = pair(torch.float32)
+    target.model.layers[0].mlp = LooksAside(target.model.layers[0].mlp)
+    with pytest.raises(ValueError, match="other bits where other columns"):
+        hs.generate(target, **tiny.prompts(1), **GREEDY, draft_model="suffix", reproducible="bitwise")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"prefill_chunk_size": 3}, "leave `prefill_chunk_size=3` out"),
+        ({"speculative_config": SpeculativeConfig(lanes=1)}, "`lanes=1` and 3 rows run together"),
+        ({"assistant_early_exit": 1}, "drafts into the target's own cache"),
+        ({"num_beams": 2}, "num_beams"),
+        (
+            {"reproducible": True, "speculative_config": SpeculativeConfig(lanes=4)},
+            "no effect without `reproducible='bitwise'`",
+        ),
+        ({"reproducible": "bits"}, "give True or False, or 'bitwise'"),
+    ],
+)
+def test_refused_before_a_forward(more, message):
+    target, _ = pair(torch.float32)
+    draft = {} if "assistant_early_exit" in more else {"draft_model": "suffix"}
+    target.model.embed_tokens.register_forward_pre_hook(lambda *args: pytest.fail("a forward"))
+    with pytest.raises(ValueError, match=message):
+        hs.generate(target, **tiny.prompts(3), **GREEDY | draft | {"reproducible": "bitwise"} | more)
+
+
+def test_a_cache_that_holds_tokens_is_refused():
+    target, draft = pair(torch.float32)
+    inputs = {"input_ids": torch.arange(1, 8)[None]}
+    cache = target(inputs["input_ids"][:, :4], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="`past_key_values` holds tokens"):
+        bits(target, inputs | {"past_key_values": cache}, draft_model=draft)
+
+
+def test_other_paths_are_refused():
+    target = built_type("causal", "mamba2")
+    with pytest.raises(ValueError, match="needs passes of one shape, and Mamba2ForCausalLM"):
+        hs.generate(target, **tiny.prompts(1), **GREEDY, draft_model="suffix", reproducible="bitwise")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(TESTED_TYPES))
+def test_types(model_type):
+    target = built_type("causal", model_type).to(torch.bfloat16)
+    inputs = tiny.prompts(2, vocab_size=min(tiny.VOCAB, target.config.get_text_config().vocab_size))
+    expected = bits(target, inputs, draft_model=None)
+    assert are_same(bits(target, inputs, draft_model=target, num_draft_tokens=3), expected)
