@@ -3,6 +3,7 @@
 `RANDOM_CALLS=3000 pytest -m slow tests/test_random_calls.py` makes as many calls, each from a seed of its own.
 """
 
+import copy
 import functools
 import os
 import random
@@ -127,15 +128,33 @@ def check(seed: int) -> None:
     assert torch.equal(torch.get_rng_state(), state), f"call {seed} drew otherwise"
 
 
+def check_bits(seed: int) -> None:
+    """Half precision: a draft, and none, in passes of one shape."""
+    kind, call, drafts = random_call(seed)
+    dtype, kind = random.Random(seed).choice([torch.bfloat16, torch.float16]), kind.partition("-")[0]
+    target, draft = (model.to(dtype) for model in map(copy.deepcopy, pair(kind)))
+    call.pop("prefill_chunk_size", None)
+    call |= {"reproducible": "bitwise", "return_dict_in_generate": True, "output_scores": True}
+    drafts |= {"draft_model": draft} if drafts.get("draft_model") == "draft" else {}
+    found = []
+    for more in (drafts, {"draft_model": None}):
+        set_seed(seed)
+        output = hs.generate(target, **copied(call) | {name: more[name] for name in more if name != "reproducible"})
+        found.append([output.sequences, *output.scores, torch.get_rng_state()])
+    assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), f"call {seed}: {kind}, {call}, {drafts}"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_random_calls():
+@pytest.mark.parametrize("check", [check, check_bits])
+def test_random_calls(check):
     for seed in range(FEW):
         check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("check", [check, check_bits])
 @pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
-def test_many_random_calls(first):
+def test_many_random_calls(first, check):
     for seed in range(first, first + CHUNK):
         check(seed)
