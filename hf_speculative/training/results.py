@@ -86,10 +86,6 @@ class Trained:
         """That of the weights that were kept."""
         return next((point for point in self.curve if point.step == self.best_step), None)
 
-    def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Take what a `Meter` measured after so many steps."""
-        self.curve.append(_point(step, metrics))
-
     def follow(self, log_history: list[dict[str, Any]]) -> None:
         """Takes over what a Trainer logged."""
         self.losses = [(entry["step"], float(entry["loss"])) for entry in log_history if "loss" in entry]
