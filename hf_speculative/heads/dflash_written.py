@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig
+from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig, Qwen3Config
 
 from .dflash import Block
 from .draft_ids import members
@@ -12,17 +12,10 @@ from .eagle3_config import SPECULATORS_VERSION, speculators_config
 #: tensors that have other names in transformers' class
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 #: fields of the layers
-LAYER_FIELDS = (
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-)
+LAYER_FIELDS = (MuseGlimmerAssistantConfig.__annotations__.keys() & Qwen3Config.__annotations__.keys()) - {
+    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("head_dim", "layer_types", "sliding_window"),  # which some files do not say
+}
 #: fields of what heads add, by the same names in all layouts
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 SELECTOR = ("selector_rank", "selector_top_k")
