@@ -8,6 +8,7 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig, Qwen3Conf
 from .dflash import Block
 from .draft_ids import members
 from .eagle3_config import SPECULATORS_VERSION, speculators_config
+from .layout import first_reason
 
 #: tensors that have other names in transformers' class
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -27,7 +28,7 @@ SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping
 def speculators_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head speculators' layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
-    return _first(
+    return first_reason(
         {
             **_without_vocabulary(config),
             "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
@@ -73,7 +74,7 @@ def z_lab_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head z-lab's layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
     causal = _causal(config, block)
-    return _first(
+    return first_reason(
         {
             **_without_vocabulary(config),
             "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
@@ -113,10 +114,6 @@ def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dic
 
 def is_dflash(config: PreTrainedConfig) -> bool:
     return isinstance(config, MuseGlimmerAssistantConfig)
-
-
-def _first(reasons: dict[str, Any]) -> str | None:
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _without_vocabulary(config: PreTrainedConfig) -> dict[str, bool]:

@@ -9,7 +9,7 @@ from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
-from .layout import Layout, Published
+from .layout import Layout, Published, first_reason
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")
@@ -128,7 +128,7 @@ class EagleLayout(Eagle3Layout):
                 (config.eagle_aux_hidden_state_layer_ids or [0])[0] == FIRST_OUTPUT
             ),
         }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        return first_reason(reasons)
 
     @classmethod
     def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
