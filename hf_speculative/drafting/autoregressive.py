@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..interfaces import Drafter, Sampler, Schedule
+from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..models import RaggedCache
 from ..types import Batch, Draft, uploaded
 
 
@@ -80,6 +81,33 @@ class AutoregressiveDrafter(Drafter):
             return Draft.empty(batch)
         distributions = None if probs[0] is None else torch.stack(probs, 1)
         return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
+
+
+class HeadDrafter(AutoregressiveDrafter):
+    """One that reads the target's states into a cache of its own.
+
+    Attributes:
+        num_layers: of that cache.
+        seen: slots of each row that hold what the target's states gave.
+    """
+
+    num_forwards = 0
+    num_layers: int
+    seen: list[int]
+
+    def follow(self, target: CachedModel) -> None:
+        self.target = target
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.cache, self.seen = RaggedCache([None] * self.num_layers), [0] * len(batch.rows)
+
+    def select(self, indices: list[int]) -> None:
+        self.seen = [self.seen[i] for i in indices]
+        self.cache.select(indices)
+
+    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.seen[lane] = 0
 
 
 def as_proposed(tokens: Tensor, distributions: Tensor | None, num_tokens: Tensor, sampler: Sampler) -> Draft:

@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
-from ..interfaces import CachedModel, Drafter, Sampler
-from ..models import AttentionLayers, RaggedCache, fed_slots, with_folded_attention
+from ..interfaces import Drafter
+from ..models import AttentionLayers, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
-from .autoregressive import AutoregressiveDrafter
+from .autoregressive import HeadDrafter
 from .given_model import HeadSource
 from .raw_embedding import raw_embedding
 
 
-class DFlash(AutoregressiveDrafter):
+class DFlash(HeadDrafter):
     """Drafts with a block-diffusion model that was trained for the target.
 
     Args:
@@ -28,7 +28,6 @@ class DFlash(AutoregressiveDrafter):
         target_model: the target, whose embeddings the draft uses, and whose head where it has none.
     """
 
-    num_forwards = 0
     scores_levels = True
     #: of a round: states in the block and logits of the places that predict, and the chain's states so far
     hidden: Tensor
@@ -37,7 +36,7 @@ class DFlash(AutoregressiveDrafter):
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
-        self.block = Block.of(model.config)
+        self.block, self.num_layers = Block.of(model.config), model.config.num_hidden_layers
         self.hidden_layers, self.device = self.block.hidden_layers, model.device
         self.attention = AttentionLayers(model)
         self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
@@ -46,13 +45,6 @@ class DFlash(AutoregressiveDrafter):
         self.chain = getattr(model, "chain", None)
         self.estimate = model.confidence if getattr(model.config, "enable_confidence_head", False) else None
         self.over_target = getattr(model, "over_target", lambda logits: logits)
-
-    def follow(self, target: CachedModel) -> None:
-        self.target = target
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.cache = RaggedCache([None] * self.model.config.num_hidden_layers)
-        self.seen = [0] * len(batch.rows)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         return [min(n, self.block.max_draft_tokens) for n in num_tokens]
@@ -120,14 +112,6 @@ class DFlash(AutoregressiveDrafter):
         self.hidden = outputs.last_hidden_state[:, self.block.first :]
         self.logits = self.block.scaled(self.head(self.hidden.to(self.head.weight.device))).to(self.device)
         self.states = self.hidden[:, :0, : self.chain.state_size if self.chain is not None else 0]
-
-    def select(self, indices: list[int]) -> None:
-        self.seen = [self.seen[i] for i in indices]
-        self.cache.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for lane in lanes:
-            self.seen[lane] = 0
 
 
 class DFlashSource(HeadSource):

@@ -12,12 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
-from ..interfaces import CachedModel, Drafter, Sampler
+from ..interfaces import Drafter
 from ..models import (
     AttentionLayers,
     CompiledPass,
     Nodes,
-    RaggedCache,
     fed_slots,
     head_pass,
     nodes_of,
@@ -26,13 +25,13 @@ from ..models import (
 )
 from ..tokenizers.vocabulary import is_padding
 from ..types import Batch, uploaded
-from .autoregressive import AutoregressiveDrafter
+from .autoregressive import HeadDrafter
 from .compiled_head import CompiledHead, embedded
 from .given_model import HeadSource
 from .source import BuildContext
 
 
-class Eagle3(AutoregressiveDrafter):
+class Eagle3(HeadDrafter):
     """Drafts with a head that was trained for the target.
 
     Args:
@@ -41,14 +40,13 @@ class Eagle3(AutoregressiveDrafter):
         one_pass: the head's, a `HeadPass` compiled ahead of time; once it gives `None`, passes are eager.
     """
 
-    num_forwards = 0
     scores_levels = True
 
     def __init__(self, model: Eagle3Model, target_model, one_pass: CompiledPass | None = None):
         self.model = with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)
-        self.attention = AttentionLayers(model)
+        self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
         #: the weights themselves: some targets scale or norm what they look up there, no head does
         self.embeddings: Tensor = embeddings.weight
@@ -60,14 +58,6 @@ class Eagle3(AutoregressiveDrafter):
     def layers_read(config, target_config) -> tuple[int, ...]:
         """Which of the target's `hidden_states` a head of this config reads."""
         return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
-
-    def follow(self, target: CachedModel) -> None:
-        self.target = target
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.cache = RaggedCache([None] * len(self.model.layers))
-        #: slots of each row that hold pairs with the target's states
-        self.seen = [0] * len(batch.rows)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         # Prompts of one token, just admitted: no state to start from.
@@ -180,14 +170,6 @@ class Eagle3(AutoregressiveDrafter):
         self.num_forwards += 1
         logits, _, own = found
         return own, self.model.over_target(logits)
-
-    def select(self, indices: list[int]) -> None:
-        self.seen = [self.seen[i] for i in indices]
-        self.cache.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for lane in lanes:
-            self.seen[lane] = 0
 
 
 class PEagle(Eagle3):

@@ -1,16 +1,14 @@
 """Ways to guess how a text goes on that need no draft model: what a `TreeDrafter` grows its trees from."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..types import Batch
-from .suffix.automaton import SuffixAutomaton
+from .suffix.growing import GrowingText
 from .suffix.store import SuffixStore
-from .suffix.votes import Votes
 
 #: what a guess rests on: guesses of one kind are right equally often, as far as is known
 Kind = Hashable
@@ -113,18 +111,18 @@ def _class_of(length: int) -> int:
 
 
 class Match(NamedTuple):
-    """A place in a text where the end of a row's stood before.
+    """A place after tokens that stood elsewhere before.
 
     Attributes:
-        text: what knows its `children`.
-        where: the place, as the text has it.
-        length: tokens that match.
+        continuations: what followed the match wherever it stood, the latest last.
+        voters: those of them that agree with the draft up to here.
+        length: tokens of a row's text that match.
         level: draft tokens up to here.
         share: of the cases in which the end of the row's text matched, those in which the draft up to here followed.
     """
 
-    text: Any
-    where: Any
+    continuations: Sequence[Sequence[int]]
+    voters: Sequence[int]
     length: int
     level: int = 0
     share: float = 1.0
@@ -152,17 +150,29 @@ class SuffixProposer(Proposer):
         self.max_depth, self.max_factor, self.min_share = max_depth, max_factor, min_share
 
     def children(self, place: Match) -> list[Child]:
-        text, where, length, level, share = place
-        if level + 1 > (length - level) * self.max_factor:
+        continuations, voters, length, level, share = place
+        if level + 1 > length * self.max_factor:
             return []
-        found = text.children(where)
-        total = sum(child[0] for child in found)
-        long, often = _class_of(length), min(total.bit_length(), 3)
+        following: dict[int, list[int]] = {}
+        for i in voters:
+            if level < len(continuations[i]):
+                following.setdefault(continuations[i][level], []).append(i)
+        total = sum(map(len, following.values()))
+        long, often = _class_of(length + level), min(total.bit_length(), 3)
         return [
-            ((long, often, 4 * count // total), token, Match(text, after, length + 1, level + 1, share * count / total))
-            for count, _, token, after in sorted(found, key=lambda child: child[:2], reverse=True)
-            if share * count >= self.min_share * total
+            (
+                (long, often, 4 * len(agree) // total),
+                token,
+                place._replace(voters=agree, level=level + 1, share=share * len(agree) / total),
+            )
+            for token, agree in sorted(following.items(), key=lambda pair: (len(pair[1]), pair[1][-1]), reverse=True)
+            if share * len(agree) >= self.min_share * total
         ]
+
+    @staticmethod
+    def match(length: int, continuations: Sequence[Sequence[int]]) -> Match | None:
+        """The place after a match of so many tokens."""
+        return Match(continuations, range(len(continuations)), length) if length else None
 
     def prior(self, kind: Kind) -> float:
         assert isinstance(kind, tuple)
@@ -170,53 +180,25 @@ class SuffixProposer(Proposer):
         return MATCH_PRIORS[long - 1] * (quarters + 0.5) / 4.5
 
 
-@dataclass(eq=False)
-class _Row:
-    """A row's own text, as far as it was read."""
-
-    text: SuffixAutomaton
-    num_prompt_tokens: int
-    num_read: int = 0
-
-
 class PromptSuffix(SuffixProposer):
-    """Copies from the row's own text, prompt and output.
-
-    Args:
-        store: earlier answers to a row's prompt, if any, count as a part of its text. The others as for `SuffixProposer`.
-    """
-
-    def __init__(self, store: SuffixStore | None = None, **settings):
-        super().__init__(**settings)
-        self.store = store
-        self.rows: list[_Row] = []
+    """Copies from the row's own text, prompt and output."""
 
     def begin(self, batch: Batch, vocab_size: int) -> None:
-        self.rows = self._new(batch)
-
-    def _new(self, batch: Batch) -> list[_Row]:
-        return [_Row(SuffixAutomaton(self.max_depth), len(prompt)) for prompt in batch.history]
+        self.rows = [GrowingText() for _ in batch.rows]
 
     def place_after(self, lane: int, text: list[int]) -> Match | None:
         row = self.rows[lane]
-        if self.store is not None and row.num_read == 0:
-            prompt = text[: row.num_prompt_tokens]
-            for n, answer in enumerate(self.store.answers_to(prompt), start=1):
-                row.text.extend([*prompt[1 - self.max_depth :], *answer, -n])  # an end that occurs nowhere else
-        row.text.extend(text[row.num_read :])
-        row.num_read = len(text)
-        length, where = row.text.longest_match()
-        return Match(row.text, where, length) if length else None
+        row.extend(text[len(row.tokens) :])
+        return self.match(*row.longest_match(self.max_depth - 1))
 
     def select(self, indices: list[int]) -> None:
         rows, self.rows = self.rows, []
         for i in indices:
-            row = rows[i]
-            self.rows.append(replace(row, text=row.text.copy()) if row in self.rows else row)
+            self.rows.append(rows[i].copy() if rows[i] in self.rows else rows[i])
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for lane, row in zip(lanes, self._new(newcomers), strict=True):
-            self.rows[lane] = row
+        for lane in lanes:
+            self.rows[lane] = GrowingText()
 
 
 class CorpusSuffix(SuffixProposer):
@@ -234,9 +216,7 @@ class CorpusSuffix(SuffixProposer):
         self.store.check_vocabulary(vocab_size)
 
     def place_after(self, lane: int, text: list[int]) -> Match | None:
-        length, continuations = self.store.longest_match(text[1 - self.max_depth :], self.max_depth)
-        votes = Votes(continuations)
-        return Match(votes, votes.root, length) if length else None
+        return self.match(*self.store.longest_match(text[1 - self.max_depth :], self.max_depth))
 
     def learn(self, prompt: list[int], answer: list[int]) -> None:
         if self.learns:

@@ -108,4 +108,4 @@ class TablesSource(GuessingSource):
         if recycling.table is None:
             recycling.table = self.tables.successors.copy()
         store = self.tables.store
-        return [recycling, PromptSuffix(store), CorpusSuffix(store, learns=False)]
+        return [recycling, PromptSuffix(), CorpusSuffix(store, learns=False)]

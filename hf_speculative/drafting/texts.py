@@ -88,7 +88,7 @@ class TextSource(GuessingSource):
         learns = self.corpus is None or isinstance(self.corpus, SuffixStore)
         settings["max_depth"] = self.suffix_decoding_max_tree_depth
         others = [] if store is None else [CorpusSuffix(store, learns, **settings)]
-        return [PromptSuffix(store, **settings), *others]
+        return [PromptSuffix(**settings), *others]
 
     def _store(self, model: PreTrainedModel) -> SuffixStore | None:
         """The one given; else one that is kept with the model: its answers, or a corpus, which is read once."""

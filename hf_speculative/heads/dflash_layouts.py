@@ -29,7 +29,7 @@ from .dflash_written import (
     z_lab_unsupported_reason,
 )
 from .eagle3_config import speculators_config
-from .layout import Layout
+from .layout import Layout, first_reason
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
@@ -124,7 +124,7 @@ class DFlashLayout(Layout):
             f"`conv_group_size={group}` does not divide `hidden_size={size}`": own.get("conv_kernel_size")
             and size % group,
         }
-        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        if reason := first_reason(reasons):
             raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
 
     def value(self, name: str):

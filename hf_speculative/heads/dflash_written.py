@@ -3,26 +3,20 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig
+from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig, Qwen3Config
 
 from .dflash import Block
 from .draft_ids import members
 from .eagle3_config import SPECULATORS_VERSION, speculators_config
+from .layout import first_reason
 
 #: tensors that have other names in transformers' class
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 #: fields of the layers
-LAYER_FIELDS = (
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-)
+LAYER_FIELDS = (MuseGlimmerAssistantConfig.__annotations__.keys() & Qwen3Config.__annotations__.keys()) - {
+    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("head_dim", "layer_types", "sliding_window"),  # which some files do not say
+}
 #: fields of what heads add, by the same names in all layouts
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 SELECTOR = ("selector_rank", "selector_top_k")
@@ -34,7 +28,7 @@ SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping
 def speculators_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head speculators' layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
-    return _first(
+    return first_reason(
         {
             **_without_vocabulary(config),
             "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
@@ -80,7 +74,7 @@ def z_lab_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """What of a head z-lab's layout has no place for."""
     block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
     causal = _causal(config, block)
-    return _first(
+    return first_reason(
         {
             **_without_vocabulary(config),
             "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
@@ -120,10 +114,6 @@ def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dic
 
 def is_dflash(config: PreTrainedConfig) -> bool:
     return isinstance(config, MuseGlimmerAssistantConfig)
-
-
-def _first(reasons: dict[str, Any]) -> str | None:
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _without_vocabulary(config: PreTrainedConfig) -> dict[str, bool]:

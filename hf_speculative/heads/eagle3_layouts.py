@@ -3,13 +3,13 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
-from .layout import Layout, Published
+from .layout import Layout, Published, first_reason
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")
@@ -19,24 +19,9 @@ FIRST_OUTPUT, FIRST_STATE = 1, 2
 #: norms that EAGLE-3.1 and NVIDIA's heads add
 NORMS = ("norm_before_fc", "fc_norm", "norm_output")
 #: fields of its layers that the EAGLE layout has beside the head's own
-LAYER_FIELDS = (
-    "attention_bias",
-    "bos_token_id",
-    "eos_token_id",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "max_position_embeddings",
-    "mlp_bias",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "pad_token_id",
-    "rms_norm_eps",
-    "vocab_size",
-)
+LAYER_FIELDS = LlamaConfig.__annotations__.keys() - {
+    *("attention_dropout", "pretraining_tp", "rope_parameters", "tie_word_embeddings", "use_cache")
+}
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
@@ -143,7 +128,7 @@ class EagleLayout(Eagle3Layout):
                 (config.eagle_aux_hidden_state_layer_ids or [0])[0] == FIRST_OUTPUT
             ),
         }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        return first_reason(reasons)
 
     @classmethod
     def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME, cached_file
@@ -80,7 +81,5 @@ class HeadFiles:
 
 
 def _read(path: str) -> dict[str, Tensor]:
-    if not path.endswith(".safetensors"):
-        return torch.load(path, map_location="cpu", weights_only=True)
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    is_safe = path.endswith(".safetensors")
+    return load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)

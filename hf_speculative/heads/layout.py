@@ -164,6 +164,11 @@ class Layout:
             )
 
 
+def first_reason(reasons: Mapping[str, Any]) -> str | None:
+    """The first of the reasons that hold; `None` if none does."""
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
 def misfits_of(kinds: Mapping[str, Collection[str]]) -> str:
     """Names of tensors by what is wrong with them, in words; empty where nothing is."""
     return "; ".join(f"{kind}: {_listed(sorted(names))}" for kind, names in kinds.items() if names)

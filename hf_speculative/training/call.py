@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .progress import Watch
+from .deadline import Watch
 from .push import Push
 from .results import Trained
 from .run import Run

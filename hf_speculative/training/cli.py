@@ -1,9 +1,7 @@
 """The command `hf-speculative train`."""
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,7 +12,7 @@ from ..command.arguments import DATA, Machine, Reading, check_data, check_models
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
-from .settings import HOW, TABLES, Settings
+from .settings import HOW, Settings
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,12 @@ def train_command(settings: Options) -> None:
     at any time: --resume goes on. The folder then works as draft_model=, and the target's output stays exactly what it is
     without.
     """
-    begun, options = time.monotonic(), settings
+    options = settings
     with ends_at_once():
         from ..measuring.processes import is_first_process
-        from ..models import num_parameters
-        from .progress import Watch
-        from .push import Push
-        from .run import Run
+        from ..measuring.render.screen import print_table
+        from . import Push, train, wording
+        from .deadline import Watch
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
@@ -106,8 +103,6 @@ def train_command(settings: Options) -> None:
         else:
             model, tokenizer = load_target("TARGET", options.target, options.machine)
     repository = options.push_to_hub
-    push = None if repository is None else Push(repository, private=options.private or None)
-    loggers = [] if options.report_to == "none" else [options.report_to]
     is_first = is_first_process()
     say = (lambda sentence: err.print(Text(sentence))) if is_first else (lambda sentence: None)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
@@ -123,35 +118,29 @@ def train_command(settings: Options) -> None:
                 if not err.is_terminal:
                     say(f"{name} ...")
 
-            watch = Watch(count, say, part, is_first)
-            run = Run(model, options.output, options.settings, tokenizer, watch, push, options.store, begun=begun)
-            run.begin(options.resume)
-            run.read(options.data, {"answers": options.answers, **options.reading.keywords})
-            run.answer()
-            if run.settings.kind == TABLES:
-                return _finish(run.tables(), is_first)
-            run.prepare({"bf16": options.bf16, "report_to": loggers})
-        size = num_parameters(run.student.draft()) / 1e6
-        say(f"{size:.1f} million parameters learn from {len(run.examples):,} answers.")
-        result = run.train(options.resume)
+            found = train(
+                model,
+                options.data,
+                options.output,
+                options.settings,
+                tokenizer=tokenizer,
+                resume=options.resume,
+                watch=Watch(count, say, part),
+                reading={"answers": options.answers, **options.reading.keywords},
+                push=None if repository is None else Push(repository, private=options.private or None),
+                store=options.store,
+                bf16=options.bf16,
+                report_to=[] if options.report_to == "none" else [options.report_to],
+            )
     except KeyboardInterrupt as interrupt:
         say(
             f"stopped; {options.output} has what was made so far, and the same command with --resume goes on from there."
         )
         raise typer.Exit(STOPPED) from interrupt
-    _finish(result, is_first)
-
-
-def _finish(found: Any, is_first: bool) -> None:
-    """What a run brought."""
-    if not is_first:
-        return
-    from ..measuring.render.screen import print_table
-    from . import wording
-
-    console = Console(highlight=False)
-    print_table(console, wording.acceptance(found))
-    console.print(Text(wording.summary(found)))
-    console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
-    for line in wording.next_lines(found):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+    if is_first:
+        console = Console(highlight=False)
+        print_table(console, wording.acceptance(found))
+        console.print(Text(wording.summary(found)))
+        console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
+        for line in wording.next_lines(found):
+            console.print(Text(f"  {line}"), soft_wrap=True)

@@ -1,6 +1,7 @@
-"""The time of a run: `minutes` bound the whole of it, from the first answer to the draft on the disk."""
+"""The time of a run, which `minutes` bound from the first answer to the draft on the disk, and what is told meanwhile."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transformers import TrainerCallback
@@ -9,6 +10,8 @@ from transformers import TrainerCallback
 PROMPTS, ANSWERS, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05
 #: of a run's time, the longest measurement of one way to decode
 MEASUREMENT = 0.1
+#: of steps alone, in the log
+SECONDS = "training_seconds"
 
 
 @dataclass
@@ -44,30 +47,59 @@ class Deadline:
         return max(1, int((1 - MEASURING) * self.left / step_seconds))
 
 
-class EndsInTime(TrainerCallback):
-    """Ends training while there is time for a last measurement; the last step is always measured and kept.
+@dataclass
+class Watch:
+    """What a caller is told while a run goes on.
+
+    Attributes:
+        count: `(done, total)` of the part that goes on: prompts, answers, steps.
+        say: a sentence.
+        part: which part of the run begins.
+    """
+
+    count: Callable[[int, int], None] = lambda done, total: None
+    say: Callable[[str], None] = lambda sentence: None
+    part: Callable[[str], None] = lambda name: None
+
+
+class Pace(TrainerCallback):
+    """Times steps, and ends training while there is time for a last measurement; the last step is always measured and kept.
 
     Args:
         step_seconds: what a step takes, until one was made.
+        watch: is told of steps and measurements.
+
+    Attributes:
+        seconds: of training steps alone; kept in the log, where a resumed run finds them.
     """
 
-    def __init__(self, deadline: Deadline, step_seconds: float):
-        self.deadline, self.step_seconds = deadline, step_seconds
-        self.evaluation_seconds, self.is_early = 0.0, False
+    def __init__(self, deadline: Deadline, step_seconds: float, watch: Watch):
+        self.deadline, self.step_seconds, self.watch = deadline, step_seconds, watch
+        self.seconds, self.evaluation_seconds, self.is_early = 0.0, 0.0, False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.seconds = next((entry[SECONDS] for entry in reversed(state.log_history) if SECONDS in entry), 0.0)
+
+    def on_log(self, args, state, control, **kwargs):
+        state.log_history[-1][SECONDS] = self.seconds
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.started = time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
         self.step_seconds = time.monotonic() - self.started
+        self.seconds += self.step_seconds
+        self.watch.count(state.global_step, state.max_steps)
         is_last = state.global_step >= state.max_steps
         self.is_early = not is_last and self.deadline.left < self.step_seconds + self.evaluation_seconds
         if self.is_early or is_last:
             control.should_training_stop = control.should_evaluate = control.should_save = True
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         """Fewer measurements than were planned, if they take too long."""
-        if self.deadline.seconds is None or "eval_seconds" not in (metrics or {}):
+        length = metrics["eval_acceptance_length"]
+        self.watch.say(f"Acceptance length after step {state.global_step:,}: {length:.2f}.")
+        if self.deadline.seconds is None:
             return
         self.evaluation_seconds = metrics["eval_seconds"]
         num_steps = state.max_steps - state.global_step

@@ -26,13 +26,13 @@ class Point:
     Attributes:
         acceptance_length: by way to decode, the tokens a round brings, bonus token included.
         by_position: by way, the share of rounds that kept the draft up to each position.
-        num_tokens: by way, the new tokens that these rest on; none are told of a run of an earlier version.
+        num_tokens: by way, the new tokens that these rest on.
     """
 
     step: int
     acceptance_length: dict[str, float]
     by_position: dict[str, list[float]]
-    num_tokens: dict[str, int] = field(default_factory=dict)
+    num_tokens: dict[str, int]
 
 
 @dataclass
@@ -86,10 +86,6 @@ class Trained:
         """That of the weights that were kept."""
         return next((point for point in self.curve if point.step == self.best_step), None)
 
-    def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Take what a `Meter` measured after so many steps."""
-        self.curve.append(_point(step, metrics))
-
     def follow(self, log_history: list[dict[str, Any]]) -> None:
         """Takes over what a Trainer logged."""
         self.losses = [(entry["step"], float(entry["loss"])) for entry in log_history if "loss" in entry]
@@ -137,7 +133,7 @@ class Trained:
 def _point(step: int, entry: dict[str, Any]) -> Point:
     ways = [way for way in (GREEDY, SAMPLED) if entry.get(f"eval_{way}_acceptance_length") is not None]
     lengths = {way: float(entry[f"eval_{way}_acceptance_length"]) for way in ways}
-    num_tokens = {way: int(entry[name]) for way in ways if (name := f"eval_{way}_num_tokens") in entry}
+    num_tokens = {way: int(entry[f"eval_{way}_num_tokens"]) for way in ways}
     prefixes = {way: f"eval_{way}_position_" for way in ways}  # of metrics that a `Meter` gives in order
     positions = {way: [float(v) for n, v in entry.items() if n.startswith(prefixes[way])] for way in ways}
     return Point(step, lengths, positions, num_tokens)

@@ -1,14 +1,13 @@
 """One run of training: answers, a student, steps, the draft that is kept."""
 
 import functools
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from ..call import checks
 from ..drafting.tables import TablesSource
@@ -20,6 +19,7 @@ from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
+from ..reports.timing import timed
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
@@ -28,12 +28,11 @@ from .answers import Asked, Journal, answer, examples_of
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
-from .deadline import Deadline, EndsInTime
+from .deadline import Deadline, Pace, Watch
 from .estimate import step_seconds
-from .examples import Collator, Example, unique
+from .examples import Collator, unique
 from .own_prompts import FILE as PROMPTS
 from .own_prompts import write_prompts
-from .progress import Clock, Watch
 from .prompts import Data, read_data
 from .push import Push
 from .results import FILE, Trained, name_of
@@ -62,13 +61,11 @@ class Run:
     watch: Watch
     push: Push | None = None
     store: str | Path | None = None
-    begun: float = field(default_factory=lambda: time.monotonic())
-    examples: list[Example] = field(default_factory=list)
     most_draft_tokens: int | None = None
 
     def __post_init__(self):
         minutes = self.settings.minutes
-        self.deadline = Deadline(None if minutes is None else 60 * minutes, self.begun)
+        self.deadline = Deadline(None if minutes is None else 60 * minutes)
         self.target = checks.unwrap(self.target, "target")
         checks.check_model(self.target, "target")
         self.folder = Path(self.output)
@@ -116,7 +113,7 @@ class Run:
                         path,
                         settings.num_prompts,
                         settings.seed,
-                        self.watch.answers,
+                        self.watch.count,
                         is_over,
                     )
             self.processes.gather([])  # the others read what the first has written
@@ -168,7 +165,7 @@ class Run:
                 prompts,
                 asked,
                 journal,
-                self.watch.answers,
+                self.watch.count,
                 (rank, count),
                 lambda: had_all or self.deadline.has_passed(ANSWERING),
                 self.ends,
@@ -201,21 +198,21 @@ class Run:
         self.collator = Collator(self.tokenizer.pad_token_id or 0)
         self.teacher = Teacher(self.target, self.student.hidden_layers)
         if self.store is not None:
-            self.stored = StoredTeacher(self.teacher, Path(self.store), self.examples)
-            self.teacher = self._recorded()
+            self.teacher = StoredTeacher(self.teacher, Path(self.store))
+            self._record()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
         self.step_seconds = self.processes.gather([step_seconds(trainer, self.deadline.seconds)])[0]
 
-    def _recorded(self) -> Teacher:
-        rank, count = self.processes.rank, self.processes.count
+    def _record(self) -> None:
+        """Each process its share of the texts."""
         self.watch.part("recording the target")
-        self.watch.say(f"The store takes {self.stored.num_bytes / 1e9:,.1f} GB.")
-        missing = self.stored.begin() if rank == 0 else []
-        missing = self.processes.gather([missing])[0]
-        self.stored.record(missing[rank::count], self.collator, self.settings.batch_size)
-        self.processes.gather([])  # all have recorded theirs
-        return self.stored
+        size, (rank, count) = self.settings.batch_size, (self.processes.rank, self.processes.count)
+        for first in range(rank * size, len(self.examples), count * size):
+            batch = self.collator(self.examples[first : first + size])
+            self.teacher(**{name: tensor.to(self.target.device) for name, tensor in batch.items()})
+            self.watch.count(first, len(self.examples))
+        self.processes.gather([])
 
     def train(self, resume: bool) -> Trained:
         """The steps, and what is kept of them."""
@@ -234,9 +231,11 @@ class Run:
             )
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
-        clock, ends = Clock(), EndsInTime(self.deadline, self.step_seconds)
-        for callback in (clock, ends, *([ProgressCallback()] if self.watch.shows_progress else [])):
-            trainer.add_callback(callback)
+        size = f"{self.num_parameters / 1e6:.1f} million parameters"
+        self.watch.say(f"{size} learn from {plural(len(self.examples), 'answer')}.")
+        self.watch.part("training")
+        pace = Pace(self.deadline, self.step_seconds, self.watch)
+        trainer.add_callback(pace)
         if trainer.is_world_process_zero():
             result.write()
         if resume:
@@ -250,7 +249,7 @@ class Run:
                 trainer.take_best(checkpoint)
             else:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        if ends.is_early:
+        if pace.is_early:
             self.watch.say(
                 f"The time was over after {plural(trainer.state.global_step, 'step')} of {result.num_steps:,}; `resume=True` "
                 "goes on."
@@ -258,7 +257,7 @@ class Run:
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
-        result.seconds = clock.seconds
+        result.seconds = pace.seconds
         if trainer.is_world_process_zero():
             self.student.save(self.folder, self.tokenizer)
             self._publish(result)
@@ -268,13 +267,14 @@ class Run:
         """Warm tables in place of a trained model: they are learned in one reading of the answers."""
         meter, self.num_parameters, self.kind = self._meter(), 0, "warm tables"
         result = self._result(num_steps=1)
-        clock = time.monotonic()
         self.watch.part("reading the answers")
-        tables = learn_tables(self.target, self.tokenizer, self.examples, self.watch.answers)
-        result.seconds, result.best_step = time.monotonic() - clock, 1
+        tables, result.seconds = timed(
+            lambda: learn_tables(self.target, self.tokenizer, self.examples, self.watch.count), self.target.device
+        )
         self.watch.part("measuring acceptance")
-        for step, draft in enumerate(("auto", TablesSource(tables))):
-            result.add(step, meter(self.target, draft))
+        drafts = ("auto", TablesSource(tables))
+        result.follow([{"step": step} | meter(self.target, draft) for step, draft in enumerate(drafts)])
+        result.best_step = 1
         if self.processes.rank == 0:
             tables.save(self.folder)
             self._publish(result)

@@ -107,7 +107,7 @@ def curve(result: Trained) -> Table:
 
 def is_too_short(point: Point, way: str) -> bool:
     """Whether fewer tokens were measured than a figure has to rest on."""
-    return point.num_tokens.get(way, plan.FEWEST_TOKENS) < plan.FEWEST_TOKENS
+    return point.num_tokens[way] < plan.FEWEST_TOKENS
 
 
 def _length(point: Point, way: str) -> str:

@@ -11,25 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 import hf_speculative as hs
 from hf_speculative.drafting import SuffixStore
-from hf_speculative.drafting.suffix.index import MOST_VOTES
 from tests.support import tiny, tongues
 from tests.support.drafters import suffix_drafter
+from tests.support.lookup import brute_force
 
 LETTERS = tongues.characters("abcdefgh ")
-
-
-def brute_force(documents, context, num_tokens):
-    """The longest match of at least two tokens, and what followed at most `MOST_VOTES` places, without what is past an end."""
-    for length in range(len(context), 1, -1):
-        found = [
-            document[i : i + num_tokens]
-            for document in documents
-            for i in range(length, len(document) + 1)
-            if document[i - length : i] == context[-length:]
-        ]
-        if found:
-            return length, found[-MOST_VOTES:]
-    return 0, []
 
 
 def until_end(continuations):
@@ -57,17 +43,17 @@ def test_a_store_finds_the_longest_match(max_tokens):
 
 def test_a_full_store_drops_the_oldest(tmp_path):
     store = SuffixStore(max_tokens=12, max_documents=3)
-    store.add([1, 2, 3, 4], prompt=[7])
-    store.add([1, 2, 5, 6], prompt=[7])
-    assert store.answers_to([7]) == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    store.add([2, 3, 4], prompt=[1])
+    store.add([1, 2, 5, 6])
+    assert store.longest_match([0, 1, 2], 1) == (2, [[3], [5]])
     store.add([1, 2, 8])
-    assert store.answers_to([7]) == [[1, 2, 5, 6]] and store.longest_match([0, 1, 2], 1) == (2, [[5], [8]])
+    assert store.longest_match([0, 1, 2], 1) == (2, [[5], [8]])
     store.save(tmp_path / "store")
     loaded = SuffixStore.load(tmp_path / "store")
-    assert loaded.num_tokens == 9 and loaded.answers_to([7]) == [[1, 2, 5, 6]]
+    assert loaded.num_tokens == 9 and loaded.longest_match([0, 1, 2], 1) == (2, [[5], [8]])
     loaded.add([3])
     loaded.add([4])  # one more than three documents
-    assert loaded.num_documents == 3 and loaded.answers_to([7]) == []
+    assert loaded.num_documents == 3 and loaded.longest_match([0, 1, 2], 1) == (2, [[8]])
     loaded.add(list(range(20)))  # of a document that is longer than the store, its end
     assert loaded.longest_match([9, 10], 1) == (2, [[11]]) and loaded.longest_match([8, 9], 1) == (0, [])
     assert loaded.num_tokens == 12
@@ -148,7 +134,6 @@ def rewritten(**changes):
         rewritten(tokens=np.array([1, 2, -1, 3], dtype=np.int32)),
         rewritten(tokens=np.array([1, -1, 2, 3, -1, 5, -1], dtype=np.int32)),
         rewritten(documents=np.array([2, 8])),
-        rewritten(prompts=np.array([0])),
     ],
 )
 def test_damaged_files_are_refused(saved, damage):

@@ -30,7 +30,7 @@ def suffix_drafter(store=None, max_factor=1.0, **settings):
     """Copies from the row's own text and, if there is one, from a store."""
     settings["max_factor"] = max_factor
     others = [] if store is None else [CorpusSuffix(store, **settings)]
-    return TreeDrafter([PromptSuffix(store, **settings), *others])
+    return TreeDrafter([PromptSuffix(**settings), *others])
 
 
 MAKE_DRAFTER = {

@@ -1,9 +1,26 @@
-"""The simplest drafter: what followed the longest and most recent match of a row's last tokens, as a chain."""
+"""What followed the longest match of a row's last tokens: by brute force, and as the simplest drafter."""
 
 import hf_speculative as hs
+from hf_speculative.drafting.suffix.index import MOST_VOTES
+
+
+def brute_force(documents, context, num_tokens, most=None, least=2):
+    """The longest match of `least` tokens or more, and what followed it at most `MOST_VOTES` places."""
+    for length in range(min(len(context), most or len(context)), least - 1, -1):
+        found = [
+            document[i : i + num_tokens]
+            for document in documents
+            for i in range(length, len(document) + (document is not context))
+            if document[i - length : i] == context[-length:]
+        ]
+        if found:
+            return length, found[-MOST_VOTES:]
+    return 0, []
 
 
 class PromptLookup(hs.Drafter):
+    """Proposes what followed the longest and most recent match, as a chain."""
+
     one_hot_proposals = True
 
     def __init__(self, max_ngram=3):

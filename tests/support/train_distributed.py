@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 import hf_speculative as hs
-from hf_speculative.training import store
 from hf_speculative.training.call import train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
@@ -41,7 +40,6 @@ def curves(folder: Path, where: Path | None = None) -> dict:
 
 
 def train_here(rank: int, folder: Path, how: str) -> None:
-    store.TEXTS = 3  # in a file of the store: each process records some
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
     os.environ |= {
         "MASTER_ADDR": "nowhere",

@@ -1,6 +1,7 @@
 """Whole runs: from prompts to what `draft_model=` takes."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.call import train
-from hf_speculative.training.progress import Watch
+from hf_speculative.training.deadline import Watch
 from hf_speculative.training.results import Trained
 from hf_speculative.training.run import Run
 from hf_speculative.training.sampling_params import SamplingParams
@@ -61,8 +62,9 @@ def test_the_folder_drafts(trained):
         found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
     assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
     assert stats.num_draft_tokens > 0
-    (few,) = said
-    assert few.startswith("10 answers are too few")
+    assert said[0].startswith("10 answers are too few")
+    assert re.fullmatch(r"0\.0 million parameters learn from 10 answers\.", said[1])
+    assert [sentence[:27] for sentence in said[2:]] == ["Acceptance length after ste"] * 3
 
 
 def test_a_head_by_the_same_steps(learn, tmp_path):
@@ -166,7 +168,7 @@ def test_a_stopped_run_goes_on(trained, learn, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="whose loss is 'lk_hybrid' and not 'forward_kl'"):
         learn(target, tmp_path, {"loss": "forward_kl"}, resume=True)
     result = learn(target, tmp_path, resume=True, watch=Watch(say=said.append), lr_scheduler_type="linear")
-    assert said[-1] == "Going on after step 2."
+    assert "Going on after step 2." in said
     assert result.losses == whole.losses and result.curve == whole.curve, "as if it had not been stopped"
     ours, theirs = (hs.models.loading.load_model(one.folder) for one in (result, whole))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
@@ -232,7 +234,7 @@ def test_the_same_seed_gives_the_same_answers_and_weights(trained, learn, tmp_pa
 
     folder = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
-        learn(target, folder, watch=Watch(answers=killed), lr_scheduler_type="linear")
+        learn(target, folder, watch=Watch(count=killed), lr_scheduler_type="linear")
     resumed = learn(target, folder, resume=True, lr_scheduler_type="linear")
     for result in (again, resumed):
         lines = [sorted((one.folder / "answers.jsonl").read_text().splitlines()[1:]) for one in (result, whole)]
@@ -274,6 +276,12 @@ class Machine:
         for module in (deadline, trainer_module):
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
+    def watch(self, answer):
+        def count(done, total):
+            self.now += answer * (self.part == "answers of the target")
+
+        return Watch(count, part=lambda name: setattr(self, "part", name))
+
     def slow(self, monkeypatch, owner, name, seconds):
         method = getattr(owner, name)
 
@@ -291,7 +299,7 @@ def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypat
     machine.slow(monkeypatch, Meter, "__call__", measuring)
     monkeypatch.setattr(run_module, "step_seconds", lambda *args: step)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
-    watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0))
+    watch = machine.watch(answer=9.0)
     result = learn(target, tmp_path, settings, watch=watch)
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
@@ -303,7 +311,7 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     machine, target = Machine(monkeypatch), tiny.llama()
     monkeypatch.setattr(run_module, "step_seconds", lambda *args: 1.0)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 1}
-    watch = Watch(answers=lambda done, total: setattr(machine, "now", machine.now + 9.0), shows_progress=True)
+    watch = machine.watch(answer=9.0)
     store = {"store": tmp_path / "store"}
     first = learn(target, tmp_path / "run", settings, watch=watch, max_steps=2, **store)
     again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, **store)

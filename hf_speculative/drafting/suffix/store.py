@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -24,10 +24,8 @@ DEFAULT_MAX_TOKENS = 1_000_000
 FORMAT = "hf_speculative suffix store 1"
 #: two parts of the index become one where the older has less than so many times the tokens of the newer
 RATIO = 16
-#: of earlier answers to a prompt the latest draft its next one
-MOST_ANSWERS = 8
-#: in the place of a prompt's key
-NO_PROMPT = 0
+#: so many of a prompt's last tokens stand before its answer
+CONTEXT = 24
 
 
 class SuffixStore:
@@ -63,10 +61,7 @@ class SuffixStore:
         self._largest_id = -1
         # Places are counted from the first token that ever entered.
         self._parts: tuple[tuple[int, Index], ...] = ()  # the place of each part's first token, and the part
-        self._documents: deque[tuple[int, int]] = deque()  # where each begins, and the key of the prompt it answers
-        self._answers: dict[int, deque[tuple[int, int]]] = defaultdict(
-            deque
-        )  # by that key, where answers begin and end
+        self._documents: deque[int] = deque()  # where each begins
         self._first = self._end = 0
         self._lock = Lock()
 
@@ -82,9 +77,10 @@ class SuffixStore:
         """Add a document: token ids.
 
         Args:
-            prompt: the token ids that it answers: it will draft the next answer to them.
+            prompt: the token ids that it answers. Their end is kept before it, so that it drafts the next answer to them.
         """
-        self._add_all([tokens], NO_PROMPT if prompt is None else _key(prompt))
+        if len(tokens):
+            self._add_all([[*(() if prompt is None else prompt[-CONTEXT:]), *tokens]])
 
     def add_texts(self, texts: Iterable[str]) -> None:
         """Add documents that `tokenizer` makes into tokens.
@@ -113,22 +109,20 @@ class SuffixStore:
             texts += [text for file in _visible_files(path) if (text := _text_of(file)) is not None]
         self.add_texts(texts)
 
-    def _add_all(self, documents: Sequence[Sequence[int]], key: int = NO_PROMPT) -> None:
+    def _add_all(self, documents: Sequence[Sequence[int]]) -> None:
         arrays = [np.asarray(tokens, dtype=np.int32)[1 - self.max_tokens :] for tokens in documents if len(tokens)]
         if not arrays:
             return
         text = np.concatenate([piece for array in arrays for piece in (array, [END])], dtype=np.int32)
         if np.count_nonzero(text < 0) != len(arrays):
             raise ValueError(f"a document holds {min(map(np.min, arrays))}, and token ids are not negative.")
-        self._append(text, [(len(array) + 1, key) for array in arrays])
+        self._append(text, [len(array) + 1 for array in arrays])
 
-    def _append(self, text: np.ndarray, documents: Sequence[tuple[int, int]]) -> None:
-        """Add a text of `documents`: the length of each, its end mark included, and its prompt's key."""
+    def _append(self, text: np.ndarray, lengths: Sequence[int]) -> None:
+        """Add a text of documents of these `lengths`, end marks included."""
         with self._lock:
-            for length, key in documents:
-                self._documents.append((self._end, key))
-                if key != NO_PROMPT:
-                    self._answers[key].append((self._end, self._end + length - 1))
+            for length in lengths:
+                self._documents.append(self._end)
                 self._end += length
             self._largest_id = max(self._largest_id, int(text.max()))
             parts, start = list(self._parts), self._end - len(text)
@@ -142,12 +136,8 @@ class SuffixStore:
     def _drop_oldest(self) -> None:
         max_documents = self.max_documents or len(self._documents)
         while self.num_tokens > self.max_tokens or len(self._documents) > max_documents:
-            _, key = self._documents.popleft()
-            if key != NO_PROMPT:
-                self._answers[key].popleft()
-                if not self._answers[key]:
-                    del self._answers[key]
-            self._first = self._documents[0][0]
+            self._documents.popleft()
+            self._first = self._documents[0]
         self._parts = tuple(part for part in self._parts if part[0] + len(part[1]) > self._first)
 
     def longest_match(self, context: Sequence[int], num_tokens: int) -> tuple[int, list[list[int]]]:
@@ -169,16 +159,6 @@ class SuffixStore:
                     found += index.following(places, num_tokens)
         return longest, found
 
-    def answers_to(self, prompt: Sequence[int]) -> list[list[int]]:
-        """Earlier answers to a prompt of these token ids, the latest last."""
-        with self._lock:
-            places = list(self._answers.get(_key(prompt), ()))[-MOST_ANSWERS:]
-            return [self._tokens(start, end) for start, end in places]
-
-    def _tokens(self, first: int, end: int) -> list[int]:
-        start, index = next(part for part in reversed(self._parts) if part[0] <= first)
-        return index.tokens[first - start : end - start].tolist()
-
     def check_vocabulary(self, vocab_size: int) -> None:
         """Whether the tokens may be those of a model with `vocab_size` logits; the first one asked for decides.
 
@@ -194,7 +174,7 @@ class SuffixStore:
         self._vocab_size = known
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write all documents into one safetensors file: int32 `tokens`, where `documents` begin, the keys of their `prompts`.
+        """Write all documents into one safetensors file: int32 `tokens`, and where `documents` begin.
 
         A file of that name is replaced as a whole: processes that have loaded it keep what they have.
         """
@@ -202,8 +182,7 @@ class SuffixStore:
             pieces = [index.tokens[max(0, self._first - start) :] for start, index in self._parts]
             tensors = {
                 "tokens": torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int32), *pieces])),
-                "documents": torch.tensor([start - self._first for start, _ in self._documents], dtype=torch.long),
-                "prompts": torch.tensor([key for _, key in self._documents], dtype=torch.long),
+                "documents": torch.tensor([start - self._first for start in self._documents], dtype=torch.long),
             }
         names = ("_vocabulary", "_vocab_size", "max_tokens", "max_documents")
         metadata = {"format": FORMAT, "settings": json.dumps({name: getattr(self, name) for name in names})}
@@ -229,12 +208,12 @@ class SuffixStore:
                 if metadata.get("format") != FORMAT:
                     raise ValueError(f"{name} is no suffix store: give a file that `SuffixStore.save` wrote.")
                 settings = json.loads(metadata["settings"])
-                tokens, starts, keys = (file.get_tensor(name).numpy() for name in ("tokens", "documents", "prompts"))
+                tokens, starts = (file.get_tensor(name).numpy() for name in ("tokens", "documents"))
         except SafetensorError as error:
             raise ValueError(f"{name} is no suffix store, or a damaged one ({error}): fill it anew.") from error
         ends = np.append(starts[1:], len(tokens))[: len(starts)]
         marks = np.flatnonzero(tokens < 0)
-        if len(starts) != len(keys) or starts[:1].any() or not np.array_equal(marks, ends - 1):
+        if starts[:1].any() or not np.array_equal(marks, ends - 1):
             raise ValueError(f"{name} is a damaged suffix store, its documents do not fill it: fill it anew.")
         store = cls(tokenizer)
         written, own = settings["_vocabulary"], store._vocabulary
@@ -245,7 +224,7 @@ class SuffixStore:
             )
         vars(store).update(settings | {"_vocabulary": own or written})
         if len(tokens):
-            store._append(tokens, list(zip((ends - starts).tolist(), keys.tolist(), strict=True)))
+            store._append(tokens, (ends - starts).tolist())
         return store
 
     def __getstate__(self) -> dict:
@@ -254,11 +233,6 @@ class SuffixStore:
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state, _lock=Lock())
-
-
-def _key(prompt: Sequence[int]) -> int:
-    digest = hashlib.blake2b(np.asarray(prompt, dtype=np.int32).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
