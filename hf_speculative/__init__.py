@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .call.output import GenerateSpeculativeOutput
     from .call.statistics import RowStatistics, Statistics, record
     from .compatibility.answer import Compatibility, check
+    from .compatibility.audit import Audit, audit
     from .drafting.source import DraftSource
     from .drafting.suffix import SuffixStore
     from .embedded import embedded_pair
@@ -27,6 +28,7 @@ else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
 
 __all__ = [
+    "Audit",
     "Batch",
     "Compatibility",
     "Completion",
@@ -50,6 +52,7 @@ __all__ = [
     "Totals",
     "Verdict",
     "attach",
+    "audit",
     "card",
     "check",
     "detach",

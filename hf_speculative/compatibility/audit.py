@@ -1,0 +1,157 @@
+"""Where two texts of one model differ, and why: a tie within rounding, or something else. `audit`."""
+
+import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..call import checks
+from ..models import RaggedModel, choose, device_of, without_dropout
+from ..models.shallow import decoder_layers
+from ..types import Batch
+
+#: two roundings of two logits each, and as much again for passes of another shape
+MOST_ROUNDINGS = 4
+#: a layer that is further from float64 than this many times a fresh pass's own rounding is wrong
+MOST_OF_LAYER = 16
+#: columns of the pass whose layers are compared with those of a fresh one
+NUM_COLUMNS = 5
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The first difference between two texts of a model.
+
+    Attributes:
+        position: of the new token that differs, from 0.
+        tokens: that one of each text.
+        logits: of these two, by one fresh pass over the text before them, in the model's number format.
+        lead: of the first over the second in float64.
+        behind: how far the worse of them is behind the best token in float64.
+        rounding: the largest distance of any logit of the fresh pass from float64.
+        ulps: the distance of the two logits in units in the last place of the number format.
+        layer: the first decoder layer whose output in passes over draft tokens differs by more than rounding; `None`: none.
+    """
+
+    position: int
+    tokens: tuple[int, int]
+    logits: tuple[float, float]
+    lead: float
+    behind: float
+    rounding: float
+    ulps: float
+    layer: str | None = None
+
+    @property
+    def is_tie(self) -> bool:
+        """Rounding alone can have chosen either token."""
+        return self.layer is None and self.behind <= MOST_ROUNDINGS * self.rounding
+
+    def __str__(self) -> str:
+        first, second = self.tokens
+        facts = (
+            f"new token {self.position} is {first} in one text and {second} in the other: logits {self.logits[0]:.6g} and "
+            f"{self.logits[1]:.6g}, {self.ulps:.1f} units in the last place apart, and {self.lead:+.3g} in float64"
+        )
+        if self.layer is not None:
+            return f"not rounding, a bug: {facts}. Passes over draft tokens go wrong in {self.layer}."
+        if self.is_tie:
+            return f"a tie within rounding: {facts}, where rounding moves a logit by up to {self.rounding:.2g}."
+        return (
+            f"not rounding: {facts}, where rounding moves a logit by {self.rounding:.2g} at most. Passes over draft tokens are "
+            "right here: compare prompts, chat templates, processors and seeds of the two."
+        )
+
+
+@torch.no_grad()
+def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
+    """Explain where two greedy texts of `model` first differ, whoever decoded them. `None`: they do not.
+
+    The text before the difference is read by the model in its own number format, and by a copy in float64, which takes 8 bytes
+    a weight. Where the two tokens are no tie, layers of a pass over draft tokens are compared with those of a fresh pass.
+
+    Args:
+        prompt: its ids, without padding.
+        a, b: the new tokens of each text; the end of one inside the other is no difference.
+
+    Raises:
+        ValueError: an empty prompt, or ids past the model's vocabulary.
+    """
+    model = checks.unwrap(model, "model")
+    position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+    if not prompt:
+        raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    if (largest := max(*prompt, *a, *b, 0)) >= vocab_size:
+        raise ValueError(f"id {largest} is past the {vocab_size} of the model's vocabulary: are these another model's?")
+    if position is None:
+        return None
+    ids = torch.tensor([[*prompt, *a[:position]]], device=device_of(model))
+    with without_dropout(model):
+        fresh, layers = _read(model, ids)
+        exact, exact_layers = _read(copy.deepcopy(model).double(), ids)
+        tokens = (a[position], b[position])
+        logits, leads = fresh[list(tokens)], exact[list(tokens)]
+        lead, behind = (leads[0] - leads[1]).item(), (exact.max() - leads.min()).item()
+        ulp = torch.finfo(model.dtype).eps * 2 ** logits.abs().max().log2().floor().item()
+        found = Audit(
+            position=position,
+            tokens=tokens,
+            logits=(logits[0].item(), logits[1].item()),
+            lead=lead,
+            behind=behind,
+            rounding=(fresh - exact).abs().max().item(),
+            ulps=(logits[0] - logits[1]).abs().item() / ulp,
+        )
+        return (
+            found if found.is_tie else Audit(**vars(found) | {"layer": _wrong_layer(model, ids, layers, exact_layers)})
+        )
+
+
+def _read(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Float64 logits after the last of `ids (1, n)`, by a pass without a cache, and what layers give for the last ones."""
+    with _Layers(model) as layers:
+        logits = model(input_ids=ids, use_cache=False).logits[0, -1].double()
+    return logits, layers.last
+
+
+def _wrong_layer(model: PreTrainedModel, ids: Tensor, fresh: list[Tensor], exact: list[Tensor]) -> str | None:
+    """The first layer whose output, in a pass over draft tokens at the end of `ids`, is further off than rounding explains."""
+    num_ahead = min(NUM_COLUMNS, ids.shape[1]) - 1
+    if num_ahead == 0 or choose(model).name != "ragged":
+        return None
+    before = ids.shape[1] - num_ahead
+    with _Layers(model) as layers:
+        cached, batch = RaggedModel(model), Batch(ids[:, :before], [0], max_length=ids.shape[1] + 1)
+        cached.prefill(batch)
+        batch.put(ids[:, before:])
+        cached.logits(batch, ahead=num_ahead, num_last=1)
+    path = decoder_layers(model)
+    for index, (found, one, right) in enumerate(zip(layers.last, fresh, exact, strict=True)):
+        rounding = (one - right).abs().max() + torch.finfo(model.dtype).eps * right.abs().max()
+        if (found - right).abs().max() > MOST_OF_LAYER * rounding:
+            return f"{path}.{index}"
+    return None
+
+
+class _Layers(ExitStack):
+    """While it is open: `last`, what each decoder layer of `model` gave in its last pass for the last columns, in float64."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        path = decoder_layers(model)
+        layers = [] if path is None else list(model.get_submodule(path).children())
+        self.last = [torch.zeros(1)] * len(layers)
+        for index, layer in enumerate(layers):
+            self.callback(layer.register_forward_hook(self._keeping(index)).remove)
+
+    def _keeping(self, index: int):
+        def keep(layer, args, output) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            self.last[index] = states[0, -NUM_COLUMNS:].double()
+
+        return keep
