@@ -17,15 +17,7 @@ from ..command.terminal import quiet_transformers
 if TYPE_CHECKING:
     from .conversation import Conversation
 
-HELP = """\
-/help             this
-/clear            begin a new conversation
-/set NAME VALUE   temperature, top_p, top_k, repetition_penalty, max_new_tokens, seed
-/settings         how they are set
-/drafts           show accepted draft tokens in green, or stop showing them
-/save FILE        write the conversation as JSON
-/exit             leave (so does Ctrl-D); Ctrl-C ends a reply
-"""
+HELP = "/clear begins a new conversation, /exit leaves (so does Ctrl-D), Ctrl-C ends a reply"
 
 
 @dataclass(frozen=True)
@@ -65,70 +57,47 @@ def chat(settings: Options, drafting: dict[str, Any]) -> None:
 
         names = ("MODEL", "--draft-model")
         target, draft, tokenizer, _ = load_pair(settings.model, settings.draft_model, settings.machine, names, False)
-        of_replies = {"temperature": settings.temperature, "max_new_tokens": settings.max_new_tokens}
-        of_replies |= {} if settings.seed is None else {"seed": settings.seed}
         keywords = as_keywords({"draft_model": "auto" if draft is None else draft} | drafting)
-        conversation = Conversation(target, tokenizer, keywords, of_replies, settings.system)
+        keywords |= {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
+        keywords |= {"temperature": settings.temperature} if settings.temperature else {}
+        conversation = Conversation(target, tokenizer, keywords, settings.seed, settings.system)
     with suppress(ImportError):
         import readline  # noqa: F401  # lines can be edited, and recalled
     if sys.stdin.isatty():
-        console.print("[dim]/help for commands, Ctrl-D to leave[/]")
-    Talk(console, conversation, settings.show_drafts).run()
+        console.print(f"[dim]{HELP}[/]")
+    talk(console, conversation, settings.show_drafts)
 
 
-class Talk:
-    """Lines in, replies out."""
-
-    def __init__(self, console: Console, conversation: Conversation, shows_drafts: bool):
-        self.console, self.conversation, self.shows_drafts = console, conversation, shows_drafts
-
-    def run(self) -> None:
-        while True:
-            try:
-                line = input("> " if sys.stdin.isatty() else "").strip()
-            except EOFError:
-                return
-            except KeyboardInterrupt:
-                self.console.print()
-                continue
-            if line in ("/exit", "/quit"):
-                return
-            try:
-                self.obey(line) if line.startswith("/") else self.say(line)
-            except (ValueError, TypeError, OSError, RuntimeError) as error:  # the conversation goes on
-                self.console.print(str(error), style="red", markup=False)
-
-    def say(self, line: str) -> None:
-        """One reply; Ctrl-C ends it."""
-        if not line:
+def talk(console: Console, conversation: Conversation, shows_drafts: bool) -> None:
+    """Lines in, replies out, until there are no more lines."""
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
             return
-        with closing(self.conversation.reply(line)) as pieces:
+        except KeyboardInterrupt:
+            console.print()
+            continue
+        if line == "/exit":
+            return
+        if line == "/clear":
+            conversation.clear()
+        elif line.startswith("/"):
+            console.print(HELP, markup=False)
+        elif line:
             try:
-                for piece, is_from_draft in pieces:
-                    self.console.out(piece, style="green" if is_from_draft and self.shows_drafts else None, end="")
-            except KeyboardInterrupt:
-                self.console.out(" ...", style="dim", end="")
-        self.console.out("")
-        self.console.print(self.conversation.status, style="dim", markup=False)
+                say(console, conversation, line, shows_drafts)
+            except (ValueError, TypeError, OSError, RuntimeError) as error:  # the conversation goes on
+                console.print(str(error), style="red", markup=False)
 
-    def obey(self, line: str) -> None:
-        """A command.
 
-        Raises:
-            ValueError: there is no such command, or it lacks something.
-        """
-        name, *words = line.split()
-        if name == "/help":
-            self.console.print(HELP, markup=False)
-        elif name == "/clear":
-            self.conversation.clear()
-        elif name == "/settings":
-            self.console.print(", ".join(f"{key} {value}" for key, value in self.conversation.settings.items()))
-        elif name == "/drafts":
-            self.shows_drafts = not self.shows_drafts
-        elif name == "/set" and len(words) == 2:
-            self.conversation.set(*words)
-        elif name == "/save" and len(words) == 1:
-            self.conversation.save(words[0])
-        else:
-            raise ValueError(f"{line}: no such command, or words are missing; /help lists them.")
+def say(console: Console, conversation: Conversation, line: str, shows_drafts: bool) -> None:
+    """One reply as it comes, and a line about it; Ctrl-C ends it."""
+    with closing(conversation.reply(line)) as pieces:
+        try:
+            for piece, is_from_draft in pieces:
+                console.out(piece, style="green" if is_from_draft and shows_drafts else None, end="")
+        except KeyboardInterrupt:
+            console.out(" ...", style="dim", end="")
+    console.out("")
+    console.print(conversation.status, style="dim", markup=False)

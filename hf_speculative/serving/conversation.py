@@ -1,30 +1,19 @@
-"""A conversation with a model: messages, settings and replies as they are generated."""
+"""A conversation with a model: messages, and replies as they are generated."""
 
-import json
 import time
 from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.option_types import WholeNumber
-from ..call.prompts import prompt_ids
+from ..call.prompts import prompt_ids, settings_of_rows
 from ..call.statistics import Statistics
 from ..generation import generate_rounds
+from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.pieces import Pieces
-
-#: what can be set while talking, with the type of its value
-SETTINGS: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "repetition_penalty": float,
-    "max_new_tokens": int,
-    "seed": int,
-}
 
 
 class Conversation:
@@ -33,8 +22,8 @@ class Conversation:
     Args:
         model: the target.
         tokenizer: of the target; without a chat template, a reply goes on with the text so far.
-        drafting: keywords of `generate` that ask for drafts.
-        settings: see `SETTINGS`; a temperature of 0 is greedy decoding.
+        options: keywords of `generate`, among them what asks for drafts.
+        seed: of each reply; `None`: none.
         system: the system's message, where there is a chat template.
 
     Attributes:
@@ -45,36 +34,20 @@ class Conversation:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        drafting: dict[str, Any],
-        settings: dict[str, Any],
+        options: dict[str, Any],
+        seed: int | None = None,
         system: str = "",
     ):
-        self.model, self.tokenizer, self.drafting, self.settings = model, tokenizer, drafting, dict(settings)
-        self.system = system
+        self.model, self.tokenizer, self.seed, self.system = model, tokenizer, seed, system
+        self.options = settings_of_rows(model, tokenizer, chat_keywords(model, tokenizer) | options)
         self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
         self.messages: list[dict[str, str]] = []
-        if self.system and self.tokenizer.chat_template:
+        if self.system and speaks_chat(self.tokenizer):
             self.messages.append({"role": "system", "content": self.system})
         self.statistics, self.seconds = Statistics(), 0.0
-
-    def set(self, name: str, value: str) -> None:
-        """Change a setting.
-
-        Raises:
-            ValueError: there is no such setting, or its value is no number.
-        """
-        if name not in SETTINGS:
-            raise ValueError(f"there is no setting {name!r}: set {', '.join(SETTINGS)}.")
-        try:
-            number = SETTINGS[name](value)
-        except ValueError as error:
-            raise ValueError(f"{name} {value}: give a number.") from error
-        if name == "max_new_tokens":
-            WholeNumber("gives no reply: give 1 or more.").checked(name, number)
-        self.settings[name] = number
 
     def reply(self, text: str) -> Generator[tuple[str, bool], None, None]:
         """What the model says to `text`: pieces as they come, each with whether the draft had guessed it.
@@ -94,43 +67,22 @@ class Conversation:
             else:  # as if it had not been asked
                 self.messages.pop()
 
-    def save(self, path: str) -> None:
-        """Write the messages as JSON."""
-        Path(path).write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n")
-
     def _pieces(self) -> Generator[tuple[str, bool], None, None]:
-        has_template = bool(self.tokenizer.chat_template)
-        prompt = self.messages if has_template else "".join(message["content"] for message in self.messages)
+        is_chat = speaks_chat(self.tokenizer)
+        prompt = self.messages if is_chat else "".join(message["content"] for message in self.messages)
         ids = prompt_ids(prompt, 0, self.model, self.tokenizer)
         inputs = torch.tensor([ids], device=self.model.device)
-        pieces, start = Pieces(self.tokenizer.decode, before=ids), time.perf_counter()
-        if (seed := self.settings.get("seed")) is not None:
-            torch.manual_seed(seed)
-        self.statistics = Statistics()
-        rounds = generate_rounds(
-            self.model, input_ids=inputs, attention_mask=torch.ones_like(inputs), **self._sampling(), **self.drafting
-        )
-        ends = set(self.tokenizer.all_special_ids)
-        try:
-            with closing(rounds):
-                for round, self.statistics in rounds:
-                    for index, token in enumerate(round.tokens[0]):
-                        is_last = round.done[0] and index == len(round.tokens[0]) - 1
-                        piece = pieces.add(token, is_last) if token not in ends else ""
-                        yield piece, index < round.num_from_draft[0]
-        finally:
-            self.seconds = time.perf_counter() - start
-
-    def _sampling(self) -> dict[str, Any]:
-        settings = {name: value for name, value in self.settings.items() if name != "seed"}
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
-        if pad is not None:
-            settings["pad_token_id"] = pad
-        if settings.get("temperature"):
-            return settings | {"do_sample": True}
-        for name in ("temperature", "top_p", "top_k"):
-            settings.pop(name, None)
-        return settings | {"do_sample": False}
+        pieces = Pieces(partial(self.tokenizer.decode, skip_special_tokens=True), before=ids)
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+        self.statistics, start = Statistics(), time.perf_counter()
+        rounds = generate_rounds(self.model, input_ids=inputs, attention_mask=torch.ones_like(inputs), **self.options)
+        with closing(rounds):
+            for round, self.statistics in rounds:
+                self.seconds = time.perf_counter() - start
+                for index, token in enumerate(round.tokens[0]):
+                    is_last = round.done[0] and index == len(round.tokens[0]) - 1
+                    yield pieces.add(token, is_last), index < round.num_from_draft[0]
 
     @property
     def status(self) -> str:
