@@ -90,7 +90,10 @@ class Settings:
     def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
         """The keywords that ask for drafts, and who records what they come to."""
         rule = WatchedRule(RULES[self.rule]())
-        own, length = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}, None
+        own: dict[str, Any] = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
+        if not self.is_greedy:
+            own["generator"] = torch.Generator(models.target.device).manual_seed(self.seed)
+        length = None
         own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
         if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
             own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
@@ -178,16 +181,15 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
     runners: list[Runner] = [
-        Runner(steps, settings.seed, target.device)
-        for steps in (
-            stepwise(lambda **extra: generate(target, **keywords, draft_model=None, **extra)),
-            generate_rounds(target, **keywords, **drafting),
-        )
+        Runner(stepwise(lambda **extra: generate(target, **keywords, draft_model=None, **extra))),
+        Runner(generate_rounds(target, **keywords, **drafting)),
     ]
+    devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in runners)
     shown = Run(settings, prompt, plain, own, recorder.rounds)
-    with keeping(target, {}), closing(in_turns(runners)) as steps:
+    with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(runners)) as steps:
+        torch.manual_seed(settings.seed)  # for plain decoding; the other way has a generator of its own
         for number, step in steps:
             if number == 0:
                 plain.add(step, runners[0].seconds)

@@ -3,11 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from transformers.generation import BaseStreamer
 
@@ -64,49 +62,24 @@ def stepwise(generate: Callable[..., Any], **kwargs) -> Generator[list[int], Non
 
 
 class Runner(Iterator[T]):
-    """Steps that are timed, and whose random numbers are theirs alone.
+    """Steps that are timed.
 
     Attributes:
         seconds: what its own steps took.
     """
 
-    def __init__(self, steps: Generator[T, Any, Any], seed: int, device: torch.device):
+    def __init__(self, steps: Generator[T, Any, Any]):
         self.steps, self.seconds = steps, 0.0
-        self.generators: list[Any] = [torch]
-        if device.type != "cpu":
-            self.generators.append(torch.get_device_module(device))
-        before = self._states()
-        torch.manual_seed(seed)
-        self.states = self._states()
-        self._restore(before)
 
     def __next__(self) -> T:
-        with self._own_randomness():
-            start = time.perf_counter()
-            try:
-                return next(self.steps)
-            finally:
-                self.seconds += time.perf_counter() - start
+        start = time.perf_counter()
+        try:
+            return next(self.steps)
+        finally:
+            self.seconds += time.perf_counter() - start
 
     def close(self) -> None:
         self.steps.close()
-
-    @contextmanager
-    def _own_randomness(self):
-        before = self._states()
-        self._restore(self.states)
-        try:
-            yield
-        finally:
-            self.states = self._states()
-            self._restore(before)
-
-    def _states(self) -> list[Tensor]:
-        return [generator.get_rng_state() for generator in self.generators]
-
-    def _restore(self, states: list[Tensor]) -> None:
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set_rng_state(state)
 
 
 def in_turns(runners: list[Runner]) -> Generator[tuple[int, Any], None, None]:

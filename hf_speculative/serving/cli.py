@@ -78,13 +78,6 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     model, draft_model, machine = settings.model, settings.draft_model, settings.machine
     host, port = settings.host, settings.port
     console = Console(stderr=True)
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import pydantic  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
     with ends_at_once(), console.status("loading"):
         quiet_transformers()
         from transformers import AutoProcessor
@@ -92,9 +85,15 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from ..call.configuration import SpeculativeConfig, as_keywords
         from ..generation import attach
         from ..models import choose
-        from .app import build_app
         from .engine import Engine
         from .patience import PatientProtocol
+
+        try:
+            import uvicorn
+
+            from .app import build_app
+        except ImportError as error:
+            raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
 
         drafts = drafting
         if model is None:

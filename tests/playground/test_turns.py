@@ -6,8 +6,6 @@ import torch
 
 from hf_speculative.playground.turns import Runner, in_turns, stepwise
 
-CPU = torch.device("cpu")
-
 
 def test_nothing_runs_that_nobody_asks_for():
     made = []
@@ -29,7 +27,7 @@ class Slow(Runner):
     """Takes so much time for each step, without taking any."""
 
     def __init__(self, steps, cost):
-        super().__init__(steps, 0, CPU)
+        super().__init__(steps)
         self.cost, self.time = cost, 0.0
 
     @property
