@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import option
 from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
 
@@ -115,12 +114,6 @@ class GenerateOptions:
     """Options of `export-generate`."""
 
     folder: Path = setting(..., "The folder to write to, which may hold a model's weights.", is_argument=True)
-    draft_model: str | None = setting(
-        None,
-        "The draft of calls that name none: a Hub name, or a subfolder such as ./draft. Default: the one in the folder's "
-        "speculative_config.json.",
-    )
-    num_draft_tokens: int | None = option("num_draft_tokens")
     repo_id: str | None = setting(None, "The Hub repository it is for, which its README will name.")
 
 
@@ -135,6 +128,8 @@ def export_generate(settings: GenerateOptions) -> None:
     With weights in the folder, transformers' own from_pretrained gives a model that speculates:
 
         AutoModelForCausalLM.from_pretrained("my-repo", trust_remote_code=True).generate(**inputs)
+
+    Calls that name no draft have the one that the folder's speculative_config.json names.
     """
     with ends_at_once():
         from . import export

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ..call.option_table import checked
 from ..reports import files
 from .pairing_file import Pairing
 from .readme import edit, render, with_tags
@@ -12,45 +11,30 @@ COPIED = ("generate.py", "requirements.txt")
 TAGS = ["custom_generate", "speculative-decoding"]
 
 
-def export_generate(
-    folder: str | Path,
-    *,
-    draft_model: str | None = None,
-    num_draft_tokens: int | None = None,
-    repo_id: str | None = None,
-) -> Path:
+def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     """Write a `custom_generate/` for `model.generate(custom_generate=folder, trust_remote_code=True, draft_model=...)`.
 
     The folder may be empty, or hold a model's weights; transformers' `from_pretrained(folder, trust_remote_code=True)` then
     gives a model whose `generate` speculates. An existing README.md keeps all its text.
 
     Args:
-        folder: where to write; created if missing.
-        draft_model: the draft of calls that name none: a Hub name, or a subfolder such as `./draft`. Default: the one in
-            the folder's `speculative_config.json`, if it has one.
-        num_draft_tokens: tokens to draft a round in those calls.
+        folder: where to write; created if missing. Calls that name no draft have the one of its `speculative_config.json`, if
+            it has one.
         repo_id: the Hub repository that the folder is for, named in its README.
 
     Returns:
         The folder of the code.
 
     Raises:
-        ValueError: the folder's README or `speculative_config.json` cannot be read; `num_draft_tokens` without a draft.
+        ValueError: the folder's README or `speculative_config.json` cannot be read.
     """
     folder = Path(folder)
     readme, code = folder / "README.md", folder / "custom_generate"
     for path in (readme, *(code / name for name in (*COPIED, "defaults.py"))):
         files.check_output("`folder`:", path, makes_folders=True)
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
-    Pairing(draft_model=draft_model)  # what it may name is what a pairing may
-    if draft_model is None:
-        draft_model = pairing.draft_model
-        num_draft_tokens = pairing.settings.get("num_draft_tokens") if num_draft_tokens is None else num_draft_tokens
-    num_draft_tokens = checked("num_draft_tokens", num_draft_tokens)
-    if num_draft_tokens is not None and draft_model is None:
-        raise ValueError(
-            f"`num_draft_tokens={num_draft_tokens}` is about a default draft, and there is none: give `draft_model=` too."
-        )
+    draft_model = pairing.draft_model
+    num_draft_tokens = None if draft_model is None else pairing.settings.get("num_draft_tokens")
     has_weights = (folder / "config.json").exists()
     repo = repo_id or str(folder)
     text = edit(

@@ -24,7 +24,9 @@ def test_commands(run, results, tmp_path):
     assert "draft_model='org/draft'" in (tmp_path / "README.md").read_text()
     local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
     assert "--draft-name gives its name on the Hub" in local.stderr and "--target-name" not in local.stderr
-    exported = run("export-generate", tmp_path / "repo", "--draft-model", "org/draft", "--repo-id", "org/repo")
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "speculative_config.json").write_text('{"draft_model": "org/draft"}')
+    exported = run("export-generate", tmp_path / "repo", "--repo-id", "org/repo")
     assert exported.exit_code == 0 and (tmp_path / "repo" / "custom_generate" / "generate.py").exists()
     assert (
         "DRAFT_MODEL: str | None = 'org/draft'" in (tmp_path / "repo" / "custom_generate" / "defaults.py").read_text()

@@ -146,8 +146,6 @@ def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_
     model = AutoModelForCausalLM.from_pretrained("repo", trust_remote_code=True)
     with pytest.raises(ValueError, match="the default draft is org/evil on the Hub, and the working directory has"):
         model.generate(**tiny.prompts(1), max_new_tokens=2)
-    with pytest.raises(ValueError, match="is neither a subfolder"):
-        export_generate(tmp_path / "other", draft_model="evil")
 
 
 def test_encoder_and_decoder(tmp_path):
@@ -330,8 +328,6 @@ def test_weights_and_code_in_one_folder(folder, target, inputs):
 
 
 def test_export_checks_its_arguments(tmp_path):
-    with pytest.raises(ValueError, match="`num_draft_tokens=3`"):
-        export_generate(tmp_path / "a", num_draft_tokens=3)
     write(tmp_path, draft="x")
     with pytest.raises(ValueError, match="unknown key"):
         export_generate(tmp_path)
@@ -340,9 +336,10 @@ def test_export_checks_its_arguments(tmp_path):
 
 def test_the_readme_keeps_what_it_has(tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: mit\ntags:\n- mine\n---\n# My model\n\nMy text.\n")
-    export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
+    write(tmp_path, draft_model="org/draft", num_draft_tokens=5)
+    export_generate(tmp_path, repo_id="org/name")
     once = (tmp_path / "README.md").read_text()
     assert once.startswith("---\nlicense: mit\ntags:\n- mine\n- custom_generate\n- speculative-decoding\n")
     assert "# My model\n\nMy text.\n" in once and "custom_generate='org/name'" in once
-    export_generate(tmp_path, draft_model="org/draft", num_draft_tokens=5, repo_id="org/name")
+    export_generate(tmp_path, repo_id="org/name")
     assert (tmp_path / "README.md").read_text() == once
