@@ -49,6 +49,11 @@ class Totals:
     is_too_short: bool = False
 
     @property
+    def has_rates(self) -> bool:
+        """Its counts are enough for rates."""
+        return self.statistics is not None and not self.is_too_short
+
+    @property
     def drafts_nothing(self) -> bool:
         """A draft was asked for but no token was drafted, since drafts did not pay."""
         return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
