@@ -1,9 +1,11 @@
 """Real weights by a name: where they are looked for, and what is said where they cannot be had."""
 
+import copy
 import hashlib
 import sys
 
 import pytest
+import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import examples
@@ -110,3 +112,26 @@ def test_chats_are_those_of_plain_generate(pair, batch_size):
         found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=4)
     assert found.tolist() == target.generate(**call).tolist()
     assert stats.num_draft_tokens and stats.mean_acceptance_length > 1.2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("dtype", "optimize"), [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)]
+)
+def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
+    target, draft, tokenizer = pair
+    target = copy.deepcopy(target).to(dtype)
+    hs.attach(target, draft, reproducible="bitwise", optimize=optimize)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:3]]
+    tokenizer.padding_side = "left"
+    inputs = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
+    )
+    for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}):
+        call = {**inputs, **sampling, "max_new_tokens": 48, "return_dict_in_generate": True, "output_scores": True}
+        found = []
+        for more in ({}, {"num_draft_tokens": 3}, {"draft_model": None}):
+            torch.manual_seed(0)
+            output = target.generate(**call, **more)
+            found.append((output.sequences, torch.stack(output.scores)))
+        assert all(torch.equal(a, b) for other in found[:2] for a, b in zip(other, found[2], strict=True))
