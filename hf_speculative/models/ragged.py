@@ -33,11 +33,9 @@ class RaggedModel(CachedModel):
     """
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.original, self.model = model, with_folded_attention(model)
+        self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
-        if self.layers.are_recurrent:
-            self.model = with_stepped_mixers(self.model)
         self.takes_trees = not self.layers.are_recurrent
         self.num_forwards = 0
         self.cache = self.layers.new_cache()

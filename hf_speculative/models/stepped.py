@@ -13,7 +13,9 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from ..hf_compat import is_compiled, is_torch_fallback, placement_hook
-from . import gated_delta, state_space
+from . import gated_delta, selective_scan, state_space
+from .masks import is_recurrent
+from .recurrent_cache import NARROW, RecurrentLayer
 from .shallow import has_own_forward, replaced, shallow
 from .sharding import is_sharded
 from .steps import Steps
@@ -32,6 +34,7 @@ KINDS = (
     Kind("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", gated_delta.run),
     Kind("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", gated_delta.run),
     Kind("mamba2_chunk_scan", "mamba2_selective_state_update", state_space.run),
+    Kind("mamba_selective_scan", "mamba_selective_state_update", selective_scan.run),
 )
 
 
@@ -53,8 +56,8 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
 
 
 def with_stepped_mixers(model: PreTrainedModel) -> PreTrainedModel:
-    """A shallow copy of `model` whose mixers step; the model itself where it has none."""
-    return replaced(model, _stepped)
+    """A shallow copy of `model` whose mixers step; the model itself where it has none, or they cannot."""
+    return replaced(model, _stepped) if is_recurrent(model) and unsteppable_reason(model) is None else model
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:
@@ -94,7 +97,13 @@ def _stepped(module: nn.Module) -> nn.Module | None:
     return twin
 
 
-def _steps_of(layer: int, args: tuple, kwargs: dict) -> Steps | None:
-    """What the cache of a pass wants to be stepped."""
+def _steps_of(index: int, args: tuple, kwargs: dict) -> Steps | None:
+    """What the cache of a pass wants to be stepped: in one of ours what it says, in transformers' all but prompts."""
     cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
-    return None if cache is None else getattr(cache.layers[layer], "steps", None)
+    if cache is None:
+        return None
+    layer, hidden_states = cache.layers[index], kwargs.get("hidden_states", args[0] if args else None)
+    if isinstance(layer, RecurrentLayer):
+        return layer.steps
+    is_narrow = hidden_states is not None and 1 < hidden_states.shape[1] <= NARROW
+    return Steps(layer.recurrent_states[0]) if is_narrow and layer.has_previous_state[0] else None

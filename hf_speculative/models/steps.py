@@ -11,11 +11,15 @@ class Steps:
         state: `(batch, ...)` before the first column; later, after the last one.
         is_filler: `(batch, columns)` bool of columns that leave the state as it is; `None`: none.
         num_kept: so many of the last states are kept in `states`.
+
+    Attributes:
+        heads: the states of heads that were run alone so far, if they are.
     """
 
     def __init__(self, state: Tensor, is_filler: Tensor | None = None, num_kept: int = 0):
         self.state, self.is_filler, self.num_kept = state, is_filler, num_kept
         self.states: list[Tensor] = []
+        self.heads: list[list[Tensor]] = []
         self.num_columns = 0
 
     def advance(self, state: Tensor) -> Tensor:
