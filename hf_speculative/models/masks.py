@@ -51,6 +51,11 @@ class AttentionLayers:
             self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
             self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
 
+    @property
+    def attend(self) -> bool:
+        """Any layer does."""
+        return not self.attends or any(self.attends)
+
     def new_cache(self) -> RaggedCache:
         return RaggedCache(self.windows, self.num_states, self.attends)
 
@@ -78,7 +83,7 @@ class AttentionLayers:
         """
         if self.are_recurrent and self.types is not None:
             of_columns = None if is_filler is None else ~is_filler
-            if not any(self.attends):
+            if not self.attend:
                 return of_columns
             kinds = {ATTENTION_TYPES[kind] for kind in self.types if kind in ATTENTION_TYPES}
             masks = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in kinds}

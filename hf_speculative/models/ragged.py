@@ -41,8 +41,9 @@ class RaggedModel(CachedModel):
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
-        self.accepted = inspect.signature(model.forward).parameters
-        self.cache_name = next((name for name in CACHE_ARGUMENTS if name in self.accepted), "past_key_values")
+        accepted = inspect.signature(model.forward).parameters
+        self.accepts_logits_to_keep = "logits_to_keep" in accepted
+        self.cache_name = next((name for name in CACHE_ARGUMENTS if name in accepted), "past_key_values")
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
@@ -59,6 +60,9 @@ class RaggedModel(CachedModel):
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
         assert self.seen is not None
+        if self.cache.recurrence is not None and self.cache.recurrence.reads_before(self.host_seen, max(widths), ahead):
+            self.prefill(batch)
+            ends, widths = self._begin(batch, ahead)
         end, width = max(ends), max(widths)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
@@ -87,13 +91,16 @@ class RaggedModel(CachedModel):
 
         if self.cache.recurrence is not None:
             self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
-        inputs = {self.cache_name: self.cache, "position_ids": position_ids, "logits_to_keep": num_last}
+        keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
+        places = {"position_ids": position_ids} if self.layers.attend else {}
         outputs = self.run(
             input_ids=input_ids,
             attention_mask=attention_mask,
             use_cache=True,
             return_dict=True,
-            **{name: value for name, value in inputs.items() if name in self.accepted},
+            **{self.cache_name: self.cache},
+            **places,
+            **keep,
         )
         if self.cache.recurrence is not None:
             self.cache.recurrence.finish(ends)
@@ -175,6 +182,9 @@ class RaggedModel(CachedModel):
         assert batch.path is not None and batch.host_path is not None
         kept = [len(path) for path in batch.host_path]
         firsts = [end - num - 1 for end, num in zip(self._ends(batch, ahead=0), kept, strict=True)]
+        if self.cache.recurrence is not None:  # states do not move: the path is read again
+            self._set_seen(list(range(len(firsts))), list(map(min, firsts, self.host_seen)))
+            return
         seen = [
             first + sum(first + node < seen for node in path) if seen > first else seen
             for first, seen, path in zip(firsts, self.host_seen, batch.host_path, strict=True)

@@ -194,6 +194,11 @@ class Recurrence:
         for layer in self.layers:
             layer.begin_columns(self)
 
+    @staticmethod
+    def reads_before(seen: list[int], width: int, ahead: int) -> bool:
+        """A pass over draft tokens has much to read before them, after which no state would be kept column by column."""
+        return ahead > 0 and width > ahead + (NARROW if any(seen) else 1)
+
     def finish(self, ends: list[int]) -> None:
         """The pass is over, and rows have read so many tokens."""
         for layer in self.layers:

@@ -19,7 +19,9 @@ from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
 from .inputs import Inputs, note_positions, text_inputs
+from .masks import is_recurrent
 from .rollback import Crop, Snapshot, rewinder
+from .shallow import install_capturing_hooks
 from .stepped import with_stepped_mixers
 
 
@@ -36,6 +38,8 @@ class UniversalModel(CachedModel):
     rewinder: Crop | Snapshot
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
+        if keep and is_recurrent(model):
+            install_capturing_hooks(model)
         self.original, self.model = model, with_stepped_mixers(model)
         self.inputs, self.keep = inputs, keep
         self.last_id = last_id(model) if clamp_ids else None
