@@ -4,6 +4,7 @@ Their forward stays transformers': it projects and convolves all columns at once
 place a twin finds ours. So a type needs no code if its mixer calls one of the kernels below.
 """
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         return "has recurrent layers, whose weights several processes share"
     keeps_states = False
     for module in model.modules():
-        names = _names(module)
+        names = _names(type(module))
         if "update_recurrent_state" not in names and "update_conv_state" not in names:
             continue
         keeps_states = True
@@ -60,13 +61,15 @@ def with_stepped_mixers(model: PreTrainedModel) -> PreTrainedModel:
     return replaced(model, _stepped) if is_recurrent(model) and unsteppable_reason(model) is None else model
 
 
-def _names(module: nn.Module) -> tuple[str, ...]:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+@functools.cache
+def _names(kind: type[nn.Module]) -> tuple[str, ...]:
+    """What the forward of such modules calls."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return () if code is None else code.co_names
 
 
 def _kind(module: nn.Module) -> Kind | None:
-    names = _names(module)
+    names = _names(type(module))
     return next((kind for kind in KINDS if kind.prompt in names and kind.single in names), None)
 
 
