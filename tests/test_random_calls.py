@@ -13,6 +13,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, set_seed
 
 import hf_speculative as hs
+from tests.architectures.check import build
 from tests.support import tiny
 from tests.support.placement import quantised, torchao_or_skip
 
@@ -20,12 +21,15 @@ from tests.support.placement import quantised, torchao_or_skip
 MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 30
 #: calls of one test
 CHUNK = 60
+#: with recurrent layers
+HYBRIDS = ["qwen3_5_text", "granitemoehybrid", "lfm2", "jamba"]
 
 
 @functools.cache
 def pair(kind: str):
     """A target and a draft that partly agrees."""
-    target = tiny.build(kind.partition("-")[0], seed=1)
+    name = kind.partition("-")[0]
+    target = tiny.build(name, seed=1) if name in tiny.ARCHITECTURES else build("causal", name, seed=1)
     draft = tiny.noisy_copy(target, 0.1)
     return (quantised(target, torchao_or_skip()) if kind.endswith("-int8") else target), draft
 
@@ -72,7 +76,7 @@ class Lowers(LogitsProcessor):
 def random_call(seed: int) -> tuple[str, dict, dict]:
     """The kind of pair, keywords of plain `generate`, and those that ask for drafts besides."""
     chance = random.Random(seed)
-    kind = chance.choice(["llama", "llama", "mistral", "gpt2", "qwen2", "llama-int8", "gpt2-int8"])
+    kind = chance.choice(["llama", "llama", "mistral", "gpt2", "qwen2", "llama-int8", "gpt2-int8", *HYBRIDS])
     batch_size = chance.choice([1, 1, 2, 3, 5])
     call = dict(tiny.prompts(batch_size, width=chance.randint(2, 9), seed=seed))
     call |= {"max_new_tokens": chance.randint(1, 24), "pad_token_id": 0, "do_sample": chance.random() < 0.4}

@@ -14,6 +14,7 @@ from ..models import (
     eager_reason,
     fits_trees,
     has_tested_modules,
+    is_recurrent,
     is_tested_ragged,
     is_tested_universal,
     packing,
@@ -70,7 +71,12 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
     is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
     if is_tested or deviation <= tolerance(model):
         if kind == "ragged":
-            chains = None if fits_trees(model) else "computes other logits for branches side by side"
+            branches = (
+                "keeps one state after another"
+                if is_recurrent(model)
+                else "computes other logits for branches side by side"
+            )
+            chains = None if fits_trees(model) else branches
             return ModelReport(name, kind, why, deviation, eager_reason(model), chains, packing.describe(model)), None
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")

@@ -4,12 +4,16 @@ A rename there breaks this room alone, and tests/test_hf_compat.py says what. La
 classes of Trainer in `training.py`, those of files in `compiled.py`.
 """
 
+import functools
+import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer as LinearAttentionLayer
 from transformers.generation import logits_process as logits_process
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.initialization import no_init_weights as no_init_weights
@@ -80,9 +84,15 @@ def set_own_attention_name(config: PretrainedConfig, name: str) -> None:
     config._attn_implementation_internal = name
 
 
-def is_recurrent(model: PreTrainedModel) -> bool:
+def is_stateful(model: PreTrainedModel) -> bool:
     """A model has a state that cannot be cropped."""
     return bool(getattr(model, "_is_stateful", False))
+
+
+@functools.cache
+def is_torch_fallback(kernel: Callable) -> bool:
+    """A kernel of transformers' is its own, in torch, not one of a package that is installed or of the hub."""
+    return inspect.getclosurevars(kernel).nonlocals.get("is_new_implementation") is False
 
 
 def device_mesh(model: PreTrainedModel | None):

@@ -16,12 +16,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ..hf_compat import (
     ALL_ATTENTION_FUNCTIONS,
     attention_name,
-    is_compiled,
     sdpa_attention_forward,
     sdpa_mask,
     set_own_attention_name,
 )
-from .shallow import has_own_forward, shallow
+from .shallow import replaced, shallow
 from .sharding import is_sharded
 
 NAME = "hf_speculative_sdpa"
@@ -100,30 +99,24 @@ def fold(mask: Tensor, groups: int, width: int) -> Tensor:
 def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
     """The model with `folded_attention` in place of transformers' "sdpa" where query heads share keys.
 
-    A shallow copy, which shares all weights, made of the modules on the way to such attention; `model` and its configs stay
-    as they are. The model itself where there is nothing to exchange.
+    `model` and its configs stay as they are.
     """
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward or is_sharded(model):
         return model  # someone else has exchanged it, or gathers weights in hooks that know the modules themselves
-    folded = _folded(model)
+    folded = replaced(model, _folded)
     if folded is not model:
         AttentionInterface.register(NAME, folded_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
     return folded
 
 
-def _folded(module: nn.Module) -> nn.Module:
-    if not module._modules or has_own_forward(module) or is_compiled(module):
-        return module  # a copy would run the original's children, or what is not compiled
-    children = {name: _folded(child) for name, child in module._modules.items() if child is not None}
-    is_attention = _is_grouped_sdpa(module)
-    if not is_attention and all(child is module._modules[name] for name, child in children.items()):
-        return module
+def _folded(module: nn.Module) -> nn.Module | None:
+    """A twin of attention that is to fold, else `None`."""
+    if not _is_grouped_sdpa(module):
+        return None
     twin = shallow(module)
-    twin._modules.update(children)
-    if is_attention:
-        twin.config = copy.copy(module.config)
-        set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
+    twin.config = copy.copy(module.config)
+    set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
 
 

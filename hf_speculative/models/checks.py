@@ -13,9 +13,7 @@ _FORGETS = (
 )
 _HEADS = "has an output layer for each position, a codebook each, and as many positions"
 OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
-REFUSED_TYPES = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv"), _FORGETS) | {
-    "csm_depth_decoder_model": _HEADS
-}
+REFUSED_TYPES = {"rwkv": _FORGETS, "csm_depth_decoder_model": _HEADS}
 
 
 def unwrap(model, argument: str) -> PreTrainedModel:

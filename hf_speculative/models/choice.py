@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..hf_compat import attention_name, is_recurrent
+from ..hf_compat import attention_name, is_stateful
 from .cached_model import num_cached_of_image
 from .inputs import Inputs
+from .masks import ATTENTION_TYPES, RECURRENT_TYPES
 from .probe import fits_ragged
+from .stepped import unsteppable_reason
 
-LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
+#: layers that are none, as seen from a cache
+NO_MIXER = {"moe", "mlp"}
 ATTENTION = ("sdpa", "eager")
 #: outputs of each pass that only the universal path keeps
 OUTPUTS = {"output_hidden_states": "the hidden states", "output_attentions": "the attentions"}
@@ -93,13 +97,14 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
         return "is an encoder-decoder model"
     if "local" in (getattr(config, "attention_layers", None) or []):
         return "has local attention that counts its window from the cache's end"
-    if is_recurrent(model):
-        return "has a recurrent state"
-    if not kinds <= LAYER_TYPES:
-        return f"has layers of type {', '.join(sorted(kinds - LAYER_TYPES))}"
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if not kinds <= LAYER_TYPES | RECURRENT_TYPES | NO_MIXER:
+        return f"has layers of type {', '.join(sorted(kinds - LAYER_TYPES - RECURRENT_TYPES - NO_MIXER))}"
+    if (is_stateful(model) or kinds & RECURRENT_TYPES) and (reason := unsteppable_reason(model)):
+        return reason
+    attends = bool(kinds - {"linear_attention", "conv"} - NO_MIXER)
+    if attends and "position_ids" not in inspect.signature(model.forward).parameters:
         return "takes positions from its cache's length rather than from `position_ids`"
     attention = attention_name(config)
-    if attention not in ATTENTION:
+    if attends and attention not in ATTENTION:
         return f"uses attn_implementation={attention!r}, which takes no explicit mask"
     return None

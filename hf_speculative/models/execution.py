@@ -12,6 +12,7 @@ from .cached_model import device_of
 from .capture import CudaGraphs
 from .choice import Path, choose
 from .inputs import Inputs
+from .masks import is_recurrent
 from .model_state import kept_with
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
@@ -113,6 +114,8 @@ def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreT
 
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
+    if is_recurrent(model):
+        return "has recurrent layers, whose states compiled passes do not keep"
     for name, module in model.named_modules():
         if placement_hook(module) is not None:
             return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"

@@ -210,6 +210,13 @@ def _noted_positions(model: PreTrainedModel):
             module.rope_deltas = deltas
 
 
+def note_positions(twin: PreTrainedModel, model: PreTrainedModel) -> None:
+    """What a shallow copy has noted on its own modules, the model notes as well."""
+    for one, original in zip(twin.modules(), model.modules(), strict=True):
+        if hasattr(one, "rope_deltas"):
+            original.rope_deltas = one.rope_deltas
+
+
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
     """The inputs of `call` that the draft takes as well: images, features, masks."""
     accepted = inspect.signature(draft.forward).parameters

@@ -1,16 +1,29 @@
 """Which slots of a ragged cache each query sees."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
 from ..hf_compat import attention_name
 from ..types import Tree
+from .ragged_cache import RaggedCache
 
-if TYPE_CHECKING:
-    from .ragged_cache import RaggedCache
+#: what layers attend to whose type is the key
+ATTENTION_TYPES = {kind: kind for kind in ("full_attention", "sliding_attention", "chunked_attention")} | {
+    "hybrid": "full_attention",
+    "hybrid_sliding": "sliding_attention",
+}
+#: layers with recurrent states
+RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Some layers have a recurrent state."""
+    return not RECURRENT_TYPES.isdisjoint(
+        getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    )
 
 
 class AttentionLayers:
@@ -29,7 +42,22 @@ class AttentionLayers:
         if self.types is None:
             self.windows = [self.window] * self.config.num_hidden_layers
         else:
-            self.windows = [self.window if kind == "sliding_attention" else None for kind in self.types]
+            self.windows = [self.window if "sliding" in kind else None for kind in self.types]
+        self.num_states: list[int] = []
+        self.attends: list[bool] = []
+        self.are_recurrent = is_recurrent(model)
+        if self.are_recurrent:
+            layers = DynamicCache(config=self.config).layers
+            self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
+            self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
+
+    @property
+    def attend(self) -> bool:
+        """Any layer does."""
+        return not self.attends or any(self.attends)
+
+    def new_cache(self) -> RaggedCache:
+        return RaggedCache(self.windows, self.num_states, self.attends)
 
     def shape_of_keys(self) -> tuple[int, int]:
         """Heads of a layer's keys and their width, in models whose layers share them."""
@@ -38,13 +66,28 @@ class AttentionLayers:
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def masks(
-        self, queries: Tensor, cache: "RaggedCache", dtype: torch.dtype, nodes: "Nodes | None" = None
-    ) -> Tensor | dict[str, Tensor]:
+        self,
+        queries: Tensor,
+        cache: RaggedCache,
+        dtype: torch.dtype,
+        nodes: "Nodes | None" = None,
+        is_filler: Tensor | None = None,
+    ) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
+
+        Recurrent layers read one over the columns instead, `(batch, q)`, or none.
 
         Args:
             nodes: the slots of a tree of draft tokens; without, a token's slot is its position, and it sees all before it.
+            is_filler: `(batch, q)` bool, if any column is filler.
         """
+        if self.are_recurrent and self.types is not None:
+            of_columns = None if is_filler is None else ~is_filler
+            if not self.attend:
+                return of_columns
+            kinds = {ATTENTION_TYPES[kind] for kind in self.types if kind in ATTENTION_TYPES}
+            masks = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in kinds}
+            return masks | {"linear_attention": of_columns, "conv": of_columns}
         if self.types is not None:
             return {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in set(self.types)}
         if self.window is not None:
@@ -54,7 +97,7 @@ class AttentionLayers:
         return self._mask("full_attention", queries, cache, dtype, nodes)
 
     def _mask(
-        self, kind: str, queries: Tensor, cache: "RaggedCache", dtype: torch.dtype, nodes: "Nodes | None"
+        self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: "Nodes | None"
     ) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=queries.device)

@@ -15,6 +15,7 @@ from ..types import Batch, Draft, Verdict, along_path
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
+from .masks import is_recurrent
 from .ragged import RaggedModel
 from .universal import UniversalModel
 from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
@@ -45,6 +46,8 @@ def fits_ragged(model: PreTrainedModel, is_draft: bool = False) -> bool:
 def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
     """True for a tested type; otherwise compares the logits of the model, cut after `exit_layer` layers, with those of plain
     steps, once a model object and layer."""
+    if is_recurrent(model):  # both halves would keep their states in one cache
+        return False
     if is_tested_ragged(model):
         return True
     known = _early_exit.setdefault(model, {})
@@ -67,6 +70,8 @@ def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fals
 
 def fits_trees(model: PreTrainedModel) -> bool:
     """Whether a model on the ragged path tells branches apart: true for a tested type; else tried, once a model object."""
+    if is_recurrent(model):
+        return False
     if is_tested_ragged(model, by_type=True):
         return True
     if model not in _trees:

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
+from ..hf_compat import CACHE_ARGUMENTS
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
-from .ragged_cache import RaggedCache
+from .ragged_cache import RaggedLayer
+from .recurrent_cache import RecurrentLayer
+from .stepped import with_stepped_mixers
 
 
 class RaggedModel(CachedModel):
@@ -29,21 +32,22 @@ class RaggedModel(CachedModel):
         clamp_ids: read ids past the embedding table as its last one, instead of failing.
     """
 
-    takes_trees = True
-
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.original, self.model = model, with_folded_attention(model)
+        self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
+        self.takes_trees = not self.layers.are_recurrent
         self.num_forwards = 0
-        self.cache = RaggedCache(self.layers.windows)
+        self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
-        self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        accepted = inspect.signature(model.forward).parameters
+        self.accepts_logits_to_keep = "logits_to_keep" in accepted
+        self.cache_name = next((name for name in CACHE_ARGUMENTS if name in accepted), "past_key_values")
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
-            self.cache = pool.take(self.original, lambda: RaggedCache(self.layers.windows))
+            self.cache = pool.take(self.original, self.layers.new_cache)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
         #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
@@ -51,16 +55,19 @@ class RaggedModel(CachedModel):
 
     @functools.cached_property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not reads_length(self.original)
+        return not (reads_length(self.original) or self.layers.are_recurrent)
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
         assert self.seen is not None
+        if self.cache.recurrence is not None and self.cache.recurrence.reads_before(self.host_seen, max(widths), ahead):
+            self.prefill(batch)
+            ends, widths = self._begin(batch, ahead)
         end, width = max(ends), max(widths)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
         nodes = None if batch.tree is None else Nodes(*self._nodes(batch, ahead))
-        has_filler = min(widths) < width
+        has_filler, is_filler = min(widths) < width, None
         # Without filler each row goes on where its cache ends, which is there as a tensor already.
         first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
@@ -77,21 +84,26 @@ class RaggedModel(CachedModel):
                 is_filler = queries < self.seen.to(self.device)[:, None]
                 self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
                 queries = queries.masked_fill(is_filler, 0)
-            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes)
+            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
             positions = queries if nodes is None else nodes.positions(queries)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
+        if self.cache.recurrence is not None:
+            self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
+        places = {"position_ids": position_ids} if self.layers.attend else {}
         outputs = self.run(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
+            **{self.cache_name: self.cache},
+            **places,
             **keep,
         )
+        if self.cache.recurrence is not None:
+            self.cache.recurrence.finish(ends)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
@@ -148,12 +160,31 @@ class RaggedModel(CachedModel):
             min(seen, end - 1) for seen, end in zip(self.host_seen, self._ends(batch, ahead=0), strict=True)
         ]
         self.seen = torch.minimum(self.seen, batch.lengths - batch.padding - 1)
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """Recurrent layers follow to what was seen, or all rows begin again."""
+        if (
+            self.cache.recurrence is not None
+            and (back := self.cache.recurrence.go_back(self.host_seen)) != self.host_seen
+        ):
+            self._set_seen(list(range(len(back))), back)
+
+    def prefill(self, batch: Batch) -> None:
+        if self.cache.recurrence is None or max(map(len, batch.history)) == 1:
+            super().prefill(batch)
+        else:  # no state is kept of what stands before a prompt's end
+            self.logits(batch, ahead=-1, num_last=1)
+            self.rollback(batch)
 
     def _keep_path(self, batch: Batch) -> None:
         """Of the tree's nodes that were fed, those on the path that was kept move up to where a chain would have them."""
         assert batch.path is not None and batch.host_path is not None
         kept = [len(path) for path in batch.host_path]
         firsts = [end - num - 1 for end, num in zip(self._ends(batch, ahead=0), kept, strict=True)]
+        if self.cache.recurrence is not None:  # states do not move: the path is read again
+            self._set_seen(list(range(len(firsts))), list(map(min, firsts, self.host_seen)))
+            return
         seen = [
             first + sum(first + node < seen for node in path) if seen > first else seen
             for first, seen, path in zip(firsts, self.host_seen, batch.host_path, strict=True)
@@ -181,7 +212,7 @@ class RaggedModel(CachedModel):
     def release(self) -> None:
         self.cache.num_rows = 0
         pool.give_back(self.original, self.cache)
-        self.cache = RaggedCache(self.layers.windows)
+        self.cache = self.layers.new_cache()
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         if self.seen is not None:  # else the first pass is still to come, and reads all rows
@@ -197,18 +228,22 @@ class RaggedModel(CachedModel):
     def _copy(self, lanes: list[int], other, end: int) -> None:
         """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
         self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
+        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.copy(given, lanes, end)
 
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.layers, other.cache.layers, strict=True):
+        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.take(given, lanes, end)
+        if self.cache.recurrence is not None:
+            self.cache.recurrence.take(other.cache.recurrence, lanes)
         self._set_seen(lanes, other.host_seen)
 
     def forget(self, lanes: list[int]) -> None:
         self._set_seen(lanes, [0] * len(lanes))
+        if self.seen is not None:
+            self._go_back()
 
     def _set_seen(self, lanes: list[int], values: list[int]) -> None:
         if self.seen is None:
@@ -225,7 +260,10 @@ class RaggedModel(CachedModel):
         # Layers that read the keys of others hold none, and older transformers do not list them.
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
         layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]
-        for layer, given in zip(layers, [given for given in cache.layers if given.keys is not None], strict=True):
+        filled = [given for given in cache.layers if getattr(given, "keys", None) is not None]
+        if self.cache.recurrence is not None:
+            self.cache.recurrence.load(cache, self.host_seen)
+        for layer, given in zip(layers, filled, strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
             for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
@@ -247,6 +285,9 @@ class RaggedModel(CachedModel):
         self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
         self.seen = uploaded(self.host_seen, sequences.device)
         self.cache.num_rows = len(rows)
+        if self.cache.recurrence is not None:
+            self.cache.recurrence.recall([seen for _, seen in rows])
+            self._go_back()
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
         return batch if max(self._begin(batch, ahead=0)[1]) else None
 
@@ -254,7 +295,9 @@ class RaggedModel(CachedModel):
         """The first `num_columns` columns of all rows as a transformers cache; 0 where left padding stands."""
         stored = DynamicCache(config=self.layers.config)
         for index, layer in enumerate(self.cache.layers):
-            if layer.is_initialized:
+            if isinstance(layer, RecurrentLayer):
+                layer.store(stored.layers[index], [self.rows.index(row) for row in range(len(self.rows))])
+            if isinstance(layer, RaggedLayer) and layer.is_initialized:
                 parts = [part.new_zeros(*part.shape[:2], num_columns, part.shape[3]) for part in layer.filled()]
                 for part, filled in zip(parts, layer.filled(), strict=True):
                     for lane, row in enumerate(self.rows):

@@ -4,7 +4,8 @@ Token t of a row lives in slot t, whatever its padding. A pass writes its entrie
 is a smaller length, without a copy. Rows that leave free their lanes, which others may take.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers import Cache, CacheLayerMixin
 
 from ..types import uploaded
 from .places import in_rows
+from .recurrent_cache import Recurrence, RecurrentLayer
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
@@ -120,6 +122,14 @@ class RaggedLayer(CacheLayerMixin):
             self.keys[index, :, end:] = self.values[index, :, end:] = 0
 
 
+class RaggedRecurrentLayer(RaggedLayer, RecurrentLayer):
+    """A layer that attends and has recurrent states beside."""
+
+    def __init__(self, cache: "RaggedCache", sliding_window: int | None, number_of_states: int):
+        RaggedLayer.__init__(self, cache, sliding_window)
+        RecurrentLayer.__init__(self, number_of_states)
+
+
 class RaggedCache(Cache):
     """The layers of one model, and where the pass under way writes.
 
@@ -133,16 +143,33 @@ class RaggedCache(Cache):
         used: slots that this call has written to, from 0 on.
         captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
         made_for: the state of the model that it was taken for, see `pool`.
+        recurrence: what is known of recurrent states; `None`: no layer has any.
+
+    Args:
+        windows: of each layer, within which it attends.
+        num_states: recurrent states of each layer; empty: none.
+        attends: which layers attend; empty: all.
     """
 
     made_for: tuple = ()
 
-    def __init__(self, windows: list[int | None]):
+    def __init__(self, windows: list[int | None], num_states: Sequence[int] = (), attends: Sequence[bool] = ()):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
         self.slots = None
-        super().__init__(layers=[RaggedLayer(self, window) for window in windows])
+        kinds = itertools.zip_longest(windows, num_states, attends)
+        layers = [
+            RaggedLayer(self, window)
+            if not number
+            else RaggedRecurrentLayer(self, window, number)
+            if does_attend
+            else RecurrentLayer(number)
+            for window, number, does_attend in kinds
+        ]
+        recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
+        self.recurrence = Recurrence(recurrent) if recurrent else None
+        super().__init__(layers=layers)
 
     @property
     def slots(self) -> Tensor | None:
@@ -161,7 +188,12 @@ class RaggedCache(Cache):
     @property
     def allocated(self) -> list[RaggedLayer]:
         """Layers with keys and values of their own, from the first pass on; others may read theirs."""
-        return [layer for layer in self.layers if layer.is_initialized]
+        return [layer for layer in self.attending if layer.is_initialized]
+
+    @property
+    def attending(self) -> list[RaggedLayer]:
+        """Layers with slots."""
+        return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
 
     def keys_and_values(
         self, num_rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
@@ -193,7 +225,7 @@ class RaggedCache(Cache):
         if end + 1 > self.capacity:
             self.capacity = max(end + 1, min(max(2 * end, end + MAX_AHEAD), limit + 1))
             self.captured.clear()
-            for layer in self.layers:
+            for layer in self.attending:
                 layer.grow()
 
     def begin(self, num_rows: int, limit: int) -> None:
@@ -210,6 +242,8 @@ class RaggedCache(Cache):
             for layer in allocated:
                 layer.is_initialized, layer.keys, layer.values = False, None, None
         self.used = 0
+        if self.recurrence is not None:
+            self.recurrence.clear()
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
@@ -222,6 +256,8 @@ class RaggedCache(Cache):
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
-        for layer in self.layers:
+        for layer in self.attending:
             layer.select(indices)
+        if self.recurrence is not None:
+            self.recurrence.select(indices)
         self.num_rows = len(indices)

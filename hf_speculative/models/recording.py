@@ -128,6 +128,7 @@ class RecordingUniversalModel(UniversalModel):
         self.recorded = layers
         self.selection = True if "hidden_states" in keep else asked_for(layers)
         self.states: Tensor | None = None
+        install_capturing_hooks(model)
         super().__init__(model, inputs, keep=keep)
         self.padding = uploaded(inputs.prompt.padding, self.ids.device)
 

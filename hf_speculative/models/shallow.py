@@ -5,12 +5,13 @@ by every other thread that runs the model; a shallow copy is private to the call
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..hf_compat import has_placement_hook, hooked_forward, output_capturing, set_hooked_forward
+from ..hf_compat import has_placement_hook, hooked_forward, is_compiled, output_capturing, set_hooked_forward
 
 
 def decoder_layers(model: PreTrainedModel) -> str | None:
@@ -73,6 +74,22 @@ def exchanged(model: PreTrainedModel, modules: dict[str, nn.Module]) -> PreTrain
                 copied[there] = copied[here]._modules[step] = shallow(copied[here]._modules[step])
         copied[".".join(way)]._modules[name] = module
     return top
+
+
+def replaced(module: nn.Module, twin_of: Callable[[nn.Module], nn.Module | None]) -> Any:
+    """`module` with a twin in place of each part that `twin_of` makes one of.
+
+    A shallow copy, which shares all weights, made of the modules on the way to these; the module itself where there are none.
+    """
+    if not module._modules or has_own_forward(module) or is_compiled(module):
+        return module  # a copy would run the original's children, or what is not compiled
+    children = {name: replaced(child, twin_of) for name, child in module._modules.items() if child is not None}
+    twin = twin_of(module)
+    if twin is None and all(child is module._modules[name] for name, child in children.items()):
+        return module
+    twin = shallow(module) if twin is None else twin
+    twin._modules.update(children)
+    return twin
 
 
 def duplicate(module: nn.Module) -> nn.Module:

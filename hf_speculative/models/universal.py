@@ -18,8 +18,11 @@ from ..hf_compat import CACHE_ARGUMENTS, prefill, updated_kwargs
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
-from .inputs import Inputs, text_inputs
+from .inputs import Inputs, note_positions, text_inputs
+from .masks import is_recurrent
 from .rollback import Crop, Snapshot, rewinder
+from .shallow import install_capturing_hooks
+from .stepped import with_stepped_mixers
 
 
 class UniversalModel(CachedModel):
@@ -35,7 +38,10 @@ class UniversalModel(CachedModel):
     rewinder: Crop | Snapshot
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
-        self.model, self.inputs, self.keep = model, inputs, keep
+        if keep and is_recurrent(model):
+            install_capturing_hooks(model)
+        self.original, self.model = model, with_stepped_mixers(model)
+        self.inputs, self.keep = inputs, keep
         self.last_id = last_id(model) if clamp_ids else None
         self.num_forwards = 0
         self._begin()
@@ -167,6 +173,8 @@ class UniversalModel(CachedModel):
     def _prefill(self) -> Tensor:
         """The prompt, exactly as plain `generate` reads it."""
         outputs = prefill(self.model, self._input_ids(self.width), self.inputs.generation_config, self.kwargs)
+        if self.model is not self.original:
+            note_positions(self.model, self.original)
         before = dict(self.kwargs)
         self._update(outputs)
         #: what grows by one a token, and along which dimension
@@ -247,7 +255,8 @@ class TextModel(UniversalModel):
     """A decoder-only model on the universal path that reads the batch it is first asked about, not the target's prompt."""
 
     def __init__(self, model: PreTrainedModel):
-        self.model, self.keep, self.last_id, self.num_forwards = model, (), None, 0
+        self.original, self.model = model, with_stepped_mixers(model)
+        self.keep, self.last_id, self.num_forwards = (), None, 0
         self.reset()
 
     def reset(self) -> None:

@@ -219,7 +219,7 @@ def plain(model, inputs: dict):
 def speculative(model, draft, inputs: dict):
     """What it gives, the path that this very call took, and the draft tokens accepted."""
     with mock.patch.object(assembly, "choose_for", wraps=assembly.choose_for) as chosen, hs.record() as stats:
-        found = hs.generate(model, **inputs, **GREEDY, draft_model=draft)
+        found = hs.generate(model, **inputs, **GREEDY, draft_model=draft, num_draft_tokens=4)
     path = choose_for(*chosen.call_args.args).name
     return found, path, stats.draft_acceptance_rate
 

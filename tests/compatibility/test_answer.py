@@ -13,7 +13,7 @@ from tests.support import tiny, tongues
 
 @pytest.mark.parametrize(
     ("model_type", "path"),
-    [("llama", "ragged"), ("gpt2", "ragged"), ("bloom", "universal"), ("qwen3_next", "universal")],
+    [("llama", "ragged"), ("gpt2", "ragged"), ("qwen3_next", "ragged"), ("bloom", "universal"), ("zaya", "universal")],
 )
 def test_the_path_and_its_proof(model_type, path):
     model = build("causal", model_type)
@@ -35,11 +35,11 @@ def test_encoder_decoder_and_whisper():
 
 
 def test_what_does_not_work_says_why():
-    mamba = build("causal", "mamba")
-    found = hs.check(mamba)
+    rwkv = build("causal", "rwkv")
+    found = hs.check(rwkv)
     assert not found and found.target.path is None and "recurrent state" in found.reason
-    found = hs.check(tiny.llama(), mamba)
-    assert not found and "`draft_model`: MambaForCausalLM" in found.reason and "use another draft" in found.reason
+    found = hs.check(tiny.llama(), rwkv)
+    assert not found and "`draft_model`: RwkvForCausalLM" in found.reason and "use another draft" in found.reason
 
 
 @pytest.mark.parametrize(

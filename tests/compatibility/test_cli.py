@@ -71,8 +71,8 @@ def test_a_target_alone_gets_advice_too(tmp_path):
 
 def test_status_1_where_a_pair_does_not_work(tmp_path):
     target, _, tokenizer = hs.embedded_pair()
-    mamba = build("causal", "mamba")
-    for name, model in (("target", target), ("draft", mamba)):
+    rwkv = build("causal", "rwkv")
+    for name, model in (("target", target), ("draft", rwkv)):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     result = shown(tmp_path / "target", tmp_path / "draft", "--no-measure")

@@ -22,9 +22,11 @@ SAMPLE = {
         "qwen3": "ragged",
         "roberta": "ragged",
         "bloom": "universal",
-        "mamba2": "universal",
-        "qwen3_next": "universal",
-        "mamba": "refused",
+        "mamba": "ragged",
+        "mamba2": "ragged",
+        "qwen3_next": "ragged",
+        "zaya": "universal",
+        "rwkv": "refused",
     },
     "seq2seq": {"bart": "universal", "t5": "universal"},
     "speech": {"whisper": "universal"},
@@ -32,7 +34,7 @@ SAMPLE = {
 }
 
 
-QUICK = ("gemma3_text", "llama", "bloom", "qwen3_next", "mamba", "bart", "llava")
+QUICK = ("gemma3_text", "llama", "bloom", "qwen3_next", "zaya", "rwkv", "bart", "llava")
 
 
 @pytest.mark.parametrize("case", [(m, name) for m in SAMPLE for name in SAMPLE[m] if name in QUICK], ids="-".join)

@@ -1,0 +1,112 @@
+"""Recurrent mixers that run over several columns from a state as if these came one at a time.
+
+Their forward stays transformers': it projects and convolves all columns at once, and calls a kernel made for prompts, in whose
+place a twin finds ours. So a type needs no code if its mixer calls one of the kernels below.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import Cache, PreTrainedModel
+
+from ..hf_compat import is_compiled, is_torch_fallback, placement_hook
+from . import gated_delta, selective_scan, state_space
+from .masks import is_recurrent
+from .recurrent_cache import NARROW, RecurrentLayer
+from .shallow import has_own_forward, replaced, shallow
+from .sharding import is_sharded
+from .steps import Steps
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A recurrence: the kernel that reads a prompt, that of a single column, and how columns are stepped."""
+
+    prompt: str
+    single: str
+    run: Callable
+
+
+KINDS = (
+    Kind("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", gated_delta.run),
+    Kind("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", gated_delta.run),
+    Kind("mamba2_chunk_scan", "mamba2_selective_state_update", state_space.run),
+    Kind("mamba_selective_scan", "mamba_selective_state_update", selective_scan.run),
+)
+
+
+def unsteppable_reason(model: PreTrainedModel) -> str | None:
+    """Why the recurrent layers of `model` cannot be stepped; `None` if they can, or there are none."""
+    if is_sharded(model):
+        return "has recurrent layers, whose weights several processes share"
+    keeps_states = False
+    for module in model.modules():
+        names = _names(type(module))
+        if "update_recurrent_state" not in names and "update_conv_state" not in names:
+            continue
+        keeps_states = True
+        if "update_recurrent_state" in names and _kind(module) is None:
+            return f"has a recurrence of another kind ({type(module).__name__})"
+        if has_own_forward(module) or is_compiled(module) or any(map(placement_hook, module.modules())):
+            return f"has recurrent layers that are offloaded, compiled or changed ({type(module).__name__})"
+    return None if keeps_states else "keeps its states in a way of its own"
+
+
+def with_stepped_mixers(model: PreTrainedModel) -> PreTrainedModel:
+    """A shallow copy of `model` whose mixers step; the model itself where it has none, or they cannot."""
+    return replaced(model, _stepped) if is_recurrent(model) and unsteppable_reason(model) is None else model
+
+
+@functools.cache
+def _names(kind: type[nn.Module]) -> tuple[str, ...]:
+    """What the forward of such modules calls."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
+def _kind(module: nn.Module) -> Kind | None:
+    names = _names(type(module))
+    return next((kind for kind in KINDS if kind.prompt in names and kind.single in names), None)
+
+
+def _stepped(module: nn.Module) -> nn.Module | None:
+    """A twin of a mixer, whose `forward` finds another kernel under the name of that for prompts; `None` if it is no mixer."""
+    kind = _kind(module)
+    if kind is None:
+        return None
+    twin, forward = shallow(module), inspect.unwrap(type(module).forward)
+    names = dict(forward.__globals__)
+    prompt, single = names[kind.prompt], names[kind.single]
+    fused = None if is_torch_fallback(single) else single
+    under_way: list[Steps | None] = [None]
+
+    def kernel(*args, **kwargs):
+        steps = under_way[0]
+        return prompt(*args, **kwargs) if steps is None else kind.run(steps, fused, *args, **kwargs)
+
+    names[kind.prompt] = kernel
+    own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    own.__kwdefaults__ = forward.__kwdefaults__
+
+    def run(*args, **kwargs):
+        under_way[0] = _steps_of(module.layer_idx, args, kwargs)
+        return own(twin, *args, **kwargs)
+
+    twin.forward = run
+    return twin
+
+
+def _steps_of(index: int, args: tuple, kwargs: dict) -> Steps | None:
+    """What the cache of a pass wants to be stepped: in one of ours what it says, in transformers' all but prompts."""
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
+    if cache is None:
+        return None
+    layer, hidden_states = cache.layers[index], kwargs.get("hidden_states", args[0] if args else None)
+    if isinstance(layer, RecurrentLayer):
+        return layer.steps
+    is_narrow = hidden_states is not None and 1 < hidden_states.shape[1] <= NARROW
+    return Steps(layer.recurrent_states[0]) if is_narrow and layer.has_previous_state[0] else None
