@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.source import DraftSource
 from ..hf_compat import CACHE_ARGUMENTS, pad_token
 from ..interfaces import Drafter
-from ..models import Inputs, Path, artifacts, choose, states_unsupported_reason, weights_of_a_pass
+from ..models import Inputs, Path, artifacts, choose, is_recurrent, states_unsupported_reason, weights_of_a_pass
 from ..models.checks import OTHERWISE as OTHERWISE
 from ..models.checks import check_model as check_model
 from ..models.checks import check_module as check_module
@@ -87,6 +87,11 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
         raise ValueError(
             f"`reproducible='bitwise'` needs passes of one shape, and {type(model).__name__} {path.reason}: "
             f"{path.way_out or 'use `reproducible=True`, which holds within rounding'}."
+        )
+    if is_recurrent(model):
+        raise ValueError(
+            f"`reproducible='bitwise'` needs passes of one shape, and {type(model).__name__} has recurrent layers, whose "
+            "states filler would change: use `reproducible=True`, which holds within rounding."
         )
     if options.source.writes_target:
         raise ValueError(

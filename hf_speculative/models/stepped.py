@@ -45,7 +45,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         return "has recurrent layers, whose weights several processes share"
     keeps_states = False
     for module in model.modules():
-        names = _names(type(module))
+        names = _names(type(module))  # type: ignore[arg-type]
         if "update_recurrent_state" not in names and "update_conv_state" not in names:
             continue
         keeps_states = True
@@ -69,7 +69,7 @@ def _names(kind: type[nn.Module]) -> tuple[str, ...]:
 
 
 def _kind(module: nn.Module) -> Kind | None:
-    names = _names(type(module))
+    names = _names(type(module))  # type: ignore[arg-type]
     return next((kind for kind in KINDS if kind.prompt in names and kind.single in names), None)
 
 
