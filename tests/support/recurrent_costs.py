@@ -1,4 +1,4 @@
-"""`python -m tests.support.recurrent_costs`: passes over 5 columns in plain steps, and calls over plain ones, by kind of layer."""
+"""`python -m tests.support.recurrent_costs`: passes over 5 columns in plain steps, calls over plain ones, by kind of layer."""
 
 import statistics
 import time
