@@ -45,7 +45,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         return "has recurrent layers, whose weights several processes share"
     keeps_states = False
     for module in model.modules():
-        names = _names(type(module))  # type: ignore[arg-type]
+        names = _names(type(module).forward)
         if "update_recurrent_state" not in names and "update_conv_state" not in names:
             continue
         keeps_states = True
@@ -62,14 +62,14 @@ def with_stepped_mixers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @functools.cache
-def _names(kind: type[nn.Module]) -> tuple[str, ...]:
-    """What the forward of such modules calls."""
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+def _names(forward: Callable) -> tuple[str, ...]:
+    """What it calls."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     return () if code is None else code.co_names
 
 
 def _kind(module: nn.Module) -> Kind | None:
-    names = _names(type(module))  # type: ignore[arg-type]
+    names = _names(type(module).forward)
     return next((kind for kind in KINDS if kind.prompt in names and kind.single in names), None)
 
 
@@ -94,7 +94,10 @@ def _stepped(module: nn.Module) -> nn.Module | None:
 
     def run(*args, **kwargs):
         under_way[0] = _steps_of(module.layer_idx, args, kwargs)
-        return own(twin, *args, **kwargs)
+        try:
+            return own(twin, *args, **kwargs)
+        finally:
+            under_way[0] = None  # and with it the states
 
     twin.forward = run
     return twin
