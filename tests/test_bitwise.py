@@ -13,6 +13,7 @@ from tests.architectures.check import types_of
 from tests.support import tiny
 from tests.support.execution import run_as
 from tests.support.recorded import Recorded
+from tests.support.served import PATIENCE, running, submit
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
 SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -92,10 +93,43 @@ def test_rows_that_take_the_place_of_others_are_what_they_are_alone():
         assert row.new_ids == alone[0, len(text) :].tolist()
 
 
+@pytest.mark.parametrize("kind", ["draft", "auto", None])
+def test_requests_of_a_server_are_what_they_are_alone(kind):
+    """In half precision, beside others, whenever they come."""
+    target, draft = pair(torch.bfloat16)
+    requests = [(text, SAMPLED if i % 2 else GREEDY | ENDS) for i, text in enumerate(tiny.texts(9))]
+    call = {"reproducible": "bitwise", "draft_model": draft if kind == "draft" else kind}
+    with running(target, max_lanes=3, **call) as engine:
+        answers = []
+        for seed, (text, settings) in enumerate(requests):
+            answers.append(submit(engine, text, seed, **settings))
+            if seed % 4 == 0:
+                answers[-1].has_begun.wait(PATIENCE)
+        for seed, (answer, (text, settings)) in enumerate(zip(answers, requests, strict=True)):
+            alone = bits(target, {"input_ids": torch.tensor([text])}, settings, seed, lanes=3, draft_model=None)[0]
+            assert answer.wait() == alone[0, len(text) :].tolist()
+        assert bool(engine.statistics.num_accepted_draft_tokens) == (kind is not None)
+
+
+class Streamed(list):
+    """What a streamer was given."""
+
+    def put(self, value):
+        self.extend(value.flatten().tolist())
+
+    def end(self):
+        self.append("end")
+
+
 def test_copies_of_a_prompt_and_a_stream():
     target, draft = pair(torch.bfloat16)
     settings, inputs = SAMPLED | {"num_return_sequences": 3}, tiny.prompts(2)
     assert are_same(bits(target, inputs, settings, draft_model=draft), bits(target, inputs, settings, draft_model=None))
+    inputs, streams = tiny.prompts(1), [Streamed(), Streamed()]
+    for stream, model in zip(streams, (draft, None), strict=True):
+        tokens, *_ = bits(target, inputs, streamer=stream, draft_model=model)
+        assert stream == [*tokens[0].tolist(), "end"]
+    assert streams[0] == streams[1]
 
 
 def test_attached_and_plain():

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..call import checks
-from ..models import RaggedModel, choose, device_of, without_dropout
+from ..models import NUM_COLUMNS, RaggedModel, choose, device_of, without_dropout
 from ..models.shallow import decoder_layers
 from ..types import Batch
 
@@ -18,8 +18,6 @@ from ..types import Batch
 MOST_ROUNDINGS = 4
 #: a layer that is further from float64 than this many times a fresh pass's own rounding is wrong
 MOST_OF_LAYER = 16
-#: columns of the pass whose layers are compared with those of a fresh one
-NUM_COLUMNS = 5
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Se
         tokens = (a[position], b[position])
         logits, leads = fresh[list(tokens)], exact[list(tokens)]
         lead, behind = (leads[0] - leads[1]).item(), (exact.max() - leads.min()).item()
-        ulp = torch.finfo(model.dtype).eps * 2 ** logits.abs().max().log2().floor().item()
+        number = torch.finfo(model.dtype)
+        ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
         found = Audit(
             position=position,
             tokens=tokens,

@@ -46,18 +46,18 @@ class FixedShape(CachedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         rows = self.all_rows or self._begin(batch)
-        lanes, end = self._index(batch), max(batch.host_lengths) + ahead
+        unread = slice(min(batch.host_lengths) - 1, end := max(batch.host_lengths) + ahead)
         rows.reserve(end + NUM_COLUMNS)
-        rows.tokens[lanes, :end] = batch.tokens[:, :end]
+        rows.tokens[self.index, unread] = batch.tokens[:, unread]
         logits = self.model.logits(rows, ahead=NUM_COLUMNS - 1, num_last=NUM_COLUMNS)
         self.num_forwards += 1
-        return logits[lanes, ahead + 1 - num_last : ahead + 1]
+        return logits[self.index, ahead + 1 - num_last : ahead + 1]
 
     def _begin(self, batch: Batch) -> Batch:
         """Read the prompts; lanes beyond the batch hold copies of its first row, which nobody looks at."""
-        self.lanes = list(range(len(batch.rows)))
-        num_lanes = max(len(batch.rows), self.num_lanes or 0)
-        self.all_rows = batch.part([*self.lanes, *[0] * (num_lanes - len(batch.rows))])
+        num_rows, num_lanes = len(batch.rows), max(len(batch.rows), self.num_lanes or 0)
+        self.all_rows = batch.part([*range(num_rows), *[0] * (num_lanes - num_rows)])
+        self._set_lanes(list(range(num_rows)))
         self.model.lay_out(self.all_rows, ladder(batch.max_length + NUM_COLUMNS))
         self._read(self.all_rows, list(range(num_lanes)))
         return self.all_rows
@@ -70,7 +70,6 @@ class FixedShape(CachedModel):
             texts.setdefault(tuple(text), []).append(index)
         for indices in texts.values():
             one, alone = rows.part(indices[:1]), self.model.fresh()
-            alone.all_slots = 0
             alone.logits(one, ahead=0, num_last=1)
             alone.rollback(one)
             self.num_forwards += 1
@@ -78,15 +77,17 @@ class FixedShape(CachedModel):
                 self.model.take(alone, [lanes[index]])
             alone.release()
 
-    def _index(self, batch: Batch) -> Tensor:
-        return uploaded(self.lanes, batch.tokens.device, torch.long)
+    def _set_lanes(self, lanes: list[int]) -> None:
+        """Which of the rows of a pass are those of the batch, as a list and on the device."""
+        assert self.all_rows is not None
+        self.lanes, self.index = lanes, uploaded(lanes, self.all_rows.tokens.device, torch.long)
 
     def rollback(self, batch: Batch) -> None:
         if self.all_rows is None:
             return
         for lane, length in zip(self.lanes, batch.host_lengths, strict=True):
             self.all_rows.host_lengths[lane] = length
-        self.all_rows.lengths = self.all_rows.lengths.index_copy(0, self._index(batch), batch.lengths)
+        self.all_rows.lengths = self.all_rows.lengths.index_copy(0, self.index, batch.lengths)
         self.model.rollback(self.all_rows)
 
     def select(self, indices: list[int]) -> None:
@@ -95,7 +96,7 @@ class FixedShape(CachedModel):
             return
         kept = [self.lanes[i] for i in indices]
         free = (lane for lane in range(len(self.all_rows.rows)) if lane not in kept)
-        self.lanes = [lane if lane not in kept[:i] else next(free) for i, lane in enumerate(kept)]
+        self._set_lanes([lane if lane not in kept[:i] else next(free) for i, lane in enumerate(kept)])
 
     def release(self) -> None:
         self.model.release()
@@ -116,14 +117,14 @@ class FixedShape(CachedModel):
 
     def hidden_states(self, positions: Tensor) -> Tensor:
         assert self.all_rows is not None  # a drafter is first asked after the prompt's pass
-        lanes = uploaded(self.lanes, positions.device, torch.long)
+        lanes = self.index.to(positions.device)
         asked = positions.new_zeros(len(self.all_rows.rows), positions.shape[1]).index_copy(0, lanes, positions)
         states = self.model.hidden_states(asked)
-        return states[lanes.to(states.device)]
+        return states[self.index.to(states.device)]
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self.model.keys_and_values(layer)
-        lanes = uploaded(self.lanes, keys.device, torch.long)
+        lanes = self.index.to(keys.device)
         return keys[lanes], values[lanes]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
@@ -138,7 +139,8 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     of passes and number of lanes.
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
-    kind = (type(target.model), are_packed(model), num_lanes, model.dtype, model.device, torch.get_num_threads())
+    how = type(target.model), target.model.compile, target.model.capture is not None, are_packed(model)
+    kind = (*how, num_lanes, model.dtype, model.device, torch.get_num_threads())
     known = kept_with(model).setdefault(fixes_bits, {})
     if kind not in known:
         with without_dropout(model), torch.no_grad():

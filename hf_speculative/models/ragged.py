@@ -60,7 +60,7 @@ class RaggedModel(CachedModel):
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
         assert self.seen is not None
-        if self.cache.recurrence is not None and self.cache.recurrence.reads_before(self.host_seen, max(widths), ahead):
+        if self.cache.recurrence.reads_before(self.host_seen, max(widths), ahead):
             self.prefill(batch)
             ends, widths = self._begin(batch, ahead)
         end, width = max(ends), max(widths)
@@ -89,8 +89,7 @@ class RaggedModel(CachedModel):
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
 
-        if self.cache.recurrence is not None:
-            self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
+        self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         places = {"position_ids": position_ids} if self.layers.attend else {}
         outputs = self.run(
@@ -102,8 +101,7 @@ class RaggedModel(CachedModel):
             **places,
             **keep,
         )
-        if self.cache.recurrence is not None:
-            self.cache.recurrence.finish(ends)
+        self.cache.recurrence.finish(ends)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
@@ -164,14 +162,11 @@ class RaggedModel(CachedModel):
 
     def _go_back(self) -> None:
         """Recurrent layers follow to what was seen, or all rows begin again."""
-        if (
-            self.cache.recurrence is not None
-            and (back := self.cache.recurrence.go_back(self.host_seen)) != self.host_seen
-        ):
+        if (back := self.cache.recurrence.go_back(self.host_seen)) != self.host_seen:
             self._set_seen(list(range(len(back))), back)
 
     def prefill(self, batch: Batch) -> None:
-        if self.cache.recurrence is None or max(map(len, batch.history)) == 1:
+        if not self.layers.are_recurrent or max(map(len, batch.history)) == 1:
             super().prefill(batch)
         else:  # no state is kept of what stands before a prompt's end
             self.logits(batch, ahead=-1, num_last=1)
@@ -182,7 +177,7 @@ class RaggedModel(CachedModel):
         assert batch.path is not None and batch.host_path is not None
         kept = [len(path) for path in batch.host_path]
         firsts = [end - num - 1 for end, num in zip(self._ends(batch, ahead=0), kept, strict=True)]
-        if self.cache.recurrence is not None:  # states do not move: the path is read again
+        if self.layers.are_recurrent:  # states do not move: the path is read again
             self._set_seen(list(range(len(firsts))), list(map(min, firsts, self.host_seen)))
             return
         seen = [
@@ -236,8 +231,7 @@ class RaggedModel(CachedModel):
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
         for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.take(given, lanes, end)
-        if self.cache.recurrence is not None:
-            self.cache.recurrence.take(other.cache.recurrence, lanes)
+        self.cache.recurrence.take(other.cache.recurrence, lanes)
         self._set_seen(lanes, other.host_seen)
 
     def forget(self, lanes: list[int]) -> None:
@@ -261,8 +255,7 @@ class RaggedModel(CachedModel):
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
         layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]
         filled = [given for given in cache.layers if getattr(given, "keys", None) is not None]
-        if self.cache.recurrence is not None:
-            self.cache.recurrence.load(cache, self.host_seen)
+        self.cache.recurrence.load(cache, self.host_seen)
         for layer, given in zip(layers, filled, strict=True):
             layer.lazy_initialization(given.keys, given.values)
             num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
@@ -285,9 +278,8 @@ class RaggedModel(CachedModel):
         self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
         self.seen = uploaded(self.host_seen, sequences.device)
         self.cache.num_rows = len(rows)
-        if self.cache.recurrence is not None:
-            self.cache.recurrence.recall([seen for _, seen in rows])
-            self._go_back()
+        self.cache.recurrence.recall([seen for _, seen in rows])
+        self._go_back()
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
         return batch if max(self._begin(batch, ahead=0)[1]) else None
 

@@ -143,7 +143,7 @@ class RaggedCache(Cache):
         used: slots that this call has written to, from 0 on.
         captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
         made_for: the state of the model that it was taken for, see `pool`.
-        recurrence: what is known of recurrent states; `None`: no layer has any.
+        recurrence: what is known of recurrent states, if layers have any.
 
     Args:
         windows: of each layer, within which it attends.
@@ -167,8 +167,7 @@ class RaggedCache(Cache):
             else RecurrentLayer(number)
             for window, number, does_attend in kinds
         ]
-        recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
-        self.recurrence = Recurrence(recurrent) if recurrent else None
+        self.recurrence = Recurrence([layer for layer in layers if isinstance(layer, RecurrentLayer)])
         super().__init__(layers=layers)
 
     @property
@@ -242,8 +241,7 @@ class RaggedCache(Cache):
             for layer in allocated:
                 layer.is_initialized, layer.keys, layer.values = False, None, None
         self.used = 0
-        if self.recurrence is not None:
-            self.recurrence.clear()
+        self.recurrence.clear()
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
@@ -258,6 +256,5 @@ class RaggedCache(Cache):
         """Keep these rows, in this order; a row may be named more than once."""
         for layer in self.attending:
             layer.select(indices)
-        if self.recurrence is not None:
-            self.recurrence.select(indices)
+        self.recurrence.select(indices)
         self.num_rows = len(indices)

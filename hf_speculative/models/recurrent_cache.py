@@ -158,7 +158,7 @@ def _moved_right(inputs: Tensor, size: int, num_filler: Tensor) -> Tensor:
 
 
 class Recurrence:
-    """How far the rows of a ragged cache have read, as its recurrent layers need to know it.
+    """How far the rows of a ragged cache have read, as its recurrent layers need to know it; without any, nothing is noted.
 
     Attributes:
         starts, ends: tokens that each row had read at the last rollback, and has read now.
@@ -183,6 +183,8 @@ class Recurrence:
 
     def begin(self, seen: list[int], width: int, ahead: int, is_filler: Tensor | None) -> None:
         """A pass begins over `width` columns, the last `ahead` of them draft tokens, of rows that have read `seen` tokens."""
+        if not self.layers:
+            return
         if not any(seen):
             self.reset(len(seen))
         elif is_filler is not None and self.num_states > 1:
@@ -194,13 +196,14 @@ class Recurrence:
         for layer in self.layers:
             layer.begin_columns(self)
 
-    @staticmethod
-    def reads_before(seen: list[int], width: int, ahead: int) -> bool:
+    def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """A pass over draft tokens has much to read before them, after which no state would be kept column by column."""
-        return ahead > 0 and width > ahead + (NARROW if any(seen) else 1)
+        return bool(self.layers) and ahead > 0 and width > ahead + (NARROW if any(seen) else 1)
 
     def finish(self, ends: list[int]) -> None:
         """The pass is over, and rows have read so many tokens."""
+        if not self.layers:
+            return
         for layer in self.layers:
             layer.finish_columns()
         self.ends = list(ends)
@@ -211,6 +214,8 @@ class Recurrence:
 
     def go_back(self, seen: list[int]) -> list[int]:
         """Rows go on from the state after their first `seen` tokens. What they have read then: nothing if one is not kept."""
+        if not self.layers:
+            return seen
         rows = list(zip(self.starts, self.ends, seen, strict=True))
         if any(wanted < start or end - wanted >= self.num_states for start, end, wanted in rows):
             self.reset(len(seen))
@@ -229,6 +234,8 @@ class Recurrence:
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; those that leave are behind them, unless a row is named more than once."""
+        if not self.layers:
+            return
         only_leave = indices == sorted(set(indices))
         leaving = [row for row in range(len(self.ends)) if row not in indices] if only_leave else []
         for layer in self.layers:
@@ -242,6 +249,8 @@ class Recurrence:
         self.starts = self.ends = list(seen)
 
     def take(self, other: "Recurrence", lanes: list[int]) -> None:
+        if not self.layers:
+            return
         for layer, given in zip(self.layers, other.layers, strict=True):
             layer.take_rows(given, lanes, len(self.ends))
         ends = dict(zip(lanes, other.ends, strict=True))

@@ -79,7 +79,7 @@ class StaticModel(RaggedModel):
     """
 
     #: the slots that each pass looks at; 0: no more than it needs
-    all_slots: int = 0
+    all_slots: int
     #: capacity and last position that bounds and slots were made for
     made_for: tuple[int, int] | None = None
     made: tuple[Tensor, Tensor]
@@ -92,6 +92,7 @@ class StaticModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
+        self.all_slots = 0
         self.kept = pool.kept(self.original)
         if self.model is not self.original:
             self.model = self.kept.twin = self.kept.twin or self.model
