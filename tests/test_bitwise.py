@@ -220,6 +220,17 @@ def test_other_paths_are_refused():
         hs.generate(target, **tiny.prompts(1), **GREEDY, draft_model="suffix", reproducible="bitwise")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("optimize", [False, True])
+def test_on_a_gpu(dtype, optimize):
+    target, draft = (model.cuda() for model in pair(dtype))
+    inputs = {name: value.cuda() for name, value in tiny.prompts(3).items()}
+    for settings in (GREEDY, SAMPLED):
+        expected = bits(target, inputs, settings, optimize=optimize, draft_model=None)
+        assert are_same(bits(target, inputs, settings, optimize=optimize, draft_model=draft), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(types_of("causal")))
 def test_types(model_type):
