@@ -6,7 +6,7 @@ import typer
 
 from .command.arguments import help_of
 from .command.terminal import clean_exits
-from .compatibility.cli import check
+from .compatibility.cli import audit, check
 from .compilation.cli import compile_command
 from .hub import cli as hub
 from .measuring.commands.bench import bench
@@ -45,6 +45,7 @@ for _name, _command in (
     ("chat", chat),
     ("serve", serve),
     ("check", check),
+    ("audit", audit),
     ("compile", compile_command),
     ("bench", bench),
     ("eval", eval_command),

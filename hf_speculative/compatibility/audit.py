@@ -1,17 +1,21 @@
 """Where two texts of one model differ, and why: a tie within rounding, or something else. `audit`."""
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
+from ..call.prompts import prompt_ids
 from ..models import NUM_COLUMNS, RaggedModel, choose, device_of, without_dropout
 from ..models.shallow import decoder_layers
+from ..tokenizers.chat import as_chat
 from ..types import Batch
 
 #: two roundings of two logits each, and as much again for passes of another shape
@@ -65,7 +69,6 @@ class Audit:
         )
 
 
-@torch.no_grad()
 def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
     """Explain where two greedy texts of `model` first differ, whoever decoded them. `None`: they do not.
 
@@ -79,36 +82,67 @@ def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Se
     Raises:
         ValueError: an empty prompt, or ids past the model's vocabulary.
     """
-    model = checks.unwrap(model, "model")
-    position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
-    if not prompt:
-        raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    if (largest := max(*prompt, *a, *b, 0)) >= vocab_size:
-        raise ValueError(f"id {largest} is past the {vocab_size} of the model's vocabulary: are these another model's?")
-    if position is None:
-        return None
-    ids = torch.tensor([[*prompt, *a[:position]]], device=device_of(model))
-    with without_dropout(model):
-        fresh, layers = _read(model, ids)
-        exact, exact_layers = _read(copy.deepcopy(model).double(), ids)
-        tokens = (a[position], b[position])
-        logits, leads = fresh[list(tokens)], exact[list(tokens)]
-        lead, behind = (leads[0] - leads[1]).item(), (exact.max() - leads.min()).item()
-        number = torch.finfo(model.dtype)
-        ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
-        found = Audit(
-            position=position,
-            tokens=tokens,
-            logits=(logits[0].item(), logits[1].item()),
-            lead=lead,
-            behind=behind,
-            rounding=(fresh - exact).abs().max().item(),
-            ulps=(logits[0] - logits[1]).abs().item() / ulp,
-        )
-        return (
-            found if found.is_tie else Audit(**vars(found) | {"layer": _wrong_layer(model, ids, layers, exact_layers)})
-        )
+    return _Auditor(checks.unwrap(model, "model")).audit(prompt, a, b)
+
+
+def audit_texts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[Any]], raw: bool = False
+) -> Iterator[Audit | None]:
+    """The same for each row, a prompt as `generate_batches` takes it and two texts, with one copy of the model.
+
+    Args:
+        raw: a prompt that is a text is no message of a user.
+    """
+    auditor = _Auditor(model)
+    for index, (prompt, *texts) in enumerate(rows):
+        ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
+        yield auditor.audit(ids, *tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+class _Auditor:
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    @functools.cached_property
+    def exact(self) -> PreTrainedModel:
+        return copy.deepcopy(self.model).double()
+
+    @torch.no_grad()
+    def audit(self, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
+        model = self.model
+        position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+        if not prompt:
+            raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
+        vocab_size = model.config.get_text_config(decoder=True).vocab_size
+        if (largest := max(*prompt, *a, *b, 0)) >= vocab_size:
+            raise ValueError(
+                f"id {largest} is past the {vocab_size} of the model's vocabulary: are these another model's?"
+            )
+        if position is None:
+            return None
+        ids = torch.tensor([[*prompt, *a[:position]]], device=device_of(model))
+        with without_dropout(model):
+            fresh, layers = _read(model, ids)
+            exact, exact_layers = _read(self.exact, ids)
+            tokens = (a[position], b[position])
+            logits, leads = fresh[list(tokens)], exact[list(tokens)]
+            lead, behind = (leads[0] - leads[1]).item(), (exact.max() - leads.min()).item()
+            number = torch.finfo(model.dtype)
+            ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
+            found = Audit(
+                position=position,
+                tokens=tokens,
+                logits=(logits[0].item(), logits[1].item()),
+                lead=lead,
+                behind=behind,
+                rounding=(fresh - exact).abs().max().item(),
+                ulps=(logits[0] - logits[1]).abs().item() / ulp,
+            )
+            return (
+                found
+                if found.is_tie
+                else Audit(**vars(found) | {"layer": _wrong_layer(model, ids, layers, exact_layers)})
+            )
 
 
 def _read(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, list[Tensor]]:

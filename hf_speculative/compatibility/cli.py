@@ -1,4 +1,4 @@
-"""The command `hf-speculative check`."""
+"""The commands `hf-speculative check` and `audit`."""
 
 import json
 from dataclasses import dataclass
@@ -8,14 +8,17 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.text import Text
 
 from ..command.arguments import (
     GRAMMAR,
     ExactMachine,
+    Machine,
     check_file,
     check_models,
     load_pair,
+    load_target,
     numbers,
     option,
     raw_setting,
@@ -117,6 +120,55 @@ def check(settings: Options) -> None:
     else:
         screen.print_answer(Console(highlight=False), found)
     if not found:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of the command `audit`."""
+
+    model: str = setting(..., "The model that wrote both texts: a Hub name or folder.", is_argument=True)
+    first: Path = setting(
+        ..., "File of its texts, with their prompts: one row a prompt, as for eval.", is_argument=True
+    )
+    second: Path = setting(..., "File of its texts decoded another way, in the same order.", is_argument=True)
+    field: str = setting("text", "The column with the texts, in both files.")
+    prompt: str = setting("prompt", "The column of FIRST with the prompts: texts, or lists of chat messages.")
+    raw: bool = raw_setting()
+    machine: Machine = a_field(default_factory=Machine)
+
+    def __post_init__(self):
+        check_models(MODEL=self.model)
+        check_file("FIRST", self.first)
+        check_file("SECOND", self.second)
+
+
+@with_settings(AuditOptions)
+def audit(settings: AuditOptions) -> None:
+    """Where do two greedy texts of a model differ, and why: a tie within rounding, or a bug?
+
+    The texts may be any two systems'. The model reads each text before its first difference in its own number format and in
+    float64. Exits with status 1 if rounding does not explain one of the differences.
+
+    Two servers:  hf-speculative audit Qwen/Qwen3-0.6B plain.jsonl drafted.jsonl --dtype bfloat16
+    """
+    err = Console(stderr=True)
+    with ends_at_once(), err.status("loading the model"):
+        from ..measuring.rows import read_prompts
+        from . import screen
+        from .audit import audit_texts
+
+        quiet_transformers()
+        files = [(settings.first, settings.prompt), (settings.first, settings.field), (settings.second, settings.field)]
+        prompts, first, second = (read_prompts(path, name) for path, name in files)
+        if len(first) != len(second):
+            raise ValueError(
+                f"FIRST has {len(first)} rows and SECOND {len(second)}: give the same prompts in one order."
+            )
+        model, tokenizer = load_target("MODEL", settings.model, settings.machine)
+    rows = [row for row in zip(prompts, first, second, strict=True) if len(_usable(list(row), err)) == len(row)]
+    found = track(audit_texts(model, tokenizer, rows, settings.raw), "texts", len(rows), console=err, transient=True)
+    if not screen.print_audits(Console(highlight=False), tokenizer, list(found)):
         raise typer.Exit(1)
 
 

@@ -3,11 +3,13 @@
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers import PreTrainedTokenizerBase
 
 from ..measuring.render.screen import print_tables
 from ..reports.terminal import as_text
 from .advice import Advice
 from .answer import Compatibility
+from .audit import Audit
 
 #: what the paths mean, printed with the answer
 PATHS = {
@@ -52,3 +54,17 @@ def print_advice(console: Console, advice: Advice) -> None:
     print_tables(console, {f"batch {size}": evaluation for size, evaluation in advice.evaluations.items()})
     console.print(as_text("Speedups: medians of a few short texts; `eval` measures more.", "dim"))
     console.print(as_text(advice.verdict, "bold"))
+
+
+def print_audits(console: Console, tokenizer: PreTrainedTokenizerBase, audits: list[Audit | None]) -> bool:
+    """A line for each text that differs, then how many are ties; whether all are."""
+    differ = {row: audit for row, audit in enumerate(audits) if audit is not None}
+    for row, audit in differ.items():
+        first, second = [repr(text) for text in tokenizer.batch_decode([[token] for token in audit.tokens])]
+        console.print(as_text(f"row {row}, {first} or {second}: {audit}", "yellow" if audit.is_tie else "red"))
+    num_ties = sum(audit.is_tie for audit in differ.values())
+    console.print(
+        f"{len(differ)} of {len(audits)} texts differ, {num_ties} by ties within rounding"
+        + ("." if num_ties == len(differ) else f", [red]{len(differ) - num_ties} not[/].")
+    )
+    return num_ties == len(differ)

@@ -77,3 +77,35 @@ def test_status_1_where_a_pair_does_not_work(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
     result = shown(tmp_path / "target", tmp_path / "draft", "--no-measure")
     assert result.exit_code == 1 and "not compatible" in result.stdout
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    """Texts of the embedded target: equal, differing by a token that no rounding explains, and without a text."""
+
+    def write(name, texts):
+        rows = [{"prompt": "def main():\n", "text": text} for text in texts]
+        return write_prompts(tmp_path / name, [json.dumps(row) for row in rows])
+
+    return write("a.jsonl", ["    return 0", "    return 0", ""]), write("b.jsonl", ["    return 0", "    return zebra", ""])
+
+
+def audited(*args):
+    result = CliRunner().invoke(app, ["audit", *map(str, args)], env={"COLUMNS": "200"})
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_why_the_texts_of_two_files_differ(two_files):
+    result = audited("embedded", *two_files, "--dtype", "bfloat16")
+    assert result.exit_code == 1 and "row 1, " in result.stdout and "not rounding" in result.stdout
+    assert "1 of 2 texts differ, 0 by ties within rounding, 1 not" in result.stdout and "skipped row 2" in result.stderr
+    same = audited("embedded", two_files[0], two_files[0])
+    assert same.exit_code == 0 and "0 of 2 texts differ" in same.stdout
+
+
+def test_files_that_cannot_be_compared(two_files, tmp_path):
+    short = write_prompts(tmp_path / "c.jsonl", ['{"text": "a"}'])
+    assert "SECOND 1" in audited("embedded", two_files[0], short).stderr
+    assert "there is no such file" in audited("embedded", two_files[0], tmp_path / "no").stderr
+    assert "answer` is no column" in audited("embedded", *two_files, "--field", "answer").stderr
