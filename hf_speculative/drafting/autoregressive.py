@@ -6,6 +6,7 @@ from torch import Tensor
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..models import RaggedCache
 from ..types import Batch, Draft, uploaded
+from .forced import ForcedChain
 
 
 class AutoregressiveDrafter(Drafter):
@@ -39,6 +40,9 @@ class AutoregressiveDrafter(Drafter):
         """`(batch,)`: how likely the target keeps the token of the last step, which is not drawn yet; `None`: unknown."""
         return None
 
+    #: a step may follow tokens that came without one
+    skips_steps: bool = False
+
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         """What of `num_tokens` this drafter can propose."""
         return num_tokens
@@ -57,16 +61,19 @@ class AutoregressiveDrafter(Drafter):
             if chain is not None:
                 allowed = sampler.num_allowed(chain)
                 return Draft(chain, None, limits if allowed is None else torch.minimum(limits, allowed))
-        tokens, probs = [], []
+        tokens: list[Tensor] = []
+        probs = []
+        forced = ForcedChain(batch, sampler.vocab_size) if self.skips_steps else None
         for ahead in range(width):
-            logits = self.step(batch, ahead)
+            certain = None if forced is None else forced.scores_after(tokens)
+            logits = self.step(batch, ahead) if certain is None else None
             chances = self.chances(batch, ahead) if schedule.may_stop else None
             stop = None if chances is None else schedule.should_stop_before(chances)
             if stop is not None:
                 limits = torch.where(stop, limits.clamp(max=ahead), limits)
                 if bool((limits <= ahead).all()):
                     break
-            scores = sampler.draft_scores(batch, logits, ahead)
+            scores = certain if logits is None else sampler.draft_scores(batch, logits, ahead)
             token, distribution = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
             self.drawn(token, ahead)

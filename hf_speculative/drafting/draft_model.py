@@ -41,6 +41,8 @@ class DraftModel(AutoregressiveDrafter):
         max_positions: the longest sequence the draft can take; a row beyond it is decoded plainly.
     """
 
+    skips_steps = True
+
     def __init__(self, model: CachedModel, max_positions: int | None = None):
         self.model = model
         self.max_positions = max_positions

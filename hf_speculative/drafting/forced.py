@@ -1,8 +1,12 @@
 """Tokens that a call's grammar forces, whatever the model says: drafted without a pass, and accepted by any target under it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..types import Batch, Guide
+import torch
+from torch import Tensor
+
+from ..types import Batch, Guide, uploaded
 from .proposers import Child, Kind, Proposer
 
 #: how often a target writes what is forced as its tokenizer would, before any was seen
@@ -49,3 +53,28 @@ class ForcedTokens(Proposer):
 
     def prior(self, kind: Kind) -> float:
         return PRIOR
+
+
+class ForcedChain:
+    """What the grammars of all rows force next within a chain, for which a draft model needs no step."""
+
+    def __init__(self, batch: Batch, vocab_size: int):
+        guides = [guide for guide in map(batch.guide_of, batch.rows) if guide is not None]
+        self.rows = list(zip(guides, batch.history, strict=True)) if len(guides) == len(batch.rows) else []
+        self.vocab_size, self.device = vocab_size, batch.tokens.device
+
+    def scores_after(self, chain: Sequence[Tensor]) -> Tensor | None:
+        """Scores `(batch, vocab)` that leave each row its forced token after the `chain` of `(batch,)` tokens.
+
+        `None`: a row may choose.
+        """
+        if not self.rows:
+            return None
+        paths = torch.stack([*chain], 1).tolist() if chain else [[]] * len(self.rows)
+        forced = []
+        for (guide, text), path in zip(self.rows, paths, strict=True):
+            if not (run := guide.forced(text, tuple(path))):
+                return None
+            forced.append(run[:1])
+        scores = torch.full((len(forced), self.vocab_size), -torch.inf, device=self.device)
+        return scores.scatter_(1, uploaded(forced, self.device, torch.long), 0.0)

@@ -87,7 +87,9 @@ def two_files(tmp_path):
         rows = [{"prompt": "def main():\n", "text": text} for text in texts]
         return write_prompts(tmp_path / name, [json.dumps(row) for row in rows])
 
-    return write("a.jsonl", ["    return 0", "    return 0", ""]), write("b.jsonl", ["    return 0", "    return zebra", ""])
+    return write("a.jsonl", ["    return 0", "    return 0", ""]), write(
+        "b.jsonl", ["    return 0", "    return zebra", ""]
+    )
 
 
 def audited(*args):

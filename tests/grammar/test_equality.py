@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from transformers import pipeline
 
 import hf_speculative as hs
+from hf_speculative.drafting.draft_model import DraftModel
 from hf_speculative.embedded import HEAD
 from hf_speculative.grammar.compiled import compiled
 from hf_speculative.grammar.processor import GrammarProcessor
@@ -135,6 +136,16 @@ def test_what_is_forced_costs_no_pass(pair):
     num_new = expected(target, call).shape[1] - call["input_ids"].shape[1]
     assert num_new > 40 and stats.num_target_forwards < num_new / 3 and stats.draft_acceptance_rate > 0.9
     assert not stats.num_draft_forwards
+
+
+def test_a_draft_model_takes_no_step_for_what_is_forced(pair, monkeypatch):
+    """It goes on behind forced tokens, in the same round."""
+    target, draft, tokenizer = pair
+    call = call_of(tokenizer, 2, ORDER)
+    skipping = same(target, call, draft_model=draft, num_draft_tokens=12)
+    monkeypatch.setattr(DraftModel, "skips_steps", False)
+    stepping = same(target, call, draft_model=draft, num_draft_tokens=12)
+    assert 0 < skipping.num_draft_forwards < 0.7 * stepping.num_draft_forwards
 
 
 def test_guesses_heed_the_grammar(pair):
