@@ -20,8 +20,6 @@ from .evidence import PRIOR_RATE, Evidence, expected_tokens
 
 #: what drafts may lose against plain decoding: this share of a call's plain steps, and up to so many of what they have saved
 SHARE, MOST_CREDIT = 0.02, 8.0
-#: plain steps that a model's first draft takes besides its round: it reads the prompts
-FIRST_DRAFT = 2.0
 #: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until one was tried
 RESCUED = 0.5
 #: rounds of the one kind after which the other is taken to be as good as it can be
@@ -53,13 +51,14 @@ class Adaptive(Schedule):
         self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
         self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
-        self.levels, self.has_drafted, self.left = 0, False, list[int]()
+        self.levels, self.has_drafted, self.left, self.prompt_width = 0, False, list[int](), 0
         self.resting, self.needed = list[int](), 0.0
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         self.nodes.begin(batch, costs)
         self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
+        self.prompt_width = batch.prompt_width
 
     @property
     def learned(self) -> tuple[Evidence, Evidence, float]:  # type: ignore[override]
@@ -82,11 +81,11 @@ class Adaptive(Schedule):
         speed, length = self._best(of_chains, batch, lambda n: costs.steps(n, n))
         if batch.grows_levels:
             of_trees = [self.trees.rates(row)[:longest] for row in batch.rows]
-            of_tree, levels = self._best(of_trees, batch, lambda n: costs.steps(n, max(n, round(self.typical))))
+            of_tree, levels = self._best(of_trees, batch, lambda n: costs.steps(n, max(n, round(self.typical)), n))
             if of_tree > speed:
                 speed, self.levels = of_tree, levels
         most, nodes = (self.levels, max(self.levels, round(self.typical))) if self.levels else (length, length)
-        if not self._is_worth(speed, most, costs.steps(most, nodes), self._first(costs), batch):
+        if not self._is_worth(speed, most, costs.steps(most, nodes, self.levels), self._first(costs), batch):
             self.levels = 0
             return [0] * len(rooms)
         self.speed = speed
@@ -131,10 +130,10 @@ class Adaptive(Schedule):
         return False
 
     def _refresh(self, batch: Batch) -> None:
-        """Whichever of chains and trees was not used of late may be as good as it can be: so it is tried again."""
+        """What chains and trees are not known to do follows from the other kind; one not used of late is tried again."""
         if self.rounds_since_chain == PATIENCE:
             self.chains, self.rounds_since_chain = Evidence(self.max_tokens, self.trees.all_rows.rate()), 0
-        if self.rounds_since_tree == PATIENCE:
+        if self.rounds_since_tree == PATIENCE or (self.trees.is_assumed and not self.chains.is_assumed):
             self.trees, self.rounds_since_tree = Evidence(self.max_levels, _rescued(self.chains.all_rows.rate())), 0
         for kind in (self.chains, self.trees):
             kind.forget_all_but(batch.rows)
@@ -170,11 +169,12 @@ class Adaptive(Schedule):
         saved = sum(gains) / len(gains)
         if self.left:  # until the last row is done
             saved = max(self.left) - max(left - gain for left, gain in zip(self.left, gains, strict=True))
-        self.earn(saved - costs.steps(self.num_passes(round), nodes) - self._first(costs))
+        self.earn(saved - costs.steps(self.num_passes(round), nodes, self.levels) - self._first(costs))
         self.has_drafted, self.resting = True, []
 
     def _first(self, costs: Costs) -> float:
-        return FIRST_DRAFT if costs.draft and not self.has_drafted else 0.0
+        """Plain steps that a model's first draft takes besides its round: it reads the prompts."""
+        return 0.0 if self.has_drafted else costs.draft * costs.verify * self.prompt_width
 
     def earn(self, steps: float) -> None:
         """Plain steps that drafts have saved or lost."""

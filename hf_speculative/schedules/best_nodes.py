@@ -62,13 +62,13 @@ class BestNodes(Schedule):
         return 0
 
     def best(self, chances: list[list[float]], passes: int = 0) -> list[int]:
-        """The number of nodes of each row, which were drafted in so many passes."""
+        """The number of nodes of each row, whose levels took so many passes."""
         num_rows, trust = len(chances), min(1.0, self.kept / self.promised)
         costs = self.costs(num_rows)
-        best, best_speed, tokens = 0, max(MARGIN / (1 + costs.draft * passes), self.to_beat), 1.0
+        best, best_speed, tokens = 0, max(MARGIN / (1 + (costs.draft + costs.level) * passes), self.to_beat), 1.0
         for n in range(1, max(map(len, chances), default=0) + 1):
             tokens += trust * sum(row[n - 1] for row in chances if len(row) >= n) / num_rows
-            speed = tokens / costs.steps(passes, n)
+            speed = tokens / costs.steps(passes, n, passes)
             if speed > best_speed:
                 best, best_speed = n, speed
         self.last = best

@@ -33,13 +33,19 @@ class Counts:
     def fade(self, weight: float) -> None:
         self.reached, self.kept = [n * weight for n in self.reached], [n * weight for n in self.kept]
 
-    def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
-        """The share kept over all positions, drawn towards `prior`."""
-        return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
+    def rate(self) -> float:
+        """The share kept over all positions."""
+        return sum(self.kept) / sum(self.reached)
 
 
 class Evidence:
-    """What came of drafts of up to `longest` tokens, as if `rate` of the first ones had been kept."""
+    """What came of drafts of up to `longest` tokens, as if `rate` of the first ones had been kept.
+
+    Attributes:
+        is_assumed: there was none.
+    """
+
+    is_assumed = True
 
     def __init__(self, longest: int, rate: float = PRIOR_RATE):
         self.all_rows, self.rows = Counts(longest), dict[int, Counts]()
@@ -47,6 +53,7 @@ class Evidence:
 
     def add(self, drafts: dict[int, list[float]]) -> None:
         """One round's drafts, by row: the chances that the first token, the first two, ... were kept."""
+        self.is_assumed = False
         self.all_rows.add(list(drafts.values()))
         for row, chances in drafts.items():
             self._of(row).add([chances])
@@ -59,16 +66,23 @@ class Evidence:
     def faded(self) -> "Evidence":
         """The same rates of all rows, seen in no more than `START_WEIGHT` tokens."""
         faded = Evidence(len(self.all_rows.kept))
+        faded.is_assumed = self.is_assumed
         faded.all_rows.reached, faded.all_rows.kept = self.all_rows.reached, self.all_rows.kept
         faded.all_rows.fade(min(1.0, START_WEIGHT / max(self.all_rows.reached)))
         return faded
 
     def rates(self, row: int) -> list[float]:
-        """The share kept at each position of those that reach it, drawn towards the row's and all rows' over all positions."""
-        counts = self._of(row)
-        rate = counts.rate(self.all_rows.rate(), ROW_WEIGHT)
+        """The share kept at each position of those that reach it, drawn towards the row's other positions and all rows.
+
+        A position's own tokens count once: else a few that one of many rows lost by chance would end the drafts of all.
+        """
+        counts, everywhere = self._of(row), self.all_rows.rate() * ROW_WEIGHT
+        all_reached, all_kept = sum(counts.reached) + ROW_WEIGHT, sum(counts.kept) + everywhere
         positions = zip(counts.reached, counts.kept, strict=True)
-        return [(kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT) for reached, kept in positions]
+        return [
+            (kept + POSITION_WEIGHT * (all_kept - kept) / (all_reached - reached)) / (reached + POSITION_WEIGHT)
+            for reached, kept in positions
+        ]
 
     def _of(self, row: int) -> Counts:
         return self.rows.setdefault(row, Counts(len(self.all_rows.kept)))

@@ -12,12 +12,16 @@ from ..types import Costs
 
 #: a round's time may be off by this share, and costs move by this share of their first uncertainty each round
 NOISE, DRIFT = 0.15, 1e-3
+#: of the first round of a width in a process, which takes longer than it ever will again
+FIRST_NOISE = 0.6
 #: of what a round took otherwise than expected, the part that is put down to the machine, if costs are certain
 OF_MACHINE, OF_MACHINE_IF_PLAIN = 0.1, 0.5
 #: a time counts as no further from what was expected than by this factor
 OUTLIER = 2.0
 #: rounds with drafts after which costs are settled
 SETTLED = 32
+#: a level of a tree is taken to cost so many passes of a chain besides, as long as none was timed
+LEVEL = 0.5
 
 
 class RoundCosts:
@@ -45,12 +49,13 @@ class RoundCosts:
         settled = dict(self._settled)
         return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
 
-    def see(self, num_rows: int, passes: int, nodes: int, seconds: float) -> None:
-        """A round took so long that had so many passes of the draft and verified so many nodes in its widest row."""
-        self._fit(num_rows).see(passes, nodes, seconds)
+    def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
+        """A round took so long that had so many passes of the draft and verified so many nodes, of so many levels, in its
+        widest row."""
+        self._fit(num_rows).see(passes, nodes, seconds, levels)
 
     def _assumed(self, size: int) -> Costs:
-        return Costs(self.draft, self.verify(size))
+        return Costs(self.draft, self.verify(size), level=LEVEL * self.draft)
 
     def _fit(self, num_rows: int) -> "_Fit":
         size = _rounded(num_rows)
@@ -59,7 +64,7 @@ class RoundCosts:
             if self.fits:
                 nearest = min(self.fits, key=lambda other: max(other / size, size / other))
                 known, plain_step = self.fits[nearest].costs, self.fits[nearest].plain_step
-                costs = Costs(known.draft, known.verify * costs.verify / self.verify(nearest), known.start)
+                costs = Costs(known.draft, known.verify * costs.verify / self.verify(nearest), known.start, known.level)
             self.fits = {**self.fits, size: _Fit(costs, plain_step)}
         return self.fits[size]
 
@@ -69,29 +74,32 @@ def _rounded(num_rows: int) -> int:
 
 
 class _Fit:
-    """A Kalman filter over (start, draft, verify), which drift slowly, and the seconds of a plain step beside it."""
+    """A Kalman filter over (start, draft, verify, level), which drift slowly, and the seconds of a plain step beside it."""
 
     def __init__(self, costs: Costs, plain_step: float | None):
-        self.mean = np.array([costs.start, costs.draft, costs.verify])
+        self.mean = np.array([costs.start, costs.draft, costs.verify, costs.level])
         # A draft's cost may be several times what its weights say, but where it has none it has none.
-        self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify]) ** 2
+        self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify, costs.draft]) ** 2
         self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
+        self.widths = set[tuple[int, bool]]()
 
     @property
     def costs(self) -> Costs:
-        start, draft, verify = np.maximum(0.0, self.mean).tolist()
-        return Costs(draft, verify, start)
+        start, draft, verify, level = np.maximum(0.0, self.mean).tolist()
+        return Costs(draft, verify, start, level)
 
-    def see(self, passes: int, nodes: int, seconds: float) -> None:
+    def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
         if self.plain_step is None:
             self.plain_step = None if nodes else seconds
             return
-        seen = np.array([1.0, passes, nodes]) * (nodes > 0)
+        seen = np.array([1.0, passes, nodes, levels]) * (nodes > 0)
         expected = max(0.5, 1 + float(seen @ self.mean))
         steps = min(max(seconds / self.plain_step, expected / OUTLIER), expected * OUTLIER)
-        part = OF_MACHINE_IF_PLAIN
+        part, width = OF_MACHINE_IF_PLAIN, (nodes, levels > 0)
         if nodes:
-            gain = self.covariance @ seen / (seen @ self.covariance @ seen + (NOISE * expected) ** 2)
+            noise = NOISE if width in self.widths else FIRST_NOISE
+            self.widths.add(width)
+            gain = self.covariance @ seen / (seen @ self.covariance @ seen + (noise * expected) ** 2)
             self.mean = self.mean + gain * (steps - expected)
             self.covariance = self.covariance - np.outer(gain, seen @ self.covariance) + DRIFT * self.first
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))

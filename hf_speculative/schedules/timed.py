@@ -32,7 +32,12 @@ class Timed(WrappedSchedule):
         self.is_plain = self.counts and self.is_long and self.num_rounds % EVERY == FIRST
         self.num_rounds += self.counts
         self.started = time.perf_counter()
-        return [0] * len(batch.rows) if self.is_plain else self.schedule.plan(batch)
+        self.levels = 0
+        if self.is_plain:
+            return [0] * len(batch.rows)
+        plan = self.schedule.plan(batch)
+        self.levels = self.schedule.num_levels(batch) or 0
+        return plan
 
     def update(self, round: Round) -> None:
         seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
@@ -42,5 +47,5 @@ class Timed(WrappedSchedule):
         passes = 0 if self.is_plain else passes
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if self.counts and is_whole and (self.has_drafted or not passes):
-            self.known.see(len(round.rows), passes, nodes, seconds)
+            self.known.see(len(round.rows), passes, nodes, seconds, self.levels)
         self.has_drafted = self.has_drafted or passes > 0

@@ -96,12 +96,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Costs:
-    """What rounds of one batch size take, in plain steps: `1 + start + draft * passes + verify * nodes`, 1 without a draft.
+    """What rounds of one batch size take, in plain steps, 1 without a draft:
+    `1 + start + draft * passes + verify * nodes + level * levels`.
 
     Attributes:
         draft: of a pass of the draft, for a token of a chain or a level of a tree.
         verify: of verifying one more token, or node of a tree, in each row.
         start: of any draft at all.
+        level: of a level of a tree that grows level by level, beside its pass.
 
     Raises:
         ValueError: one of them is negative or not finite.
@@ -110,12 +112,15 @@ class Costs:
     draft: float = 0.0
     verify: float = 0.0
     start: float = 0.0
+    level: float = 0.0
 
     def __post_init__(self):
         for name, cost in vars(self).items():
             if not 0 <= cost < inf:
                 raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
 
-    def steps(self, passes: int, nodes: int) -> float:
-        """Plain steps of a round that takes so many passes of the draft, and verifies so many nodes."""
-        return 1 + self.start + self.draft * passes + self.verify * nodes if passes or nodes else 1.0
+    def steps(self, passes: int, nodes: int, levels: int = 0) -> float:
+        """Plain steps of a round that takes so many passes of the draft, and verifies so many nodes of so many levels."""
+        if not (passes or nodes):
+            return 1.0
+        return 1 + self.start + self.draft * passes + self.verify * nodes + self.level * levels

@@ -31,6 +31,8 @@ from tests.support.branching import Table, branches, distance, plain_sequences
 from tests.support.cases import slow_but
 
 pytestmark = pytest.mark.measures
+#: tokens of the prompt that the first draft of a call reads
+PROMPT = 30
 #: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
 COSTS = {
     "cheap": Costs(0.01, 0.02),
@@ -76,13 +78,15 @@ def simulate(
     """Plain steps until all rows have `num_tokens`, and the longest draft of each round.
 
     Args:
-        true: what rounds cost, give or take 5 %; the first draft reads the prompts, for two more.
+        true: what rounds cost, give or take 5 %; the first draft reads the prompts as well.
         accepts: of each row, the chance that a draft token at a position is kept, or that of any.
         costs: what the schedule knows of them; the truth by default.
         learned: what an earlier call has left.
     """
     rng, done, steps, lengths = random.Random(seed), [0] * len(accepts), 0.0, []
-    schedule.begin(batch_at(done, num_tokens), costs or (lambda num_rows: true))
+    first = batch_at(done, num_tokens + PROMPT)
+    first.prompt_width = PROMPT
+    schedule.begin(first, costs or (lambda num_rows: true))
     schedule.learned = learned or schedule.learned
     while rows := [row for row, num in enumerate(done) if num < num_tokens]:
         batch = batch_at([done[row] for row in rows], num_tokens, rows)
@@ -95,7 +99,8 @@ def simulate(
                 chances.append(1.0 if rng.random() < 2 * chance - 1 else rng.random() * min(1.0, 2 * chance))
             acceptance_prob.append([*itertools.accumulate(chances, lambda a, b: a * b)])
             done[row] += 1 + next((i for i, chance in enumerate(chances) if rng.random() >= chance), num)
-        seconds = rng.gauss(1.0, 0.05) * true.steps(max(plan), max(plan)) + 2 * (any(plan) and not any(lengths))
+        seconds = rng.gauss(1.0, 0.05) * true.steps(max(plan), max(plan))
+        seconds += PROMPT * true.draft * true.verify * (any(plan) and not any(lengths))
         steps, lengths = steps + seconds, [*lengths, max(plan)]
         if clock:
             clock.seconds += seconds
@@ -200,7 +205,7 @@ def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
         around.plan(batch_at([3]))
         around.schedule.num_passes = lambda round, passes=passes: passes
         around.update(finished([0], [drafted]))
-    assert [(passes, nodes) for _, passes, nodes, _ in seen] == [(0, 1), (0, 0), (1, 1)], (
+    assert [(passes, nodes) for _, passes, nodes, *_ in seen] == [(0, 1), (0, 0), (1, 1)], (
         "the third of these was a plain round"
     )
 
@@ -297,3 +302,28 @@ def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings,
         Heuristic: "start",
     }
     assert getattr(schedule, names[kind]) == length
+
+
+def test_trees_do_not_make_chains_look_dear():
+    """Their levels cost more than a chain's passes. The first round of a width costs more than it ever will again."""
+    true, costs, rng = Costs(0.2, 0.05, 0.1, 0.8), RoundCosts(0.3, lambda rows: 0.05), random.Random(0)
+    known = set()
+    for _ in range(200):
+        num, levels = rng.choice([(0, 0), (1, 0), (2, 0), (4, 0), (8, 3), (12, 4)])
+        seconds = true.steps(levels or num, num, levels) * rng.gauss(1.0, 0.05)
+        costs.see(1, levels or num, num, seconds if num in known or not num else 3 * seconds, levels)
+        known.add(num)
+    found = costs(1)
+    assert found.steps(4, 4) == pytest.approx(true.steps(4, 4), rel=0.06)
+    assert found.steps(3, 8, 3) == pytest.approx(true.steps(3, 8, 3), rel=0.06)
+
+
+def test_what_chains_show_holds_for_trees_until_one_was_tried():
+    schedule, batch = Adaptive(), batch_at([10])
+    schedule.begin(batch, lambda num_rows: Costs(0.1, 0.02))
+    before = schedule.trees.rates(0)[0]
+    schedule.plan(batch)
+    for _ in range(6):
+        schedule.update(finished([0], [[0.0, 0.0]]))
+    schedule.plan(batch)
+    assert schedule.trees.rates(0)[0] < before - 0.05
