@@ -1,5 +1,6 @@
 """Batches of prompts under all settings in turn: each decoded, compared and recorded at once."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from .decoder import Decoder
@@ -119,4 +120,12 @@ class Runner:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return out_of_memory(error) or f"{type(error).__name__}: {error}"
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """How much memory was missing and what needs less; `None` for another error."""
+    found = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+    if found is None:
+        return None
+    return f"out of memory, at an allocation of {found[1]}: decode fewer prompts together, fewer new tokens, or in bfloat16"

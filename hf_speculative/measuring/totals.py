@@ -31,6 +31,7 @@ class Totals:
         peak_bytes: on a GPU, the most that a call allocated.
         over: for each rival's name, the speedup over it.
         is_too_short: fewer new tokens than a figure has to rest on.
+        user_tokens_per_second: new tokens of a prompt over the time until its last one, the median over prompts.
     """
 
     setting: Setting
@@ -47,6 +48,7 @@ class Totals:
     peak_bytes: int | None = None
     over: dict[str, Speedup] = field(default_factory=dict)
     is_too_short: bool = False
+    user_tokens_per_second: float | None = None
 
     @property
     def has_rates(self) -> bool:

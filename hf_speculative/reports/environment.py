@@ -1,9 +1,13 @@
 """Where a measurement was made."""
 
+import datetime
+import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from ..version import __version__
 
 
 def environment(model: PreTrainedModel) -> dict[str, Any]:
-    """Versions, hardware, threads and dtype, and the command line that is running."""
+    """Versions, hardware, threads and dtype, the day, and the command line that is running."""
     on_gpu = model.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(model.device) if on_gpu else _cpu_name(),
@@ -23,6 +27,8 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "hf_speculative": __version__,
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
@@ -30,6 +36,20 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
         "system": platform.platform(),
         "command": _command(),
     }
+
+
+def _commit() -> str | None:
+    """The commit of a checkout, with a + if files were changed, or of what pip installed from one."""
+    folder = Path(__file__).parents[2]
+    if (folder / ".git").exists():
+        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
+    try:
+        origin = distribution("hf_speculative").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    return json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
 
 
 def _command() -> str:
