@@ -55,22 +55,19 @@ class Prompts:
         """The first turns alone, `size` at a time: their indices, and their ids."""
         return [(first, [self.ids[index] for index in first]) for first, *_ in self.groups(size)]
 
-    def ask(self, index: int, answers: Mapping[int, str]) -> BadRow | None:
-        """Make the ids of a later turn; `None`, or why it cannot be asked.
+    def ask(self, index: int, answers: Mapping[int, str]) -> None:
+        """Make the ids of a later turn.
 
         Args:
             answers: to earlier turns, by index.
+
+        Raises:
+            ValueError, TypeError: an earlier turn has none, or the conversation gets too long.
         """
-        if index in self.ids:
-            return None
-        try:
+        if index not in self.ids and self.make is not None:
             if self.before[index] not in answers:
                 raise ValueError("the turn before it could not be used")
-            assert self.make is not None
             self.ids[index] = self.make(self._messages(index, answers), index)
-        except (ValueError, TypeError) as error:
-            return BadRow(index, str(error))
-        return None
 
     def _messages(self, index: int, answers: Mapping[int, str]) -> list[dict[str, str]]:
         asked = {"role": "user", "content": self.said[index]}

@@ -21,7 +21,7 @@ from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
 from .inputs import Prompts, Task, categories_of, prompts_of
-from .journal import Recorder
+from .journal import BadRow, Recorder
 from .plan import Plan, header_of
 from .processes import Processes
 from .progress import Shown
@@ -211,7 +211,9 @@ def _run(
         runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.set_description, shown.count)
         if skip_failing:
             runner.check()
-        missing = [(turns[0][1], calls) for turns in mine if (calls := [c for turn in turns for c in runner.missing(*turn)])]
+        missing = [
+            (turns[0][1], calls) for turns in mine if (calls := [c for turn in turns for c in runner.missing(*turn)])
+        ]
         shown.n = shown.initial = total - sum(len(calls) for _, calls in missing)
         warming = [[prompts.ids[index] for index in first] for first, _ in (*missing[:2], *missing[2:][-1:])]
         for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
@@ -233,12 +235,14 @@ def _converse(turns: list[tuple[int, list[int]]], prompts: Prompts, runner: Runn
     """Decode a group of conversations turn by turn, each after plain decoding's answers to its earlier turns."""
     answers: dict[int, str] = {}
     for batch, indices in turns:
-        bad = {index: row for index in indices if (row := prompts.ask(index, answers)) is not None}
-        for row in bad.values():
-            runner.recorder.add(row)
-        usable = [index for index in indices if index not in bad]
-        if usable:
-            runner.run(batch, usable, [prompts.ids[index] for index in usable])
+        usable = []
+        for index in indices:
+            try:
+                prompts.ask(index, answers)
+                usable.append(index)
+            except (ValueError, TypeError) as error:
+                runner.recorder.add(BadRow(index, str(error)))
+        runner.run(batch, usable, [prompts.ids[index] for index in usable])
         plain = runner.journal.calls.get((runner.settings[0].name, batch * runner.repeats))
         answers |= {} if plain is None else {row.index: row.text for row in plain.rows}
 

@@ -35,7 +35,7 @@ class Runner:
 
     def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
         """The calls of a batch that are not recorded: settings with the number of the call. None of a batch with a bad row."""
-        if not self.journal.bad_rows.keys().isdisjoint(indices):
+        if not indices or not self.journal.bad_rows.keys().isdisjoint(indices):
             return []
         numbers = range(batch * self.repeats, (batch + 1) * self.repeats)
         return [

@@ -1,5 +1,6 @@
 """One setting over all its prompts."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -56,6 +57,17 @@ class Totals:
         return self.statistics is not None and not self.is_too_short
 
     @property
+    def length_error(self) -> float | None:
+        """Half the 95 % interval of the mean acceptance length, a ratio of sums over prompts (Cochran 1977, section 6.3)."""
+        rows = self.statistics.rows if self.has_rates and self.statistics is not None else []
+        steps = sum(row.num_spec_steps for row in rows)
+        if len(rows) < 2 or not steps:
+            return None
+        mean = sum(row.num_accepted_draft_tokens for row in rows) / steps
+        squares = sum((row.num_accepted_draft_tokens - mean * row.num_spec_steps) ** 2 for row in rows)
+        return 1.96 * math.sqrt(squares * len(rows) / (len(rows) - 1)) / steps
+
+    @property
     def drafts_nothing(self) -> bool:
         """A draft was asked for but no token was drafted, since drafts did not pay."""
         return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
@@ -69,6 +81,7 @@ class Totals:
         values = vars(self) | {"setting": self.setting.name, "statistics": counts}
         if (speedup := self.speedup) is not None:
             values |= {"speedup": speedup.median, "speedup_interval": speedup.spread}
+        values["mean_acceptance_length_error"] = self.length_error
         values["decoding"] = self.decoding and asdict(self.decoding)
         values["over"] = {name: asdict(found) for name, found in self.over.items()}
         return without_nan(values)

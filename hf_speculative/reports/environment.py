@@ -1,13 +1,12 @@
 """Where a measurement was made."""
 
 import datetime
-import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,12 @@ def environment(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a checkout, with a + if files were changed, or of what pip installed from one."""
+    """The commit of a checkout, with a + if files were changed; `None` of an installed package."""
     folder = Path(__file__).parents[2]
-    if (folder / ".git").exists():
-        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-        done = subprocess.run(git, capture_output=True, text=True, check=False)
-        return done.stdout.strip() or None
-    try:
-        origin = distribution("hf_speculative").read_text("direct_url.json")
-    except PackageNotFoundError:
+    if not (folder / ".git").exists() or shutil.which("git") is None:
         return None
-    return json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
+    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def _command() -> str:
