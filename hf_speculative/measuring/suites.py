@@ -41,7 +41,7 @@ class Suite:
 SPEED = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
 SPEC = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 MBPP = "You are an expert Python programmer, and here is your task: {{ text }} Your code should pass these tests:\n\n"
-ALPACA = "{{ instruction }}{% if input %}\n\n{{ input }}{% endif %}"
+ALPACA = "{{ instruction }}{{ '\n\n' ~ input if input }}"
 #: Abramovich et al. 2026; Xia et al. 2024; Zheng et al. 2023; Chen et al. 2021; Cobbe et al. 2021; Lightman et al. 2023;
 #: Austin et al. 2021, section 4.1; Taori et al. 2023; See et al. 2017
 SUITES = {
@@ -95,7 +95,7 @@ def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
     for index, row in enumerate(rows):
         said = row[turns] if turns in columns else read(row)
         said = [said] if isinstance(said, str) else said
-        if not said or not all(isinstance(one, str) and one for one in said):
+        if not isinstance(said, list) or not said or not all(isinstance(one, str) and one for one in said):
             raise ValueError(f"--suite {asked}: row {index} has {str(said)[:60]!r} in place of what a user says.")
         found.append({TURNS: list(said), CATEGORY: str(row.get(suite.category) or "")})
     usable = [one for one in found if not any(MASKED in text for text in one[TURNS])]
