@@ -60,7 +60,7 @@ def folded_attention(
             raise ValueError(f"sdpa has no {more[0]}, which this attention is given")
     if not _folds(query, attention_mask, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    groups = module.num_key_value_groups
+    groups = getattr(module, "num_key_value_groups", 1)
     batch, heads, width, dim = query.shape
     output = scaled_dot_product_attention(
         query.reshape(batch, heads // groups, groups * width, dim),
