@@ -200,7 +200,7 @@ def bench(
         raw: texts are continued. Default: a target with a chat template is asked about them.
         suites: what `suites.questions` gives, by name, of all suites among the places.
         minutes: time for all places together, in equal parts of what is left; each is then a sample.
-        say: is told a place of a suite that takes more memory than there is, and is left out.
+        say: is told a place of a suite that is left out: its prompts are too long, or take more memory than there is.
 
     Yields:
         Each place by its name, with its evaluation.
@@ -231,6 +231,7 @@ def bench(
             rows, of_place = (suites or {})[place.suite], {"prompt": TURNS, "category": CATEGORY}
             if minutes is not None:
                 of_place["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
+        settings = pair.settings(methods, num_draft_tokens, place)
         try:
             evaluation = evaluate(
                 pair.target,
@@ -239,7 +240,7 @@ def bench(
                 raw=raw,
                 tokenizer=pair.tokenizer,
                 draft_tokenizers=tokenizers,
-                settings=pair.settings(methods, num_draft_tokens, place),
+                settings=settings,
                 max_new_tokens=max_new_tokens,
                 batch_size=place.batch_size,
                 repeats=repeats,
@@ -250,10 +251,11 @@ def bench(
                 **of_place,
                 **sampling,
             )
-        except RuntimeError as error:
-            if place.suite is None or (told := out_of_memory(error)) is None:
+        except (RuntimeError, ValueError) as error:  # the other places are kept
+            told = str(error) if isinstance(error, ValueError) else out_of_memory(error)
+            if place.suite is None or told is None:
                 raise
-            say(f"{place}: {told}.")
+            say(f"{place}: {told.rstrip('.')}.")
             continue
         yield str(place), evaluation
 

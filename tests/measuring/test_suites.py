@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -15,6 +16,7 @@ from hf_speculative.measuring import decoder
 from hf_speculative.measuring.render import suites as tables
 from hf_speculative.measuring.suites import MASKED, SUITES, questions
 from hf_speculative.training.prompts import read_data
+from tests.support import site_hooks
 from tests.support.evaluations import kill_after
 
 TEMPLATE = (
@@ -302,11 +304,38 @@ def test_what_takes_too_much_memory_is_told_and_the_rest_kept(chats, tmp_path, m
     assert {cell["concurrency"] for cell in json.loads((tmp_path / "a.json").read_text())["cells"]} == {1}
 
 
+def test_prompts_beyond_the_context_are_told_and_the_rest_kept(chats, tmp_path):
+    long = write(tmp_path / "long.jsonl", [{"prompt": "word " * 1100}])
+    result = run("--suite", long, "--suite", chats, "--num-prompts", 2, "--json", tmp_path / "a.json")
+    assert result.exit_code == 0, result.output
+    shown = re.sub(r"\s+", " ", result.stderr)
+    assert "long, T=0, concurrency 1: no row of `dataset` can be used" in shown and "1024 positions" in shown
+    assert {cell["suite"] for cell in json.loads((tmp_path / "a.json").read_text())["cells"]} == {"chats"}
+    assert run("--suite", long).exit_code == 1
+
+
+def test_two_files_of_one_name_are_refused(chats, tmp_path):
+    (tmp_path / "other").mkdir()
+    result = run("--suite", chats, "--suite", write(tmp_path / "other" / "chats.jsonl", [{"prompt": "a"}]))
+    assert result.exit_code == 2 and "two have one name" in result.stderr
+
+
 def test_one_engine_for_all_ways(chats, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("hf_speculative.generation.attach", lambda model, **options: seen.append(options))
     assert run("--suite", chats, "--num-prompts", 2, "--optimize").exit_code == 0
     assert seen == [{"optimize": True}]
+
+
+def test_contributed_tables_are_on_the_site():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="contributed.md"))
+    text = site_hooks.on_page_markdown("# Contributed tables\n", page)
+    paths = site_hooks.contributed()
+    assert paths
+    for path in paths:
+        found = tables.load(path)
+        assert found["by"] and found["environment"]["date"] and found["environment"]["commit"].isalnum(), path
+        assert f"## {path.stem}" in text and tables.about(found) in text and found["environment"]["command"] in text
 
 
 @pytest.mark.parametrize(

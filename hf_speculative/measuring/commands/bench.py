@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
 #: the heading of options about suites
 SUITES = "Suites"
-SUITE = """Questions instead of built-in prompts: a suite, as NAME, NAME/CONFIG or NAME=FILE, or a FILE with a column turns or
- prompt. Repeat the option for several. Temperatures and batch sizes are combined.""".replace("\n", "")
+SUITE = (
+    "Questions instead of built-in prompts: a suite, as NAME, NAME/CONFIG or NAME=FILE, or a FILE with a column turns or "
+    "prompt. Repeat the option for several. Temperatures and batch sizes are combined."
+)
 COMPARE = "A file of --json to show beside this run. Repeat the option for several. Without --suite, only show."
-OPTIMIZE = "Decode all ways on compiled passes and packed weights, plain decoding too. Default: eager."
+OPTIMIZE = "Decode on compiled passes and packed weights, plainly too, in every cell. Default: eager."
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def bench(settings: Options) -> None:
     with ends_at_once(), err.status("reading the suites"):
         samples = [questions(name, settings.num_prompts) for name in settings.suite or ()]
     suites = {rows.info.dataset_name: rows for rows in samples}
+    if len(suites) < len(samples):
+        raise ValueError(f"--suite: two have one name, of {', '.join(suites)}: rename a file, or give each once.")
     places = cells(suites, batches, temperatures) or sweep(batches, contexts, temperatures, settings.grid)
     lengths = [
         n if n is None else checked("num_draft_tokens", n)
