@@ -14,8 +14,9 @@ from tests.support.kernels import FLASH, FLEX, HUB, kernels, loaded
 from tests.support.plain import NEW, agrees, ours, same_as_plain, takes_lanes
 
 __all__ = ["kernels"]
-#: further types, among them no grouped queries, query norms, partial rotary, windows in some layers, experts
-MORE = ("olmo", "olmo3", "smollm3", "glm4", "helium", "nemotron", "exaone4", "qwen3_moe", "ministral")
+#: further types, among them no grouped queries, query norms, partial rotary, windows in some layers, experts, recurrent layers
+MORE = ("olmo", "olmo3", "smollm3", "glm4", "helium", "nemotron", "exaone4", "qwen3_moe", "ministral", "deepseek_v3")
+MORE += ("cohere2", "qwen3_next", "lfm2", "granitemoehybrid", "jamba")
 
 
 def made(model_type):
