@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from ..hf_compat import attention_name
 from ..interfaces import Drafter, Schedule
-from ..models import ATTENTION
+from ..models import mask_unsupported_reason
 from ..schedules import Adaptive
 from .autoregressive import AutoregressiveDrafter
 from .dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
@@ -118,12 +117,8 @@ class HeadSource(GivenModelSource):
         raise NotImplementedError
 
     def check(self, model: PreTrainedModel) -> None:
-        attention = attention_name(self.draft_model.config.get_text_config(decoder=True))
-        if attention not in ATTENTION:
-            raise ValueError(
-                f"`draft_model` uses attn_implementation={attention!r}, which takes no explicit mask: load it with "
-                "attn_implementation='sdpa'."
-            )
+        if reason := mask_unsupported_reason(self.draft_model):
+            raise ValueError(f"`draft_model` {reason}: load it with attn_implementation='sdpa'.")
         config = model.config.get_text_config(decoder=True)
         needs = self.unsupported_reason(config)
         if needs is not None:

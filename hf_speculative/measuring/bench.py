@@ -1,11 +1,13 @@
-"""Benchmarks: evaluations over built-in prompts, one for each batch size and context length."""
+"""Benchmarks: evaluations over built-in prompts or suites, one for each batch size and context length or temperature."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from ..call.option_table import DRAFTS
 
 # What costs an import of torch is imported where it is used: the help of the command lists the methods.
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from .results import Evaluation
@@ -81,13 +84,15 @@ class Place:
 
     Attributes:
         batch_size: prompts decoded together.
-        context: tokens of each prompt.
+        context: tokens of each built-in prompt.
         temperatures: 0 is greedy.
+        suite: its name; `None` for built-in prompts.
     """
 
     batch_size: int = 1
     context: int = 64
     temperatures: tuple[float, ...] = (0.0,)
+    suite: str | None = None
 
     def __post_init__(self):
         for name in ("batch_size", "context"):
@@ -95,6 +100,8 @@ class Place:
                 raise ValueError(f"`{name}={value}`: give a number of 1 or more.")
 
     def __str__(self) -> str:
+        if self.suite is not None:
+            return f"{self.suite}, T={self.temperatures[0]:g}, concurrency {self.batch_size}"
         return f"batch {self.batch_size}, context {self.context}"
 
 
@@ -120,6 +127,14 @@ def sweep(
     base = Place(batch_size[0], context[0], temperatures)
     others = [(size, context[0]) for size in batch_size] + [(batch_size[0], length) for length in context]
     return [base, *(Place(*other, temperatures[:1]) for other in dict.fromkeys(others) if other != others[0])]
+
+
+def cells(
+    suites: Iterable[str], batch_size: Sequence[int] = (1,), temperature: Sequence[float] = (0.0,)
+) -> list[Place]:
+    """The places of suites: each at every temperature and every batch size, the number of prompts that run at a time."""
+    every = itertools.product(dict.fromkeys(suites), dict.fromkeys(temperature), dict.fromkeys(batch_size))
+    return [Place(size, temperatures=(t,), suite=suite) for suite, t, size in every]
 
 
 @dataclass
@@ -171,8 +186,11 @@ def bench(
     results: Path | None = None,
     progress: bool = True,
     raw: bool = False,
+    suites: Mapping[str, Dataset] | None = None,
+    minutes: float | None = None,
+    say: Callable[[str], None] = print,
 ) -> Iterator[tuple[str, Evaluation]]:
-    """Evaluate a pair at each place, over prompts of the built-in text. No end token ends a text early.
+    """Evaluate a pair at each place: over prompts of the built-in text, where no end token ends a text early, or over a suite.
 
     Args:
         methods: names in `METHODS`.
@@ -180,6 +198,9 @@ def bench(
         repeats: interleaved repeats.
         results: a folder for a file of results for each place. The same call continues them.
         raw: texts are continued. Default: a target with a chat template is asked about them.
+        suites: what `suites.questions` gives, by name, of all suites among the places.
+        minutes: time for all places together, in equal parts of what is left; each is then a sample.
+        say: is told a place of a suite that is left out: its prompts are too long, or take more memory than there is.
 
     Yields:
         Each place by its name, with its evaluation.
@@ -190,6 +211,8 @@ def bench(
     from .drafts import NamedDraft
     from .rivals import assisted, compiled
     from .run import evaluate
+    from .runner import out_of_memory
+    from .suites import CATEGORY, TURNS
 
     rivals = [compiled(pair.target)]
     if "draft" in pair.drafts:
@@ -198,18 +221,26 @@ def bench(
     ends: dict[str, Any] = (
         {} if pair.target.generation_config.eos_token_id is None else {"min_new_tokens": max_new_tokens}
     )
-    for place in places:
+    places, deadline = list(places), math.inf if minutes is None else time.monotonic() + 60 * minutes
+    for number, place in enumerate(places):
         sampling: dict[str, Any] = {"top_k": 0, "top_p": 1.0} if any(place.temperatures) else {}
-        yield (
-            str(place),
-            evaluate(
+        if place.suite is None:
+            rows = _rows(prompts(pair.tokenizer, place.batch_size, place.context, raw))
+            of_place = ends
+        else:
+            rows, of_place = (suites or {})[place.suite], {"prompt": TURNS, "category": CATEGORY}
+            if minutes is not None:
+                of_place["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
+        settings = pair.settings(methods, num_draft_tokens, place)
+        try:
+            evaluation = evaluate(
                 pair.target,
                 pair.drafts,
-                _rows(prompts(pair.tokenizer, place.batch_size, place.context, raw)),
+                rows,
                 raw=raw,
                 tokenizer=pair.tokenizer,
                 draft_tokenizers=tokenizers,
-                settings=pair.settings(methods, num_draft_tokens, place),
+                settings=settings,
                 max_new_tokens=max_new_tokens,
                 batch_size=place.batch_size,
                 repeats=repeats,
@@ -217,10 +248,16 @@ def bench(
                 skip_failing=True,
                 results=None if results is None else file_of(results, place),
                 progress=progress,
-                **ends,
+                **of_place,
                 **sampling,
-            ),
-        )
+            )
+        except (RuntimeError, ValueError) as error:  # the other places are kept
+            told = str(error) if isinstance(error, ValueError) else out_of_memory(error)
+            if place.suite is None or told is None:
+                raise
+            say(f"{place}: {told.rstrip('.')}.")
+            continue
+        yield str(place), evaluation
 
 
 def _rows(ids: list[list[int]]):
@@ -233,6 +270,8 @@ def _rows(ids: list[list[int]]):
 
 def file_of(folder: Path, place: Place) -> Path:
     """The file of results of a place."""
+    if place.suite is not None:
+        return folder / f"{place.suite.replace('/', '-')}-t{place.temperatures[0]:g}-c{place.batch_size}.jsonl"
     return folder / f"batch-{place.batch_size}-context-{place.context}.jsonl"
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Decoded:
         first_seconds: until the first new tokens were there; `None` if unknown.
         num_first_tokens: how many these were, of all rows.
         num_target_passes: forward passes of the target; 0 if unknown.
+        steps: numbers of new tokens that all rows had, each with the seconds after which they had them.
     """
 
     new_ids: list[list[int]]
@@ -34,6 +35,11 @@ class Decoded:
     first_seconds: float | None = None
     num_first_tokens: int = 0
     num_target_passes: int = 0
+    steps: list[tuple[int, float]] = field(default_factory=list)
+
+    def seconds_until(self, num_tokens: int) -> float:
+        """When a row had so many new tokens."""
+        return next((seconds for num, seconds in self.steps if num >= num_tokens), self.seconds)
 
 
 def timed_generate(
@@ -58,12 +64,13 @@ def timed_generate(
     ids, seconds = timed(run, target.device)
     rows = enumerate(ids[:, width:].tolist())
     new_ids = [row[: int(min(len(row), clock.ends.get(index, math.inf) - width))] for index, row in rows]
-    return Decoded(new_ids, seconds, clock.first_seconds, clock.num_first_tokens, num_passes())
+    return Decoded(new_ids, seconds, clock.first_seconds, clock.num_first_tokens, num_passes(), clock.steps)
 
 
-def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded]:
-    """Call our own `generate`, timed. The first round is the prompts' own pass."""
+def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded, dict[int, float]]:
+    """Call our own `generate`, timed, with the seconds until each row was done. The first round is the prompts' own pass."""
     rows, first, counts = Rows(len(call["input_ids"])), (0.0, 0), Statistics()
+    ends: dict[int, float] = {}
 
     def run() -> None:
         nonlocal first, counts
@@ -72,13 +79,15 @@ def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Sta
             if number == 0:
                 first = time.perf_counter() - start, sum(map(len, round.tokens))
             rows.follow(round)
+            done = [row for row, is_done in zip(round.rows, round.done, strict=True) if is_done]
+            ends.update(dict.fromkeys(done, time.perf_counter() - start))
 
     _, seconds = timed(run, target.device)
-    return rows, counts, Decoded(rows.new_tokens, seconds, *first)
+    return rows, counts, Decoded(rows.new_tokens, seconds, *first), ends
 
 
 class Clock(StoppingCriteria):
-    """All of `criteria` as one, which notes when it was first called, and the width at which it ended a row.
+    """All of `criteria` as one, which notes when it was called, and the width at which it ended a row.
 
     Args:
         width: of the prompts, padding included.
@@ -88,6 +97,7 @@ class Clock(StoppingCriteria):
         self.criteria, self.width = StoppingCriteriaList(criteria), width
         self.ends: dict[int, int] = {}
         self.start, self.num_first_tokens = 0.0, 0
+        self.steps: list[tuple[int, float]] = []
         self.first_seconds: float | None = None
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
@@ -95,6 +105,7 @@ class Clock(StoppingCriteria):
             wait_for(input_ids.device)
             self.first_seconds = time.perf_counter() - self.start
             self.num_first_tokens = input_ids[:, self.width :].numel()
+        self.steps.append((input_ids.shape[1] - self.width, time.perf_counter() - self.start))
         if not self.criteria:
             return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         done = self.criteria(input_ids, scores, **kwargs)

@@ -98,11 +98,15 @@ class Decoder:
         call = self._inputs(prompts) | self._kwargs(setting)
         with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak:
             if setting.is_ours:
-                found, counts, decoded = all_rounds(self.target, call)
+                found, counts, decoded, ends = all_rounds(self.target, call)
                 rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
+                for number, row in enumerate(rows):
+                    row.seconds = ends.get(number, decoded.seconds)
             else:
                 counts, decoded = None, self._without_us(setting, call)
                 rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
+                for row in rows:
+                    row.seconds = decoded.seconds_until(len(row.new_ids))
         passes = None if setting.rival is None else decoded.num_target_passes
         return Call(
             setting.name,

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..call.prompts import prompt_ids
-from ..tokenizers.chat import as_chat
+from ..tokenizers.chat import as_chat, speaks_chat
 from . import scores
 from .journal import BadRow
 from .results import Evaluation
@@ -15,46 +17,123 @@ from .rows import Reader, reader
 
 @dataclass
 class Prompts:
-    """The prompts that can be used, by their index in the data set."""
+    """The prompts that can be used, by their index in the data set; those of later turns follow those of the rows.
+
+    Attributes:
+        ids: of each prompt, once the turns before it are answered.
+        said: what the user says at each turn of a conversation of several.
+        before: of later turns, the index of the one before.
+        make: the ids of a conversation up to a turn of the user, and of its index.
+    """
 
     ids: dict[int, list[int]] = field(default_factory=dict)
     bad_rows: list[BadRow] = field(default_factory=list)
+    said: dict[int, str] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
+    make: Callable[[Any, int], list[int]] | None = None
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(list(self.ids.items())).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([*self.ids.items(), *self.said.items()]).encode()).hexdigest()[:16]
+
+    def groups(self, size: int) -> list[list[list[int]]]:
+        """The prompts, `size` at a time, conversations with those of as many turns: of each group its turns, as indices."""
+        after = {before: index for index, before in self.before.items()}
+        waiting: dict[int, list[list[int]]] = {}
+        found = []
+        for index in self.ids:
+            turns = [index]
+            while turns[-1] in after:
+                turns.append(after[turns[-1]])
+            alike = waiting.setdefault(len(turns), [])
+            alike.append(turns)
+            if len(alike) == size:
+                found.append(waiting.pop(len(turns)))
+        return [[list(turn) for turn in zip(*group, strict=True)] for group in (*found, *waiting.values())]
 
     def batches(self, size: int) -> list[tuple[list[int], list[list[int]]]]:
-        """The prompts, `size` at a time: their indices, and their ids."""
-        indices = list(self.ids)
-        firsts = range(0, len(indices), size)
-        groups = [indices[first : first + size] for first in firsts]
-        return [(group, [self.ids[index] for index in group]) for group in groups]
+        """The first turns alone, `size` at a time: their indices, and their ids."""
+        return [(first, [self.ids[index] for index in first]) for first, *_ in self.groups(size)]
+
+    def ask(self, index: int, answers: Mapping[int, str]) -> None:
+        """Make the ids of a later turn.
+
+        Args:
+            answers: to earlier turns, by index.
+
+        Raises:
+            ValueError, TypeError: an earlier turn has none, or the conversation gets too long.
+        """
+        if index not in self.ids and self.make is not None:
+            if self.before[index] not in answers:
+                raise ValueError("the turn before it could not be used")
+            self.ids[index] = self.make(self._messages(index, answers), index)
+
+    def _messages(self, index: int, answers: Mapping[int, str]) -> list[dict[str, str]]:
+        asked = {"role": "user", "content": self.said[index]}
+        if (before := self.before.get(index)) is None:
+            return [asked]
+        return [*self._messages(before, answers), {"role": "assistant", "content": answers[before]}, asked]
 
 
-def prompts_of(rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int, raw: bool = False) -> Prompts:
-    """The prompts of rows. A text is what a user says, where there is a chat template, unless it is `raw`."""
+def prompts_of(
+    rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int, raw: bool = False, takes_turns: bool = False
+) -> Prompts:
+    """The prompts of rows. A text is what a user says, where there is a chat template, unless it is `raw`.
+
+    Args:
+        takes_turns: a list of texts is what a user says turn by turn.
+    """
     read = reader(how, rows)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    prompts = Prompts()
+    prompts = Prompts(make=partial(_ids_of_turn, model, tokenizer, max_new_tokens, raw))
     for index, row in enumerate(rows):
         if isinstance(row, BadRow):
             prompts.bad_rows.append(row)
             continue
         try:
-            ids = prompt_ids(as_chat(_read(read, row), tokenizer, raw), index, model, tokenizer)
-            if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
-                raise ValueError(
-                    f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"
-                )
+            said = _read(read, row)
+            is_turns = takes_turns and isinstance(said, list) and said and all(isinstance(one, str) for one in said)
+            first, *later = said if is_turns else [said]
+            prompts.ids[index] = _ids(model, tokenizer, max_new_tokens, raw, first, index)
         except (ValueError, TypeError) as error:
             prompts.bad_rows.append(BadRow(index, str(error)))
-        else:
-            prompts.ids[index] = ids
+            continue
+        if later:
+            prompts.said[index] = first
+        for text in later:
+            number = len(rows) + len(prompts.before)
+            prompts.said[number], prompts.before[number], index = text, index, number
     if not prompts.ids:
-        first = prompts.bad_rows[0]
-        raise ValueError(f"no row of `dataset` can be used; row {first.index}: {first.message}.")
+        bad = prompts.bad_rows[0]
+        raise ValueError(f"no row of `dataset` can be used; row {bad.index}: {bad.message}.")
     return prompts
+
+
+def _ids(model, tokenizer, max_new_tokens: int, raw: bool, prompt: Any, index: int) -> list[int]:
+    """The ids of a prompt that leaves room for its answer."""
+    ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
+        raise ValueError(f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions")
+    return ids
+
+
+def _ids_of_turn(model, tokenizer, max_new_tokens: int, raw: bool, said: list[dict[str, str]], index: int) -> list[int]:
+    """Likewise of a conversation, which is one text without a template."""
+    is_text = raw or not speaks_chat(tokenizer)
+    prompt = "\n\n".join(message["content"] for message in said) if is_text else said
+    return _ids(model, tokenizer, max_new_tokens, raw, prompt, index)
+
+
+def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str | None]:
+    """The category of each prompt by its index, later turns included; empty where nothing says one."""
+    if how is None:
+        return []
+    read = reader(how, rows, "category")
+    found = [None if isinstance(row, BadRow) else str(_read(read, row)) for row in rows]
+    for before in prompts.before.values():  # in the order of their indices
+        found.append(found[before])
+    return found
 
 
 def _read(read, row) -> Any:
@@ -81,6 +160,8 @@ class Task:
 
     def read(self, rows: list, prompts: Prompts) -> None:
         """The references of all prompts; a row without one is a bad row."""
+        if prompts.before:
+            raise ValueError("`score` compares one text of a row, and the data set has conversations: leave it out.")
         read = reader(self.references, rows, "references")
         for index in list(prompts.ids):
             try:

@@ -9,8 +9,8 @@ from ..call.statistics import RowStatistics, Statistics, without_nan
 from ..reports import files
 from .speedup import Work
 
-#: 4: calls have the time of their first tokens; settings may be rivals'
-FORMAT = 4
+#: 5: rows have the time of their last tokens
+FORMAT = 5
 
 
 @dataclass
@@ -18,13 +18,14 @@ class Row:
     """The result for one prompt in one call.
 
     Attributes:
-        index: the prompt's place in the data set, from 0.
+        index: the prompt's place in the data set, from 0; later turns of conversations come behind all rows.
         new_ids: the new tokens, without padding.
         text: the new tokens as text, without special tokens.
         prompt: the prompt as text; in plain calls only, since every prompt has one.
         pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
         acceptance_prob: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
         statistics: counts of this row; `None` for plain decoding.
+        seconds: from the beginning of the call until the row was done; `None` if unknown.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Row:
     pieces: list[str] = field(default_factory=list)
     acceptance_prob: list[float | None] = field(default_factory=list)
     statistics: RowStatistics | None = None
+    seconds: float | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Row":

@@ -11,6 +11,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers import GenerationConfig
 
+from ..call.configuration import SpeculativeConfig
+from ..generation import attached_to
 from ..reports.environment import environment
 from .decoder import Decoder
 from .fingerprint import fingerprint
@@ -21,7 +23,10 @@ from .settings import Setting, with_baselines
 from .totals import FEWEST_TOKENS
 
 #: what has to be the same for a file of results to be continued
-FIXED = ("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config")
+FIXED = (
+    *("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config"),
+    "optimize",
+)
 #: those of them that no message should print
 DIGESTS = ("weights", "prompts")
 
@@ -157,6 +162,7 @@ def header_of(
         "generate": _described(decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),
         "settings": [setting.to_dict() for setting in settings],
+        "optimize": (attached_to(model)[1] or SpeculativeConfig()).optimize,
         "environment": environment(model) | {"processes": processes.count},
     }
 

@@ -64,3 +64,7 @@ class Processes:
         from accelerate.utils import gather_object
 
         return gather_object(entries)
+
+    def gather_first(self, entry: Any) -> Any:
+        """What the first of the ranks that share a model says, so that all of them do the same; else `entry` itself."""
+        return self.gather([entry])[0] if self.shares_model else entry

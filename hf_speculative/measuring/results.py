@@ -145,6 +145,7 @@ class Evaluation:
             peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
             over={name: found for name, found in over.items() if found is not None},
             is_too_short=is_too_short,
+            user_tokens_per_second=None if is_too_short else _median(map(user_speed, self.rows(setting).values())),
         )
 
     def is_too_short(self, setting: Setting) -> bool:
@@ -230,6 +231,11 @@ class Evaluation:
         ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
         both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
         return ((own, plain) for own, plain in both if own is not None and plain is not None)
+
+
+def user_speed(row: Row) -> float | None:
+    """New tokens of a row over the seconds until its last one."""
+    return len(row.new_ids) / row.seconds if row.seconds else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -1,5 +1,8 @@
 """`evaluate`: decodes the prompts of a data set under several settings, against plain decoding."""
 
+import itertools
+import math
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +20,8 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
-from .inputs import Prompts, Task, prompts_of
-from .journal import Recorder
+from .inputs import Prompts, Task, categories_of, prompts_of
+from .journal import BadRow, Recorder
 from .plan import Plan, header_of
 from .processes import Processes
 from .progress import Shown
@@ -54,6 +57,8 @@ def evaluate(
     config: str | None = None,
     limit: int | None = None,
     raw: bool = False,
+    category: Reader | None = None,
+    minutes: float | None = None,
     num_draft_tokens: Iterable[int | None] = (4, None),
     temperatures: Iterable[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
@@ -83,10 +88,13 @@ def evaluate(
         tokenizer: the target's. Default: loaded from where it came from.
         draft_tokenizers: those of drafts with another vocabulary, by the draft's name; a draft given by name brings its own.
         prompt: the column with the prompts, texts or lists of messages; a Jinja template over the columns, or a function of the
-            row. By default the column `prompt`.
+            row. By default the column `prompt`. A list of texts is a conversation, what the user says turn by turn: each turn
+            comes after plain decoding's answers to those before it.
         split, config: which one, if the data set has several.
         limit: use only the first so many rows.
         raw: continue prompts that are texts as they are. Default: they are what a user says, where there is a chat template.
+        category: the column, template or function with the category of a row, for figures by category.
+        minutes: begin no further batch after so many: what was measured is a sample, and the same call goes on with it.
         num_draft_tokens: draft lengths for each source of drafts, `None` for one chosen round by round.
         temperatures: 0 is greedy.
         options: further options of all these settings that they are about, see `Setting`.
@@ -118,6 +126,8 @@ def evaluate(
     repeats = WholeNumber("decodes nothing: give 1 or more.").checked("repeats", repeats)
     if results is not None:
         files.check_output("`results`:", results)
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"`minutes={minutes}` measures nothing: give a positive number, or leave it out.")
     if limit is not None:
         limit = WholeNumber("reads no row: give 1 or more, or leave it out.").checked("limit", limit)
     for name, way_out in OF_SETTINGS.items():
@@ -161,20 +171,21 @@ def evaluate(
     task = None if score is None or references is None else Task(score, references)
 
     rows = read_rows(dataset, split=split, config=config, limit=limit)
-    prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens, raw)
+    prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens, raw, takes_turns=True)
     if task is not None:
         task.read(rows, prompts)
     processes = Processes.of(model)
     header = header_of(decoder, settings, batch_size, repeats, processes)
     header |= {
         "dataset": _dataset(dataset, split, config, limit),
-        "num_rows": len(rows),
+        "num_rows": len(rows) + len(prompts.before),
+        "categories": categories_of(rows, category, prompts),
         "prompts": prompts.digest,
         "is_chat": speaks_chat(tokenizer) and not raw,
     }
     plan = Plan(header, settings, None if results is None else Path(results))
     with plan.locked(processes):
-        return _run(plan, prompts, decoder, processes, task, progress, skip_failing)
+        return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
 
 
 def _run(
@@ -185,25 +196,32 @@ def _run(
     task: Task | None,
     progress: bool,
     skip_failing: bool,
+    minutes: float | None,
 ) -> Evaluation:
     journal = plan.known(processes)
     for row in prompts.bad_rows:
         journal.add(row)
-    batches = prompts.batches(plan.header["batch_size"])
-    mine = range(processes.rank, len(batches), processes.count)
-    repeats = plan.header["repeats"]
-    shown = Shown(progress and processes.rank == 0, len(mine) * len(plan.settings) * repeats)
+    numbers = itertools.count()
+    groups = [[(next(numbers), turn) for turn in turns] for turns in prompts.groups(plan.header["batch_size"])]
+    mine = groups[processes.rank :: processes.count]
+    repeats, deadline = plan.header["repeats"], math.inf if minutes is None else time.monotonic() + 60 * minutes
+    total = sum(map(len, mine)) * len(plan.settings) * repeats
+    shown = Shown(progress and processes.rank == 0, total)
     with Recorder(journal, plan.path_of(processes)) as recorder, shown:
         runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.set_description, shown.count)
         if skip_failing:
             runner.check()
-        missing = {batch: calls for batch in mine if (calls := runner.missing(batch, batches[batch][0]))}
-        shown.n = shown.initial = len(mine) * len(plan.settings) * repeats - sum(map(len, missing.values()))
-        first, last = list(missing)[:2], list(missing)[-1:]
-        for setting in dict.fromkeys(setting for calls in missing.values() for setting, _ in calls):
-            runner.warm_up(setting, [batches[batch][1] for batch in dict.fromkeys((*first, *last))])
-        for batch in mine:
-            runner.run(batch, *batches[batch])
+        missing = [
+            (turns[0][1], calls) for turns in mine if (calls := [c for turn in turns for c in runner.missing(*turn)])
+        ]
+        shown.n = shown.initial = total - sum(len(calls) for _, calls in missing)
+        warming = [[prompts.ids[index] for index in first] for first, _ in (*missing[:2], *missing[2:][-1:])]
+        for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
+            runner.warm_up(setting, warming)
+        for turns in mine:
+            if processes.gather_first(time.monotonic() > deadline):
+                break
+            _converse(turns, prompts, runner)
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
         (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
@@ -211,6 +229,22 @@ def _run(
     if processes.writes and processes.rank == 0:
         plan.finish(evaluation)
     return evaluation
+
+
+def _converse(turns: list[tuple[int, list[int]]], prompts: Prompts, runner: Runner) -> None:
+    """Decode a group of conversations turn by turn, each after plain decoding's answers to its earlier turns."""
+    answers: dict[int, str] = {}
+    for batch, indices in turns:
+        usable = []
+        for index in indices:
+            try:
+                prompts.ask(index, answers)
+                usable.append(index)
+            except (ValueError, TypeError) as error:
+                runner.recorder.add(BadRow(index, str(error)))
+        runner.run(batch, usable, [prompts.ids[index] for index in usable])
+        plain = runner.journal.calls.get((runner.settings[0].name, batch * runner.repeats))
+        answers |= {} if plain is None else {row.index: row.text for row in plain.rows}
 
 
 def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:

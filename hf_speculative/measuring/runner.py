@@ -1,5 +1,6 @@
 """Batches of prompts under all settings in turn: each decoded, compared and recorded at once."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from .decoder import Decoder
@@ -34,7 +35,7 @@ class Runner:
 
     def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
         """The calls of a batch that are not recorded: settings with the number of the call. None of a batch with a bad row."""
-        if not self.journal.bad_rows.keys().isdisjoint(indices):
+        if not indices or not self.journal.bad_rows.keys().isdisjoint(indices):
             return []
         numbers = range(batch * self.repeats, (batch + 1) * self.repeats)
         return [
@@ -119,4 +120,12 @@ class Runner:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return out_of_memory(error) or f"{type(error).__name__}: {error}"
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """How much memory was missing and what needs less; `None` for another error."""
+    found = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+    if found is None:
+        return None
+    return f"out of memory, at an allocation of {found[1]}: decode fewer prompts together, fewer new tokens, or in bfloat16"

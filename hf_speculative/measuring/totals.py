@@ -1,5 +1,6 @@
 """One setting over all its prompts."""
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ class Totals:
         peak_bytes: on a GPU, the most that a call allocated.
         over: for each rival's name, the speedup over it.
         is_too_short: fewer new tokens than a figure has to rest on.
+        user_tokens_per_second: new tokens of a prompt over the time until its last one, the median over prompts.
     """
 
     setting: Setting
@@ -47,11 +49,23 @@ class Totals:
     peak_bytes: int | None = None
     over: dict[str, Speedup] = field(default_factory=dict)
     is_too_short: bool = False
+    user_tokens_per_second: float | None = None
 
     @property
     def has_rates(self) -> bool:
         """Its counts are enough for rates."""
         return self.statistics is not None and not self.is_too_short
+
+    @property
+    def length_error(self) -> float | None:
+        """Half the 95 % interval of the mean acceptance length, a ratio of sums over prompts (Cochran 1977, section 6.3)."""
+        rows = self.statistics.rows if self.has_rates and self.statistics is not None else []
+        steps = sum(row.num_spec_steps for row in rows)
+        if len(rows) < 2 or not steps:
+            return None
+        mean = sum(row.num_accepted_draft_tokens for row in rows) / steps
+        squares = sum((row.num_accepted_draft_tokens - mean * row.num_spec_steps) ** 2 for row in rows)
+        return 1.96 * math.sqrt(squares * len(rows) / (len(rows) - 1)) / steps
 
     @property
     def drafts_nothing(self) -> bool:
@@ -67,6 +81,7 @@ class Totals:
         values = vars(self) | {"setting": self.setting.name, "statistics": counts}
         if (speedup := self.speedup) is not None:
             values |= {"speedup": speedup.median, "speedup_interval": speedup.spread}
+        values["mean_acceptance_length_error"] = self.length_error
         values["decoding"] = self.decoding and asdict(self.decoding)
         values["over"] = {name: asdict(found) for name, found in self.over.items()}
         return without_nan(values)

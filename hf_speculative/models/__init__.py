@@ -2,9 +2,9 @@
 
 from . import artifacts, packing, pool
 from .artifacts import CompiledPass
-from .attention import with_folded_attention
+from .attention import mask_unsupported_reason, with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
-from .choice import ATTENTION, LAYER_TYPES, Path, choose, choose_for, ragged_unsupported_reason
+from .choice import LAYER_TYPES, Path, choose, choose_for, ragged_unsupported_reason
 from .early_exit import EarlyExitModel
 from .execution import (
     eager_reason,

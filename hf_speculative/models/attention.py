@@ -1,8 +1,11 @@
-"""Attention over keys and values that query heads share, read where they lie in the cache.
+"""Attention that takes explicit masks: over keys and values that query heads share, and beside kernels that take none.
 
 Given a mask, which a pass over draft tokens needs, transformers' `sdpa_attention_forward` copies keys and values once a query
 head: the whole context, in each layer and pass. Here the query heads of a group are queries of one head, as transformers has it
 for a single query (`pack_gqa`).
+
+Flash attention, flex attention and kernels of the Hub read prompts, as in plain `generate`; passes under a mask of ours, which
+they do not take, are sdpa's.
 """
 
 import copy
@@ -24,6 +27,10 @@ from .shallow import replaced, shallow
 from .sharding import is_sharded
 
 NAME = "hf_speculative_sdpa"
+#: attention that takes an explicit mask
+TAKES_MASKS = ("sdpa", "eager", NAME)
+#: what such attention adds to scores and sdpa does not
+NOT_IN_SDPA = ("softcap", "s_aux")
 #: queries of a pass beyond which it is a prompt's: a mask for each query head would weigh what the copies weigh
 WIDEST = 64
 
@@ -32,6 +39,8 @@ def folded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs
 ) -> tuple[Tensor, None]:
     """`sdpa_attention_forward`, without copies of keys and values where it would make some: the same up to rounding.
+
+    Of a module whose attention takes no explicit mask: that attention, where there is no such mask.
 
     Args:
         module: the attention module; `num_key_value_groups` query heads share a key head.
@@ -43,9 +52,15 @@ def folded_attention(
     Returns:
         `(batch, q, heads, dim)`, and no weights.
     """
+    if (original := vars(module).get("original")) is not None:
+        if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 4:
+            own = ALL_ATTENTION_FUNCTIONS[attention_name(original.config)]
+            return own(original, query, key, value, attention_mask, **kwargs)
+        if more := [name for name in NOT_IN_SDPA if kwargs.get(name) is not None]:
+            raise ValueError(f"sdpa has no {more[0]}, which this attention is given")
     if not _folds(query, attention_mask, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    groups = module.num_key_value_groups
+    groups = getattr(module, "num_key_value_groups", 1)
     batch, heads, width, dim = query.shape
     output = scaled_dot_product_attention(
         query.reshape(batch, heads // groups, groups * width, dim),
@@ -111,13 +126,28 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _folded(module: nn.Module) -> nn.Module | None:
-    """A twin of attention that is to fold, else `None`."""
-    if not _is_grouped_sdpa(module):
+    """A twin of attention that is to fold, or to take masks, else `None`."""
+    if not _is_grouped_sdpa(module) and not _takes_no_mask(module):
         return None
     twin = shallow(module)
+    if attention_name(module.config) != "sdpa":
+        vars(twin)["original"] = module  # past nn.Module: no part of the twin
     twin.config = copy.copy(module.config)
     set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
+
+
+def takes_masks(model: PreTrainedModel) -> bool:
+    """The attention that it was loaded with takes explicit masks."""
+    return attention_name(model.config.get_text_config(decoder=True)) in TAKES_MASKS
+
+
+def mask_unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why `model` cannot be given explicit masks, whatever attention it was loaded with; `None` if it can."""
+    if takes_masks(model) or (not is_sharded(model) and any(map(_takes_no_mask, model.modules()))):
+        return None
+    name = attention_name(model.config.get_text_config(decoder=True))
+    return f"uses attn_implementation={name!r}, which takes no explicit mask"
 
 
 def folds_by(model: nn.Module) -> list[int]:
@@ -136,8 +166,21 @@ def _is_grouped_sdpa(module: nn.Module) -> bool:
     own = vars(module)
     if own.get("num_key_value_groups", 1) == 1 or attention_name(own.get("config")) != "sdpa":
         return False
-    # Where `forward` does other things by the name "sdpa" as well, building the mask of a sparse attention say, it keeps it.
+    return _dispatches(module, "sdpa")
+
+
+def _takes_no_mask(module: nn.Module) -> bool:
+    name = attention_name(vars(module).get("config"))
+    if not name or name in TAKES_MASKS or name not in ALL_ATTENTION_FUNCTIONS:
+        return False
+    names = inspect.unwrap(type(module).forward).__code__.co_names
+    return "ALL_ATTENTION_FUNCTIONS" in names and _dispatches(module, "flash", "flex", "sdpa")
+
+
+def _dispatches(module: nn.Module, *kinds: str) -> bool:
+    """Attention is looked up by its name, and `forward` does nothing else by a name with one of `kinds` in it."""
     forward = inspect.unwrap(type(module).forward)
     constants = [names for names in forward.__code__.co_consts if isinstance(names, (str, tuple, frozenset))]
-    chooses_by_name = any("sdpa" in names for names in constants)
+    # Where it does, building the mask of a sparse attention say, it keeps its name.
+    chooses_by_name = any(kind in str(names) for names in constants for kind in kinds)
     return forward.__globals__.get("ALL_ATTENTION_FUNCTIONS") is ALL_ATTENTION_FUNCTIONS and not chooses_by_name

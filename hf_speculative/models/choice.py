@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from ..hf_compat import attention_name, is_stateful
+from ..hf_compat import is_stateful
+from .attention import mask_unsupported_reason
 from .cached_model import num_cached_of_image
 from .inputs import Inputs
 from .masks import ATTENTION_TYPES, RECURRENT_TYPES
@@ -16,7 +17,6 @@ from .stepped import unsteppable_reason
 LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
 #: layers that are none, as seen from a cache
 NO_MIXER = {"moe", "mlp"}
-ATTENTION = ("sdpa", "eager")
 #: outputs of each pass that only the universal path keeps
 OUTPUTS = {"output_hidden_states": "the hidden states", "output_attentions": "the attentions"}
 
@@ -104,7 +104,4 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
     attends = bool(kinds - {"linear_attention", "conv"} - NO_MIXER)
     if attends and "position_ids" not in inspect.signature(model.forward).parameters:
         return "takes positions from its cache's length rather than from `position_ids`"
-    attention = attention_name(config)
-    if attends and attention not in ATTENTION:
-        return f"uses attn_implementation={attention!r}, which takes no explicit mask"
-    return None
+    return mask_unsupported_reason(model) if attends else None

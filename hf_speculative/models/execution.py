@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from ..hf_compat import placement_hook
 from ..interfaces import CachedModel
 from . import artifacts, packing, pool
+from .attention import takes_masks
 from .cached_model import device_of
 from .capture import CudaGraphs
 from .choice import Path, choose
@@ -116,6 +117,8 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
     if is_recurrent(model):
         return "has recurrent layers, whose states compiled passes do not keep"
+    if not takes_masks(model):
+        return "reads prompts by an attention that takes no explicit mask"
     for name, module in model.named_modules():
         if placement_hook(module) is not None:
             return f"is spread over devices or offloaded, by a hook on {name or 'the model'}"

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
 from ..types import Batch, Draft, Verdict, along_path
+from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
@@ -40,7 +41,8 @@ def fits_ragged(model: PreTrainedModel, is_draft: bool = False) -> bool:
     Args:
         is_draft: the logits only have to be nearly right, so that a type is enough, quantised in whatever way.
     """
-    return is_tested_ragged(model, by_type=is_draft) or ragged_deviation(model) <= tolerance(model)
+    is_tested = takes_masks(model) and is_tested_ragged(model, by_type=is_draft)
+    return is_tested or ragged_deviation(model) <= tolerance(model)
 
 
 def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
@@ -48,7 +50,7 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
     steps, once a model object and layer."""
     if is_recurrent(model):  # both halves would keep their states in one cache
         return False
-    if is_tested_ragged(model):
+    if takes_masks(model) and is_tested_ragged(model):
         return True
     known = _early_exit.setdefault(model, {})
     if exit_layer not in known:

@@ -17,7 +17,7 @@ from ..hf_compat import CACHE_ARGUMENTS
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
-from .attention import with_folded_attention
+from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedLayer
@@ -36,6 +36,7 @@ class RaggedModel(CachedModel):
         self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
+        self.reads_prompts = not takes_masks(model)
         self.takes_trees = not self.layers.are_recurrent
         self.num_forwards = 0
         self.cache = self.layers.new_cache()
@@ -68,6 +69,7 @@ class RaggedModel(CachedModel):
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
         nodes = None if batch.tree is None else Nodes(*self._nodes(batch, ahead))
         has_filler, is_filler = min(widths) < width, None
+        self.cache.is_prompt = self.reads_prompts and has_filler and nodes is None and not any(self.host_seen)
         # Without filler each row goes on where its cache ends, which is there as a tensor already.
         first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
@@ -84,7 +86,10 @@ class RaggedModel(CachedModel):
                 is_filler = queries < self.seen.to(self.device)[:, None]
                 self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
                 queries = queries.masked_fill(is_filler, 0)
-            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
+            if self.cache.is_prompt and is_filler is not None:
+                attention_mask = (~is_filler).long()
+            else:
+                attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
             positions = queries if nodes is None else nodes.positions(queries)
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
             position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions

@@ -51,6 +51,8 @@ class RaggedLayer(CacheLayerMixin):
             index = cache.index(key_states.device)
             keys.transpose(1, 2).index_put_(index, key_states.transpose(1, 2))
             values.transpose(1, 2).index_put_(index, value_states.transpose(1, 2))
+        if cache.is_prompt:
+            return key_states, value_states
         visible = slice(cache.first(self.sliding_window), cache.end)
         return keys[:, :, visible], values[:, :, visible]
 
@@ -138,6 +140,7 @@ class RaggedCache(Cache):
         end: slots `[0, end)` are what attention sees, `[first(window), end)` what it sees through a window.
         lowest: the first slot that any row writes to.
         slots: `(batch, q)` slot of each column fed, or `None` where all rows write `[start, end)`.
+        is_prompt: the cache is empty before this pass, which sees its own columns, left-padded as they are fed.
         capacity: slots allocated; the last one is the spare.
         num_rows: rows running, the first ones of those allocated; 0 between calls.
         used: slots that this call has written to, from 0 on.
@@ -157,7 +160,7 @@ class RaggedCache(Cache):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
-        self.slots = None
+        self.slots, self.is_prompt = None, False
         kinds = itertools.zip_longest(windows, num_states, attends)
         layers = [
             RaggedLayer(self, window)

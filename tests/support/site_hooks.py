@@ -5,14 +5,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hf_speculative.measuring.render import suites
+
 ROOT = Path(__file__).parents[2]
 #: pages of the site that are files of the root
 OF_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 
 
+#: a run of suites a file, as `bench --suite NAME --json` writes it
+CONTRIBUTED = ROOT / "docs" / "contributed"
+
+
 def on_page_markdown(markdown: str, page, **_) -> str:
+    if page.file.src_uri == "contributed.md":
+        return markdown + "".join(f"\n## {path.stem}\n\n{suites.text([suites.load(path)])}" for path in contributed())
     name = OF_ROOT.get(page.file.src_uri)
     return markdown if name is None else (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def contributed() -> list[Path]:
+    return sorted(CONTRIBUTED.glob("*.json"))
 
 
 def on_page_content(html: str, page, files, **_) -> str:

@@ -1,5 +1,6 @@
 """The command `hf-speculative bench`."""
 
+import functools
 import json
 import tempfile
 from contextlib import ExitStack
@@ -25,12 +26,24 @@ from ...command.interrupts import STOPPED, ends_at_once
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
-from ..bench import DEFAULT_METHODS, METHODS, sweep
+from ..bench import DEFAULT_METHODS, METHODS, cells, sweep
 from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
 
 # Nothing that imports torch: `--help` answers at once.
 if TYPE_CHECKING:
     from ..bench import Pair
+    from ..render.suites import Run
+    from ..results import Evaluation
+
+
+#: the heading of options about suites
+SUITES = "Suites"
+SUITE = (
+    "Questions instead of built-in prompts: a suite, as NAME, NAME/CONFIG or NAME=FILE, or a FILE with a column turns or "
+    "prompt. Repeat the option for several. Temperatures and batch sizes are combined."
+)
+COMPARE = "A file of --json to show beside this run. Repeat the option for several. Without --suite, only show."
+OPTIMIZE = "Decode on compiled passes and packed weights, plainly too, in every cell. Default: eager."
 
 
 @dataclass(frozen=True)
@@ -40,14 +53,20 @@ class Options:
     model: str | None = target_option("Target", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     draft_tokens: str = option("num_draft_tokens", default=f"4,{ADAPTIVE}", also=LENGTHS)
-    batch: str = setting("1", "Prompts decoded together.")
-    context: str = setting("64", "Length of each prompt, in tokens.")
+    suite: list[str] | None = setting(None, SUITE, panel=SUITES)
+    num_prompts: int = setting(80, "At most so many conversations of each suite, a sample.", least=1, panel=SUITES)
+    minutes: float | None = setting(None, "Stop after so many: figures of a sample.", above=0.0, panel=SUITES)
+    compare: list[Path] | None = setting(None, COMPARE, panel=SUITES)
+    by: str | None = setting(None, "Who measured, for a table to contribute.", panel=SUITES)
+    optimize: bool = setting(False, OPTIMIZE, panel=SUITES)
+    batch: str = setting("1", "Prompts decoded together: the concurrency.")
+    context: str = setting("64", "Length of each built-in prompt, in tokens.")
     temperature: str = setting("0", "0 is greedy.")
     grid: bool = setting(
         False, "Measure all combinations of the lists. Default: one list at a time, the others at their first value."
     )
-    new_tokens: int = setting(64, "Tokens generated for each prompt.", least=2)
-    repeats: int = setting(3, "Interleaved repeats, for medians with quartiles.", least=2)
+    new_tokens: int | None = setting(None, "Tokens for each prompt. Default: 64; of a suite, 512 at most.", least=2)
+    repeats: int | None = setting(None, "Interleaved repeats, for quartiles. Default: 3; of a suite, 1.", least=1)
     methods: str = setting(
         ",".join(DEFAULT_METHODS), f"Of: {', '.join(METHODS)}. Those that the pair has no draft for are left out."
     )
@@ -65,6 +84,18 @@ class Options:
     def __post_init__(self):
         check_models(model=self.model, draft_model=self.draft_model)
         check_outputs(json=self.json_file, report=self.report)
+        only = {
+            "minutes": self.minutes,
+            "by": self.by,
+            "optimize": self.optimize,
+            "num-prompts": self.num_prompts != 80,
+        }
+        if self.suite:
+            only = {"context": self.context != "64", "grid": self.grid}
+        for name in (name for name, is_given in only.items() if is_given):
+            raise ValueError(f"--{name} has no effect {'beside' if self.suite else 'without'} --suite: leave it out.")
+        if self.repeats == 1 and not self.suite:
+            raise ValueError("--repeats 1 has no spread: give 2 or more.")
 
 
 @with_settings(Options)
@@ -79,37 +110,64 @@ def bench(settings: Options) -> None:
 
     An HTML page and a JSON file:  hf-speculative bench --batch 1,2,4,8 --report bench.html --json bench.json
 
+    The papers' tables:  hf-speculative bench --suite humaneval --suite mt-bench --batch 1,8 --temperature 0,1 --json mine.json
+
     Lists are written with commas. The first value of --batch, --context and --temperature is the base. Each further one is
     measured with the others at their base; --grid measures all combinations. All methods decode the same prompts in turn, after
     a warm-up that does not count. Ctrl-C keeps what was measured.
     """
     with ends_at_once():  # not above, since it imports torch
+        from ...generation import attach
         from .. import bench as benchmarks
         from ..render import page, screen
+        from ..render import suites as tables
         from ..results import Evaluation
+        from ..suites import questions
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet_transformers()
-    places = sweep(
-        numbers("--batch", settings.batch, int),
-        numbers("--context", settings.context, int),
-        numbers("--temperature", settings.temperature, float),
-        settings.grid,
-    )
+    runs = [tables.load(path) for path in settings.compare or ()]
+    if runs and not settings.suite:
+        _show_runs(settings, out, runs)
+        return
+    batches = numbers("--batch", settings.batch, int)
+    temperatures = numbers("--temperature", settings.temperature, float)
+    contexts = numbers("--context", settings.context, int)
+    with ends_at_once(), err.status("reading the suites"):
+        samples = [questions(name, settings.num_prompts) for name in settings.suite or ()]
+    suites = {rows.info.dataset_name: rows for rows in samples}
+    if len(suites) < len(samples):
+        raise ValueError(f"--suite: two have one name, of {', '.join(suites)}: rename a file, or give each once.")
+    places = cells(suites, batches, temperatures) or sweep(batches, contexts, temperatures, settings.grid)
     lengths = [
         n if n is None else checked("num_draft_tokens", n)
         for n in draft_lengths("--draft-tokens", settings.draft_tokens)
     ]
-    methods, new_tokens, repeats = settings.methods.split(","), settings.new_tokens, settings.repeats
+    methods = settings.methods.split(",")
+    new_tokens, repeats = settings.new_tokens or (512 if suites else 64), settings.repeats or (1 if suites else 3)
     with ends_at_once(), err.status("loading the models"):
         pair = _pair(settings)
+        if settings.optimize:
+            attach(pair.target, optimize=True)
     found: dict[str, Evaluation] = {}
     is_stopped = False
     with ExitStack() as stack:
         folder = settings.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files.make_folder("--results", folder)
+        own = {"raw": settings.raw, "suites": suites, "minutes": settings.minutes}
+        say = functools.partial(err.print, markup=False)
         try:
-            found |= benchmarks.bench(pair, places, methods, lengths, new_tokens, repeats, folder, raw=settings.raw)
+            found |= benchmarks.bench(
+                pair,
+                places,
+                methods,
+                lengths,
+                new_tokens,
+                repeats,
+                folder,
+                say=say,
+                **own,  # type: ignore[arg-type]
+            )
         except KeyboardInterrupt:
             is_stopped = True
         for place in places if is_stopped else ():
@@ -117,15 +175,32 @@ def bench(settings: Options) -> None:
             if path.exists():
                 found[str(place)] = Evaluation.load(path)
     if not found:
-        raise typer.Exit(STOPPED)
-    screen.print_evaluation(out, found, settings.glossary)
-    if settings.report is not None:
-        page.write_report(found, settings.report)
+        raise typer.Exit(STOPPED if is_stopped else 1)
+    if suites:
+        notes = [rows.info.description for rows in samples if rows.info.description]
+        runs = [tables.as_run(found, notes, settings.by), *runs]
+        _show_runs(settings, out, runs, found)
+    else:
+        screen.print_evaluation(out, found, settings.glossary)
+        if settings.report is not None:
+            page.write_report(found, settings.report)
     if settings.json_file is not None:
-        files.write(settings.json_file, json.dumps(page.to_dict(found), indent=1) + "\n")
+        files.write(settings.json_file, json.dumps(runs[0] if suites else page.to_dict(found), indent=1) + "\n")
     if is_stopped:
         err.print("stopped: this is what was measured so far.")
         raise typer.Exit(STOPPED)
+
+
+def _show_runs(
+    settings: Options, out: Console, runs: "list[Run]", found: "dict[str, Evaluation] | None" = None
+) -> None:
+    from ..render import page, screen, suites
+
+    screen.print_suites(out, runs, (found or {}).values())
+    if settings.report is not None and (settings.report.suffix.lower() == ".md" or not found):
+        files.write(settings.report, suites.text(runs))
+    elif settings.report is not None and found:
+        page.write_report(found, settings.report)
 
 
 def _pair(settings: Options) -> "Pair":

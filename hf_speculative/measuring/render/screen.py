@@ -12,7 +12,7 @@ from ...reports.formats import plural
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ..results import Evaluation
-from . import wording
+from . import suites, wording
 from .tables import Found, Table, by_place, sections
 
 #: of bad rows and of differences, each on a line
@@ -56,6 +56,22 @@ def print_evaluation(console: Console, found: Found, glossary: bool = False) -> 
     for evaluation in evaluations.values():
         _print_differences(console, evaluation)
         _print_bad_rows(console, evaluation)
+
+
+def print_suites(console: Console, runs: Sequence[suites.Run], evaluations: Iterable[Evaluation] = ()) -> None:
+    """The first run's tables, its notes, and what went wrong; then all runs side by side."""
+    console.print(as_text(suites.about(runs[0]), "dim"))
+    for title, table in suites.tables(runs[0]).items():
+        print_table(console, table, title)
+    for note in runs[0]["notes"]:
+        console.print(as_text(note))
+    for evaluation in evaluations:
+        _print_differences(console, evaluation)
+        _print_bad_rows(console, evaluation)
+    if len(runs) > 1:
+        print_table(console, suites.side_by_side(runs), "Side by side")
+        for index, run in enumerate(runs, start=1):
+            console.print(as_text(f"#{index}: {suites.about(run)}", "dim"))
 
 
 def print_tables(console: Console, found: Found) -> list[str]:

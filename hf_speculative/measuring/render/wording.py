@@ -12,6 +12,7 @@ from ..speedup import FEWEST
 
 MEANINGS = {
     "tokens/s": "new tokens of a generate call over its wall time, prompt and set-up included: the median over the calls.",
+    "tokens/s a user": "new tokens of one prompt over the time until its last one: the median over the prompts.",
     "speedup": "tokens/s over plain decoding's on the same prompts: a ratio for each call, and their median.",
     "95 % interval": "of that median: how much it depends on which prompts these are, and on the clock. It takes "
     f"{FEWEST} calls or more.",

@@ -1,0 +1,137 @@
+"""The suites that papers and engines report: where their questions are, and how a row becomes what a user says."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, meta
+
+from ..command.arguments import DATA_FILES
+from .journal import BadRow
+from .rows import read_rows, reader
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+#: what stands in rows of SPEED-Bench whose text its licence leaves at another source
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+TURNS, CATEGORY = "turns", "category"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A set of questions.
+
+    Attributes:
+        source: its name on the Hub, or the address of a file of JSON lines.
+        turns: the column with what the user says, a text or a list of them, or a Jinja template over the columns.
+        configs: its configurations, the default first.
+        category: the column of categories, where there is one.
+    """
+
+    source: str
+    turns: str = TURNS
+    split: str = "test"
+    category: str = CATEGORY
+    configs: tuple[str | None, ...] = (None,)
+
+
+SPEED = ("qualitative", "throughput_1k", "throughput_2k", "throughput_8k", "throughput_16k", "throughput_32k")
+SPEC = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+MBPP = "You are an expert Python programmer, and here is your task: {{ text }} Your code should pass these tests:\n\n"
+ALPACA = "{{ instruction }}{{ '\n\n' ~ input if input }}"
+#: Abramovich et al. 2026; Xia et al. 2024; Zheng et al. 2023; Chen et al. 2021; Cobbe et al. 2021; Lightman et al. 2023;
+#: Austin et al. 2021, section 4.1; Taori et al. 2023; See et al. 2017
+SUITES = {
+    "speed-bench": Suite("nvidia/SPEED-Bench", configs=SPEED),
+    "spec-bench": Suite(SPEC, split="train"),
+    "mt-bench": Suite("HuggingFaceH4/mt_bench_prompts", "prompt", "train"),
+    "humaneval": Suite("openai/openai_humaneval", "prompt"),
+    "gsm8k": Suite("openai/gsm8k", "question", configs=("main",)),
+    "math-500": Suite("HuggingFaceH4/MATH-500", "problem", category="subject"),
+    "mbpp": Suite("google-research-datasets/mbpp", MBPP + "{{ test_list | join('\n') }}", configs=("full",)),
+    "alpaca": Suite("tatsu-lab/alpaca", ALPACA, "train"),
+    "cnn-dm": Suite("abisee/cnn_dailymail", "Summarize:\n\n{{ article }}", configs=("3.0.0",)),
+}
+
+
+def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
+    """The conversations of a suite, in an order of which every beginning is a sample of all categories.
+
+    Args:
+        asked: `NAME`, `NAME/CONFIG`, either with `=FILE` in place of the Hub; or a `FILE` with a column `turns` or `prompt`.
+        num_prompts: at most so many.
+
+    Returns:
+        Rows with `turns`, what the user says at each turn, and `category`, `""` without one. Its `info` has the name of the
+        suite, and as a description what was left out.
+
+    Raises:
+        ValueError: there is no such suite, it cannot be read, or it has no such column.
+    """
+    from datasets import Dataset
+
+    named, _, file = asked.partition("=")
+    name, _, config = named.partition("/")
+    suite = SUITES.get(name)
+    if suite is None:
+        if Path(asked).suffix.lower() not in DATA_FILES:
+            raise ValueError(f"--suite {asked} is not known: choose from {', '.join(SUITES)}, or name a file (.jsonl).")
+        suite, named, config, file = Suite("", "prompt"), Path(asked).name.partition(".")[0], "", asked
+    if config and config not in suite.configs:
+        known = ", ".join(filter(None, suite.configs)) or "none"
+        raise ValueError(f"--suite {asked}: {config!r} is none of its configurations: {known}.")
+    rows = _rows(f"--suite {asked}", suite, config or suite.configs[0], file)
+    columns = {*map(str, rows[0])}
+    turns = TURNS if TURNS in columns else suite.turns
+    missing = (meta.find_undeclared_variables(Environment().parse(turns)) or {turns}) - columns
+    if missing:
+        has = ", ".join(sorted(columns))
+        raise ValueError(f"--suite {asked}: the column {', '.join(sorted(missing))} is missing; it has {has}.")
+    read = reader(turns, rows)
+    found: list[dict[str, Any]] = []
+    for index, row in enumerate(rows):
+        said = row[turns] if turns in columns else read(row)
+        said = [said] if isinstance(said, str) else said
+        if not isinstance(said, list) or not said or not all(isinstance(one, str) and one for one in said):
+            raise ValueError(f"--suite {asked}: row {index} has {str(said)[:60]!r} in place of what a user says.")
+        found.append({TURNS: list(said), CATEGORY: str(row.get(suite.category) or "")})
+    usable = [one for one in found if not any(MASKED in text for text in one[TURNS])]
+    masked = (
+        f"{len(found) - len(usable)} of {len(found)} rows are masked; the suite's own prepare_data.py fills them in"
+    )
+    if not usable:
+        raise ValueError(f"--suite {asked}: {masked}.")
+    sample = Dataset.from_list(_mixed(usable)[:num_prompts])
+    sample.info.dataset_name = named
+    sample.info.description = "" if len(usable) == len(found) else f"{named}: {masked}."
+    return sample
+
+
+def _rows(asked: str, suite: Suite, config: str | None, file: str) -> list[Any]:
+    from datasets import load_dataset
+
+    by_address = {"path": "json", "data_files": suite.source}
+    source = by_address if suite.source.startswith("https:") else {"path": suite.source, "name": config}
+    try:
+        rows = read_rows(Path(file)) if file else list(load_dataset(**source, split=suite.split))
+    except Exception as error:  # of the network, of the Hub, of a format
+        told = " ".join(str(error).split())
+        other = "" if file else f" Or give a file with its rows, {asked.partition('=')[0]}=FILE."
+        raise ValueError(f"{asked}: {file or suite.source} cannot be read: {told}{other}") from error
+    for row in rows:
+        if isinstance(row, BadRow):
+            raise ValueError(f"{asked}: row {row.index}: {row.message}.")
+    return rows
+
+
+def _mixed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In a random order that is the same each time, a row of each category in turn."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for row in random.Random(0).sample(rows, len(rows)):
+        ranked.append((seen[row[CATEGORY]], row))
+        seen[row[CATEGORY]] += 1
+    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]

@@ -1,0 +1,125 @@
+"""Stand-ins for attention that takes no explicit mask: signatures, masks and limits of the real kernels, computed in torch."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    add_offsets_to_mask_function,
+    and_masks,
+    causal_mask_function,
+    flash_attention_mask,
+    padding_mask_function,
+    prepare_padding_mask,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_speculative.hf_compat import attention_name, set_own_attention_name
+
+FLASH, FLEX, HUB = "flash_attention_2", "flex_attention", "kernels-community/flash-attn3"
+
+
+class Kernels:
+    """The stand-ins, and what they were asked for: `(name, queries, slots, has a mask)` of each call."""
+
+    def __init__(self):
+        self.calls: list[tuple[str, int, int, bool]] = []
+
+    def flash(
+        self,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=0.0,
+        scaling=None,
+        sliding_window=None,
+        softcap=None,
+        is_causal=None,
+        s_aux=None,
+        cache=None,
+        **kwargs,
+    ):
+        """As `flash_attention_forward`: causal from the last slot on, `(batch, slots)` says what is padding on the left."""
+        self._note(module, query, key, attention_mask)
+        width, slots = query.shape[2], key.shape[2]
+        queries, keys = torch.arange(slots - width, slots)[:, None], torch.arange(slots)
+        visible = keys <= queries
+        if sliding_window is not None and slots > sliding_window:
+            visible = visible & (keys > queries - sliding_window)
+        visible = visible.expand(len(query), 1, -1, -1)
+        if attention_mask is not None:
+            if attention_mask.ndim != 2 or attention_mask.shape != (len(key), slots):
+                raise RuntimeError(f"a mask of shape {tuple(attention_mask.shape)}: this kernel reads (batch, slots)")
+            assert attention_mask.sort(dim=1, stable=True)[0].equal(attention_mask), (
+                "rows are compacted: padding is left"
+            )
+            visible = visible & attention_mask.bool()[:, None, None]
+        return attend(query, key, value, visible, scaling, softcap, s_aux)
+
+    def flex(self, module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
+        """As `flex_attention_forward`, which reads a block mask."""
+        self._note(module, query, key, attention_mask)
+        assert isinstance(attention_mask, BlockMask) and attention_mask.seq_lengths == (query.shape[2], key.shape[2])
+        shape = (len(query), 1, query.shape[2], key.shape[2])
+        visible = create_mask(attention_mask.mask_mod, *shape, device=query.device)
+        return attend(query, key, value, visible, scaling, softcap, s_aux)
+
+    def _note(self, module, query, key, mask):
+        name = attention_name(module.config)
+        assert name in (FLASH, FLEX, HUB), f"the kernel is looked up by {name!r}"
+        self.calls.append((name, query.shape[2], key.shape[2], mask is not None))
+
+
+def attend(query, key, value, visible, scaling, softcap, s_aux):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1)], 3)
+    weights = scores.softmax(-1).nan_to_num()[..., : key.shape[2]]
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def flex_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function, **given):
+    """transformers' `flex_attention_mask`, whose block mask is not compiled."""
+    if (mask := given.get("attention_mask")) is not None and not mask.all():
+        padding = padding_mask_function(prepare_padding_mask(mask, kv_length, kv_offset))
+        mask_function = and_masks(mask_function, padding)
+    return create_block_mask(
+        add_offsets_to_mask_function(mask_function, q_offset, kv_offset), batch_size, None, q_length, kv_length, "cpu"
+    )
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> Kernels:
+    """All of them registered, under the names that models are loaded with."""
+    found, functions, masks = (
+        Kernels(),
+        ALL_ATTENTION_FUNCTIONS._global_mapping,
+        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping,
+    )
+    theirs = inspect.signature(functions[FLASH]).parameters
+    assert [*theirs] == [*inspect.signature(found.flash).parameters], "the signature is the real one's"
+    for name, function, mask in ((FLASH, found.flash, None), (HUB, found.flash, flash_attention_mask)):
+        monkeypatch.setitem(functions, name, function)
+        if mask is not None:
+            monkeypatch.setitem(masks, name, mask)
+    monkeypatch.setitem(functions, FLEX, found.flex)
+    monkeypatch.setitem(masks, FLEX, flex_mask)
+    return found
+
+
+def loaded(model, name: str):
+    """The model as `from_pretrained(attn_implementation=name)` gives it where the kernel is installed."""
+    for module in model.modules():
+        if attention_name(vars(module).get("config")):
+            set_own_attention_name(module.config, name)
+    return model
