@@ -89,11 +89,16 @@ BATCHED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_both_switches_train_as_without_a_draft(tmp_path, kind):
-    """Sampled rollouts by `generate`, by `generate_batch`, and those of one token to choose from by transformers' own pages."""
-    expected = _trained(kind, tmp_path, attached=False)
-    certain = _trained(kind, tmp_path, attached=False, top_k=1, **BATCHED)
-    for plain, settings in ((expected, {}), (expected, BATCHED), (certain, {"top_k": 1} | BATCHED)):
-        log, weights, num_accepted = _trained(kind, tmp_path, attached=True, **settings)
-        assert log == plain[0] and len(log) == 2 and any(loss for _, loss in log)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, plain[1], strict=True))
-        assert num_accepted > 10 and not plain[2]
+    """Bit for bit, where rollouts are sampled by `generate` or `generate_batch`; where they are certain, also beside transformers'
+    own pages, which draw other samples."""
+    log, weights, num_accepted = _trained(kind, tmp_path, attached=False)
+    assert len(log) == 2 and not num_accepted
+    for settings in ({}, BATCHED):
+        found = _trained(kind, tmp_path, attached=True, **settings)
+        assert found[0] == log and found[2] > 10
+        assert all(torch.equal(ours, plain) for ours, plain in zip(found[1], weights, strict=True))
+    certain, (ours, _, num_accepted) = (
+        _trained(kind, tmp_path, attached, top_k=1, **BATCHED) for attached in (False, True)
+    )
+    assert num_accepted > 10 and [reward for reward, _ in ours] == [reward for reward, _ in certain[0]]
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in certain[0]], abs=1e-5)
