@@ -33,9 +33,9 @@ class Counts:
     def fade(self, weight: float) -> None:
         self.reached, self.kept = [n * weight for n in self.reached], [n * weight for n in self.kept]
 
-    def rate(self, prior: float = 0.0, weight: float = 0.0) -> float:
-        """The share kept over all positions, drawn towards `prior`."""
-        return (sum(self.kept) + weight * prior) / (sum(self.reached) + weight)
+    def rate(self) -> float:
+        """The share kept over all positions."""
+        return sum(self.kept) / sum(self.reached)
 
 
 class Evidence:
@@ -64,11 +64,17 @@ class Evidence:
         return faded
 
     def rates(self, row: int) -> list[float]:
-        """The share kept at each position of those that reach it, drawn towards the row's and all rows' over all positions."""
-        counts = self._of(row)
-        rate = counts.rate(self.all_rows.rate(), ROW_WEIGHT)
+        """The share kept at each position of those that reach it, drawn towards the row's other positions and all rows.
+
+        A position's own tokens count once: else a few that one of many rows lost by chance would end the drafts of all.
+        """
+        counts, everywhere = self._of(row), self.all_rows.rate() * ROW_WEIGHT
+        all_reached, all_kept = sum(counts.reached) + ROW_WEIGHT, sum(counts.kept) + everywhere
         positions = zip(counts.reached, counts.kept, strict=True)
-        return [(kept + POSITION_WEIGHT * rate) / (reached + POSITION_WEIGHT) for reached, kept in positions]
+        return [
+            (kept + POSITION_WEIGHT * (all_kept - kept) / (all_reached - reached)) / (reached + POSITION_WEIGHT)
+            for reached, kept in positions
+        ]
 
     def _of(self, row: int) -> Counts:
         return self.rows.setdefault(row, Counts(len(self.all_rows.kept)))

@@ -25,6 +25,7 @@ from hf_speculative.schedules import (
     Timed,
     timed,
 )
+from hf_speculative.schedules.evidence import Evidence
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -181,6 +182,16 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert plan([5, 5], max_length=7, refills=True) == [1, 1]
     assert plan([5, 6], max_length=7, refills=True) == [1, 0]
     assert plan([6, 6], max_length=7) == [0, 0]
+
+
+def test_chance_in_one_of_many_rows_does_not_end_the_drafts_of_all():
+    """One of five draft tokens kept where two of three are: with eight rows, that is nothing to go by."""
+    evidence = Evidence(4)
+    for i in range(5):
+        evidence.add({row: [float((i + row) % 3 > 0)] for row in range(7)} | {7: [float(i == 0)]})
+    unlucky, others = evidence.rates(7)[0], [evidence.rates(row)[0] for row in range(7)]
+    assert 0.45 < unlucky < min(others) and max(others) < 0.8
+    assert evidence.rates(7)[1] < evidence.rates(0)[1], "where nothing was seen, the row's other positions tell"
 
 
 def test_what_means_nothing_is_refused():
