@@ -258,7 +258,7 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
 
 def deciding():
     """Sure to decide differently in different branches."""
-    schedule = Adaptive(2, costs=Costs(0.3, 0.27, 0.1))
+    schedule = Adaptive(2, costs=Costs(0.26, 0.24, 0.1))
     schedule.begin(batch_at([0]), None)
     schedule.has_drafted, schedule.credit = True, -100.0
     return schedule
